@@ -1,0 +1,53 @@
+"""Sparse gradient communication for clusters that are fast inside a node and slow between nodes.
+
+>>> import numpy as np
+>>> def step(comm):
+...     topology = Topology(comm, ranks_per_node=2)
+...     reducer = make_reducer("hitopk", topology, size=8, density=0.25)
+...     gradient = np.zeros(8, np.float32)
+...     gradient[comm.rank] = 4.0
+...     return reducer.reduce(gradient)
+>>> transport.simulated.run(step, world_size=4)[0]
+array([1., 0., 1., 0., 0., 0., 0., 0.], dtype=float32)
+"""
+
+from commlib import cost, transport
+from commlib.errors import (
+    CommlibError,
+    InvalidArgument,
+    NonFiniteInput,
+    PeerFailed,
+    RanksDisagree,
+    UnknownName,
+)
+from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
+from commlib.selection import SELECTORS, Selector, select
+from commlib.topology import LinkBytes, Topology, Traffic
+from commlib.vectors import SparseVector
+from commlib.version import __version__
+from commlib.wire import CODECS, Codec
+
+__all__ = [
+    "CODECS",
+    "REDUCERS",
+    "SELECTORS",
+    "Codec",
+    "CommlibError",
+    "InvalidArgument",
+    "LinkBytes",
+    "NonFiniteInput",
+    "PeerFailed",
+    "RanksDisagree",
+    "Reducer",
+    "Report",
+    "Selector",
+    "SparseVector",
+    "Topology",
+    "Traffic",
+    "UnknownName",
+    "__version__",
+    "cost",
+    "make_reducer",
+    "select",
+    "transport",
+]

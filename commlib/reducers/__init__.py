@@ -1,0 +1,49 @@
+"""Reducers: all-reduce algorithms for gradients. One file each, one line in the table."""
+
+import inspect
+from typing import Any
+
+from commlib.errors import InvalidArgument, look_up, suggestion
+from commlib.reducers.base import Reducer, Report, SparseReducer, StageSeconds
+from commlib.reducers.dense import Dense
+from commlib.reducers.hitopk import HiTopK
+from commlib.topology import Topology
+
+REDUCERS: dict[str, type[Reducer]] = {
+    "dense": Dense,
+    "hitopk": HiTopK,
+}
+
+__all__ = ["REDUCERS", "Reducer", "Report", "SparseReducer", "StageSeconds", "make_reducer"]
+
+
+def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Reducer:
+    """Return a new reducer of the table ``REDUCERS`` for gradients of ``size`` entries.
+
+    Sparse ones take ``density`` in (0, 1], ``selector`` (see ``SELECTORS``), ``wire`` (see ``CODECS``), and
+    what their own class names beside. An option that has no effect is refused with ``InvalidArgument``.
+    All ranks of the topology call it together.
+    """
+    reducer = look_up(REDUCERS, "reducer", name)
+    allowed = reducer_options(name)
+    for option in options:
+        if option not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise InvalidArgument(
+                f"{option}: {name} has no such option (its options: {known}){suggestion(option, allowed)}"
+            )
+    return reducer(topology, size, **options)
+
+
+def reducer_options(name: str) -> list[str]:
+    """Return the names of the options that a reducer takes.
+
+    >>> reducer_options("dense"), reducer_options("hitopk")
+    ([], ['density', 'selector', 'wire'])
+    """
+    options: list[str] = []
+    for ancestor in look_up(REDUCERS, "reducer", name).__mro__:
+        if constructor := vars(ancestor).get("__init__"):
+            parameters = inspect.signature(constructor).parameters.values()
+            options += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    return options

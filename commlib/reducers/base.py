@@ -1,0 +1,212 @@
+"""What a reducer is: an all-reduce algorithm for gradients together with its state.
+
+:class:`Reducer` holds what all share: checks, the report, the residual that a predecessor hands over, the
+agreement on whether the step counts. :class:`SparseReducer` adds density, selector and codec.
+"""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.density import check_density
+from commlib.errors import InvalidArgument, NonFiniteInput, RanksDisagree
+from commlib.selection import make_selector
+from commlib.topology import Topology, Traffic
+from commlib.transport.base import Communicator
+from commlib.vectors import Float32, SparseVector, index_dtype
+from commlib.wire import make_codec
+
+
+@dataclass
+class StageSeconds:
+    """Wall time of one call by stage: picking entries, inside the node, between nodes, adding up."""
+
+    select: float = 0.0
+    intra: float = 0.0
+    inter: float = 0.0
+    combine: float = 0.0
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Add the time of the body to ``stage``."""
+        start = time.perf_counter()
+        yield
+        setattr(self, stage, getattr(self, stage) + time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one call of ``reduce`` did on this rank.
+
+    ``finite``: false when a NaN or an infinity on any rank voided the step. ``selected``: entries this rank
+    picked; ``applied``: entries of the result, as held on the wire (all ``d`` where it travelled dense).
+    """
+
+    finite: bool
+    selected: int
+    applied: int
+    traffic: Traffic
+    seconds: StageSeconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an algorithm returns: the mean, or ``None`` for a step that does not count."""
+
+    mean: Float32 | None
+    selected: int = 0
+    applied: int = 0
+
+
+class Reducer(ABC):
+    """Averages a gradient of ``size`` entries over all ranks of ``topology``.
+
+    ``last`` is the :class:`Report` of the latest call, ``None`` before the first.
+    """
+
+    sparse: ClassVar[bool]
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        if size < 1:
+            raise InvalidArgument(f"size: expected at least 1 entry, got {size}")
+        self.topology = topology
+        self.size = size
+        self.steps = 0
+        self.last: Report | None = None
+        self.seconds = StageSeconds()
+        self._carried: Float32 | None = None
+        self.agree(True)
+
+    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+        """Return the mean over ranks, a new float32 array of shape ``(size,)``, bitwise equal on all of them.
+
+        ``gradient``: shape ``(size,)``, any float type, left as it is. What this call does not apply stays in
+        the residual. A NaN or an infinity on any rank voids the step on all: the result is all NaN,
+        ``last.finite`` is false and every residual is as before.
+        """
+        vector = np.ascontiguousarray(gradient, np.float32)
+        if vector.shape != (self.size,):
+            raise InvalidArgument(f"gradient: expected shape ({self.size},), got {vector.shape}")
+        if self._carried is not None:
+            vector = vector + self._carried
+        before = self.topology.traffic
+        self.seconds = StageSeconds()
+        with np.errstate(invalid="ignore", over="ignore"):  # the ranks agree to void such a step instead
+            outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
+        self.steps += 1
+        finite = outcome.mean is not None
+        if finite:
+            self._carried = None
+        traffic = self.topology.traffic - before
+        self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
+        return outcome.mean if outcome.mean is not None else np.full(self.size, np.nan, np.float32)
+
+    @abstractmethod
+    def _reduce(self, gradient: Float32) -> Outcome:
+        """Run the algorithm on two ranks or more, and change the state only if all ranks are finite."""
+
+    def _alone(self, gradient: Float32) -> Outcome:
+        """Apply everything: one rank has nobody to save bytes for."""
+        if not np.isfinite(gradient).all():
+            return Outcome(None)
+        return Outcome(gradient.copy(), selected=self.size, applied=self.size)
+
+    @property
+    def residual(self) -> Float32:
+        """What this rank holds back: a new float32 array of shape ``(size,)``, zero where others hold it."""
+        return np.zeros(self.size, np.float32) if self._carried is None else self._carried.copy()
+
+    def absorb(self, residual: Float32) -> None:
+        """Add a vector of shape ``(size,)`` to this rank's next gradient that counts.
+
+        So a predecessor's residual is flushed into the first step of its successor.
+        """
+        if residual.shape != (self.size,):
+            raise InvalidArgument(f"residual: expected shape ({self.size},), got {residual.shape}")
+        self._carried = residual + (0 if self._carried is None else self._carried)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a restored reducer needs to go on bitwise; the arrays are copies."""
+        return {
+            "reducer": type(self).__name__,
+            "size": self.size,
+            "steps": self.steps,
+            "carried": None if self._carried is None else self._carried.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned on the same rank of an equal topology; arrays are copied."""
+        for key, own in (("reducer", type(self).__name__), ("size", self.size)):
+            if state[key] != own:
+                raise InvalidArgument(f"state: its {key} is {state[key]!r}, this reducer's is {own!r}")
+        self.steps = state["steps"]
+        self._carried = None if state["carried"] is None else state["carried"].copy()
+
+    def settings(self) -> tuple[Any, ...]:
+        """Return what must be equal on all ranks."""
+        return (type(self).__name__, self.size)
+
+    def agree(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
+        """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.
+
+        One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
+        :class:`commlib.errors.RanksDisagree` is raised on every rank.
+        """
+        shared = repr((self.settings(), self.steps)).encode()
+        digest = int.from_bytes(hashlib.blake2b(shared, digest_size=8).digest(), "little", signed=True)
+        rows = self.topology.world.agree([finite, digest, *values])
+        if (rows[:, 1] != rows[0, 1]).any():
+            others = np.flatnonzero(rows[:, 1] != rows[0, 1]).tolist()
+            here = shared.decode()
+            raise RanksDisagree(f"ranks {others} differ from rank 0 in settings or step; here: {here}")
+        return rows[:, 2:] if rows[:, 0].all() else None
+
+
+class SparseReducer(Reducer):
+    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual."""
+
+    sparse: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        topology: Topology,
+        size: int,
+        *,
+        density: float = 0.01,
+        selector: str = "mstopk",
+        wire: str = "fp32",
+    ) -> None:
+        self.density = check_density(density)
+        self.selector = make_selector(selector)
+        self.codec = make_codec(wire)
+        self._names = (selector, wire)
+        super().__init__(topology, size)
+
+    def settings(self) -> tuple[Any, ...]:
+        """See :meth:`Reducer.settings`."""
+        return (*super().settings(), self.density, *self._names)
+
+    def select(self, vector: Float32, k: int) -> tuple[SparseVector, bool]:
+        """Return ``k`` entries of ``vector`` and true; none and false where it is not finite."""
+        with self.seconds.measure("select"):
+            try:
+                return self.selector.select(vector, k), True
+            except NonFiniteInput:
+                none = np.empty(0, index_dtype(len(vector)))
+                return SparseVector(len(vector), none, np.empty(0, np.float32)), False
+
+
+def gather_messages(
+    comm: Communicator, message: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.uint8]]:
+    """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``."""
+    messages = [np.empty(length, np.uint8) for length in lengths]
+    comm.allgather(message, messages)
+    return messages

@@ -1,0 +1,31 @@
+"""Selectors: which entries of a dense vector are sent. One file each, one line in the table."""
+
+from commlib.errors import InvalidArgument, look_up
+from commlib.selection.base import Selector
+from commlib.selection.exact import Exact
+from commlib.selection.mstopk import MSTopK
+from commlib.vectors import Float32, SparseVector
+
+SELECTORS: dict[str, type[Selector]] = {
+    "exact": Exact,
+    "mstopk": MSTopK,
+}
+
+__all__ = ["SELECTORS", "Selector", "make_selector", "select"]
+
+
+def make_selector(name: str) -> Selector:
+    """Return a new selector of the table ``SELECTORS``; an unknown name raises ``UnknownName``."""
+    return look_up(SELECTORS, "selector", name)()
+
+
+def select(name: str, vector: Float32, k: int) -> SparseVector:
+    """Return exactly ``min(k, d)`` entries of ``vector``, float32 of shape ``(d,)``.
+
+    >>> import numpy as np
+    >>> select("mstopk", np.array([1, -5, 3, 5], np.float32), 2).indices
+    array([1, 3], dtype=int32)
+    """
+    if k < 0:
+        raise InvalidArgument(f"k: expected at least 0, got {k}")
+    return make_selector(name).select(vector, k)

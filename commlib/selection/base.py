@@ -1,0 +1,16 @@
+"""What a selector is."""
+
+from abc import ABC, abstractmethod
+
+from commlib.vectors import Float32, SparseVector
+
+
+class Selector(ABC):
+    """Picks the entries of a dense vector that are worth sending."""
+
+    @abstractmethod
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """Return exactly ``min(k, d)`` entries of ``vector``, contiguous float32 of shape ``(d,)``; ``k >= 0``.
+
+        Raises :class:`commlib.errors.NonFiniteInput` where ``vector`` holds a NaN or an infinity.
+        """

@@ -1,0 +1,114 @@
+"""Which ranks share a node, and the communicators that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.errors import InvalidArgument
+from commlib.vectors import partition
+
+if TYPE_CHECKING:
+    from commlib.transport.base import Communicator
+
+Bytes = npt.NDArray[np.int64]
+
+
+def node_of_ranks(world_size: int, ranks_per_node: int | Sequence[int]) -> list[int]:
+    """Return the node of every rank: a number fills node after node, a sequence gives each node's count.
+
+    >>> node_of_ranks(5, 2), node_of_ranks(4, [3, 1])
+    ([0, 0, 1, 1, 2], [0, 0, 0, 1])
+    """
+    if isinstance(ranks_per_node, int):
+        if ranks_per_node < 1:
+            raise InvalidArgument(f"ranks_per_node: expected at least 1, got {ranks_per_node}")
+        return [rank // ranks_per_node for rank in range(world_size)]
+    if min(ranks_per_node, default=0) < 1 or sum(ranks_per_node) != world_size:
+        counts = list(ranks_per_node)
+        raise InvalidArgument(f"ranks_per_node: expected counts that add to {world_size} ranks, got {counts}")
+    return [node for node, count in enumerate(ranks_per_node) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class LinkBytes:
+    """Payload bytes over the fast links inside nodes and the slow ones between them."""
+
+    intra: int = 0
+    inter: int = 0
+
+    def __add__(self, other: "LinkBytes") -> "LinkBytes":
+        return LinkBytes(self.intra + other.intra, self.inter + other.inter)
+
+    def __sub__(self, other: "LinkBytes") -> "LinkBytes":
+        return LinkBytes(self.intra - other.intra, self.inter - other.inter)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank sent and received, by link."""
+
+    sent: LinkBytes = LinkBytes()
+    received: LinkBytes = LinkBytes()
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
+
+
+class Topology:
+    """The ranks of ``world`` by node, and the communicators of this rank.
+
+    Nodes are discovered by host name, or emulated with ``ranks_per_node`` (see :func:`node_of_ranks`).
+
+    ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
+    place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
+    is j, across nodes, in node order. ``streams``: how many of these reach every node: with uneven nodes as
+    many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no part between the
+    nodes.
+    """
+
+    def __init__(self, world: "Communicator", ranks_per_node: int | Sequence[int] | None = None) -> None:
+        node_of_rank = (
+            _discover(world) if ranks_per_node is None else node_of_ranks(world.size, ranks_per_node)
+        )
+        self.world = world
+        self.nodes = tuple(
+            tuple(rank for rank in range(world.size) if node_of_rank[rank] == node)
+            for node in range(max(node_of_rank) + 1)
+        )
+        self.node_index = node_of_rank[world.rank]
+        self.local_rank = self.nodes[self.node_index].index(world.rank)
+        self.streams = min(map(len, self.nodes))
+        self.node = world.split(self.node_index)
+        self.stream = world.split(self.local_rank)
+        self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
+
+    def shard_bounds(self, size: int) -> npt.NDArray[np.int64]:
+        """Return the bounds of this node's shards: one a stream, nothing for the ranks beyond."""
+        beyond = self.node.size - self.streams
+        return np.pad(partition(size, self.streams), (0, beyond), mode="edge")
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has exchanged over all communicators of this topology since construction."""
+        return Traffic(
+            self._by_link(self.world.sent_bytes, self.node.sent_bytes, self.stream.sent_bytes),
+            self._by_link(self.world.received_bytes, self.node.received_bytes, self.stream.received_bytes),
+        )
+
+    def _by_link(self, world: Bytes, node: Bytes, stream: Bytes) -> LinkBytes:
+        return LinkBytes(
+            intra=int(world[self._is_neighbour].sum() + node.sum()),
+            inter=int(world[~self._is_neighbour].sum() + stream.sum()),
+        )
+
+
+def _discover(world: "Communicator") -> list[int]:
+    hosts = world.allgather_objects(world.host)
+    order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
+    return [order[host] for host in hosts]

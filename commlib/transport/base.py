@@ -1,0 +1,109 @@
+"""What a transport does: move arrays between ranks. Nothing here adds gradients but one fixed order.
+
+A transport implements point-to-point messages, one small all-gather and ``split``. The collectives below
+are built from those, so that every transport moves the same bytes and adds in the same order: results are
+bitwise equal on all ranks, in all runs, and on all transports.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.vectors import Float32
+
+Array = npt.NDArray[Any]
+
+
+class Request(ABC):
+    """A message under way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when the message has arrived (received) or its buffer may be used again (sent)."""
+
+
+class Communicator(ABC):
+    """An ordered group of ranks that exchange arrays.
+
+    ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
+    ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
+    int64 arrays of shape ``(size,)``. The few bytes of ``agree`` and of object exchanges are not payload.
+    """
+
+    def __init__(self, rank: int, size: int, host: str) -> None:
+        self.rank = rank
+        self.size = size
+        self.host = host
+        self.sent_bytes = np.zeros(size, np.int64)
+        self.received_bytes = np.zeros(size, np.int64)
+
+    @abstractmethod
+    def split(self, color: int) -> "Communicator":
+        """Return a communicator of the ranks that gave the same color, in the order of their ranks here."""
+
+    @abstractmethod
+    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
+
+    @abstractmethod
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's picklable ``value``, in rank order. For set-up; never on the data path."""
+
+    @abstractmethod
+    def _send(self, array: Array, destination: int) -> Request:
+        """Start sending a contiguous array, which stays untouched until the request is waited for."""
+
+    @abstractmethod
+    def _receive(self, array: Array, source: int) -> Request:
+        """Start receiving into a contiguous array of exactly the length that was sent."""
+
+    def send(self, array: Array, destination: int) -> Request:
+        """Start sending a contiguous array, which stays untouched until the request is waited for."""
+        self.sent_bytes[destination] += array.nbytes
+        return self._send(array, destination)
+
+    def receive(self, array: Array, source: int) -> Request:
+        """Start receiving into a contiguous array of exactly the length that was sent."""
+        self.received_bytes[source] += array.nbytes
+        return self._receive(array, source)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.agree([])
+
+    def exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
+        """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with what ``r`` sent here.
+
+        Each rank begins with its right neighbour and goes round, so that no rank is everybody's first.
+        Empty arrays cost no message. ``incoming`` is overwritten; the own part is copied.
+        """
+        requests = []
+        for step in range(1, self.size):
+            source = (self.rank - step) % self.size
+            if incoming[source].size:
+                requests.append(self.receive(incoming[source], source))
+        for step in range(1, self.size):
+            destination = (self.rank + step) % self.size
+            if outgoing[destination].size:
+                requests.append(self.send(outgoing[destination], destination))
+        incoming[self.rank][...] = outgoing[self.rank]
+        for request in requests:
+            request.wait()
+
+    def reduce_scatter(self, vector: Float32, bounds: npt.NDArray[np.int64]) -> Float32:
+        """Return the sum over ranks, in rank order, of ``vector[bounds[rank] : bounds[rank + 1]]``: a new array.
+
+        ``vector`` is contiguous float32 of shape ``(bounds[-1],)``; ``bounds`` has ``size + 1`` entries.
+        """
+        parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+        received = np.empty((self.size, len(parts[self.rank])), np.float32)
+        self.exchange(parts, list(received))
+        total: Float32 = np.add.reduce(received, axis=0)
+        return total
+
+    def allgather(self, own: Array, parts: Sequence[Array]) -> None:
+        """Fill ``parts[r]`` with the ``own`` of every rank ``r``; their lengths are known beforehand."""
+        self.exchange([own] * self.size, parts)

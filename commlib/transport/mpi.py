@@ -1,0 +1,107 @@
+"""MPI through mpi4py: buffers on the data path, nothing pickled there.
+
+mpi4py is imported by the first call of :func:`world`, since importing it initialises MPI.
+"""
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.transport.base import Array, Communicator, Request
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# An MPI count is a C int; longer messages go in pieces of this many bytes.
+PIECE_BYTES = 1 << 30
+
+
+class _Requests(Request):
+    def __init__(self, requests: "list[MPI.Request]") -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        for request in self._requests:
+            request.Wait()
+
+
+class MPICommunicator(Communicator):
+    """Ranks that are processes of one MPI job."""
+
+    def __init__(self, comm: "MPI.Comm") -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
+        self._comm = comm
+
+    def split(self, color: int) -> "MPICommunicator":
+        """See :meth:`Communicator.split`."""
+        return MPICommunicator(self._comm.Split(color, self.rank))
+
+    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.agree`."""
+        if not values:
+            self._comm.Barrier()
+        mine = np.array(values, np.int64)
+        everyone = np.empty((self.size, len(mine)), np.int64)
+        self._comm.Allgather(mine, everyone)
+        return everyone
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        return list(self._comm.allgather(value))
+
+    def _send(self, array: Array, destination: int) -> Request:
+        return _Requests([self._comm.Isend(piece, destination) for piece in _pieces(array)])
+
+    def _receive(self, array: Array, source: int) -> Request:
+        return _Requests([self._comm.Irecv(piece, source) for piece in _pieces(array)])
+
+
+def _pieces(array: Array) -> list[Array]:
+    data = array.reshape(-1).view(np.uint8)
+    return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+
+
+def _yield_when_oversubscribed() -> None:
+    """Make waiting ranks give up the processor where a node has more of them than cores.
+
+    Open MPI polls while it waits; with more ranks than cores the poller holds up the one it waits for.
+    """
+    ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    if ranks_here > len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def world() -> MPICommunicator:
+    """Return a communicator of all ranks of the job (one, when started without mpirun or horovodrun).
+
+    It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's.
+    """
+    _yield_when_oversubscribed()
+    from mpi4py import MPI
+
+    return MPICommunicator(MPI.COMM_WORLD.Dup())
+
+
+@contextmanager
+def abort_on_error() -> Iterator[None]:
+    """End the whole job when the body raises, with this rank's traceback: else the others wait for ever."""
+    try:
+        yield
+    except Exception:
+        from mpi4py import MPI
+
+        rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        if size == 1:
+            raise
+        text = f"rank {rank} of {size} on {socket.gethostname()} failed:\n{traceback.format_exc()}"
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)

@@ -1,0 +1,157 @@
+"""Sparse gradient vectors: sorted unique indices and float32 values over a known size.
+
+A vector switches to a dense representation where that is the shorter message
+(SparCML, section 5.1): past ``δ = size · value_bytes / (index_bytes + value_bytes)`` entries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.errors import InvalidArgument
+
+Float32 = npt.NDArray[np.float32]
+Index = npt.NDArray[np.signedinteger[Any]]
+
+VALUE_BYTES = 4
+
+
+def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
+    """Return the integer type that addresses ``size`` entries: int32, or int64 past 2³¹ − 1.
+
+    >>> index_dtype(2**31 - 1), index_dtype(2**31)
+    (dtype('int32'), dtype('int64'))
+    """
+    return np.dtype(np.int32 if size <= np.iinfo(np.int32).max else np.int64)
+
+
+def delta(size: int) -> float:
+    """Return δ: with this many entries or more, the dense message is the shorter one.
+
+    >>> delta(1000)
+    500.0
+    """
+    return size * VALUE_BYTES / (index_dtype(size).itemsize + VALUE_BYTES)
+
+
+def partition(size: int, parts: int) -> npt.NDArray[np.int64]:
+    """Return the ``parts + 1`` bounds that cut ``size`` entries into contiguous, nearly equal parts.
+
+    >>> partition(10, 4)
+    array([ 0,  2,  5,  7, 10])
+    """
+    return np.array([size * part // parts for part in range(parts + 1)], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """A vector of ``size`` float32 entries, of which those not named are zero.
+
+    ``indices`` are sorted and unique (int32, or int64 past 2³¹ − 1), one for each of ``values``;
+    ``indices=None`` says that the vector is dense and ``values`` holds all its entries.
+    The arrays are kept, not copied: who makes a SparseVector gives them away.
+
+    >>> SparseVector(6, np.array([1, 4], np.int32), np.array([2.0, -3.0], np.float32)).to_dense()
+    array([ 0.,  2.,  0.,  0., -3.,  0.], dtype=float32)
+    """
+
+    size: int
+    indices: Index | None
+    values: Float32
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != np.float32:
+            raise InvalidArgument(f"values: expected float32, got {self.values.dtype}")
+        if self.indices is None:
+            if len(self.values) != self.size:
+                raise InvalidArgument(f"values: a dense vector of size {self.size} got {len(self.values)}")
+            return
+        expected = index_dtype(self.size)
+        if self.indices.dtype != expected:
+            found = self.indices.dtype
+            raise InvalidArgument(f"indices: expected {expected} for size {self.size}, got {found}")
+        if len(self.indices) != len(self.values):
+            raise InvalidArgument(f"indices: {len(self.indices)} indices for {len(self.values)} values")
+        if len(self.indices) and (self.indices[0] < 0 or self.indices[-1] >= self.size):
+            raise InvalidArgument(f"indices: expected 0 … {self.size - 1}, got one outside")
+        if np.any(self.indices[1:] <= self.indices[:-1]):
+            raise InvalidArgument("indices: expected sorted and unique, got some that are not")
+
+    @classmethod
+    def from_dense(cls, vector: Float32) -> "SparseVector":
+        """Return the non-zero entries of ``vector``; past δ, the dense representation of it (not copied)."""
+        indices = np.flatnonzero(vector)
+        if len(indices) >= delta(len(vector)):
+            return cls(len(vector), None, vector)
+        return cls(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all entries are held, instead of indices and values."""
+        return self.indices is None
+
+    @property
+    def entries(self) -> int:
+        """How many entries are held: all of them when dense."""
+        return len(self.values)
+
+    def to_dense(self) -> Float32:
+        """Return a new float32 array of shape ``(size,)``."""
+        vector = np.zeros(self.size, np.float32)
+        self.add_to(vector)
+        return vector
+
+    def add_to(self, vector: Float32) -> None:
+        """Add the entries to ``vector``, in place."""
+        if self.indices is None:
+            vector += self.values
+        else:
+            vector[self.indices] += self.values
+
+    def subtract_from(self, vector: Float32) -> None:
+        """Subtract the entries from ``vector``, in place."""
+        if self.indices is None:
+            vector -= self.values
+        else:
+            vector[self.indices] -= self.values
+
+    def add(self, other: "SparseVector") -> "SparseVector":
+        """Return the sum of the two, dense where δ may be passed."""
+        return total([self, other])
+
+    def top_k(self, k: int) -> "SparseVector":
+        """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
+        order = np.argsort(-np.abs(self.values), kind="stable")[:k]
+        order.sort()
+        indices = order if self.indices is None else self.indices[order]
+        return SparseVector(self.size, indices.astype(index_dtype(self.size)), self.values[order])
+
+    def divided_by(self, divisor: int) -> "SparseVector":
+        """Return the vector with every value divided, in float32."""
+        return SparseVector(self.size, self.indices, self.values / np.float32(divisor))
+
+
+def total(vectors: Sequence[SparseVector]) -> SparseVector:
+    """Return the sum, added in the order of ``vectors``: equal on all who hold them in that order.
+
+    The result is dense where the entries together could pass δ, or where one of the vectors is.
+
+    >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
+    >>> total([a, a]).values
+    array([4., 6.], dtype=float32)
+    """
+    size = vectors[0].size
+    sparse = [vector.indices for vector in vectors if vector.indices is not None]
+    if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
+        dense = np.zeros(size, np.float32)
+        for vector in vectors:
+            vector.add_to(dense)
+        return SparseVector(size, None, dense)
+    indices = np.unique(np.concatenate(sparse))
+    values = np.zeros(len(indices), np.float32)
+    for vector, own in zip(vectors, sparse, strict=True):
+        values[np.searchsorted(indices, own)] += vector.values
+    return SparseVector(size, indices, values)

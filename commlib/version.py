@@ -1,0 +1,3 @@
+"""The version of the distribution ``cloudtrain``, written once."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Reading samples once from central storage, then from memory."""

@@ -1,0 +1,1 @@
+"""Parallel tensor operators: operations computed in parts on all ranks."""

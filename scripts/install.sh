@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Makes .venv with everything cloudtrain needs. Quick when nothing changed.
+# usage: scripts/install.sh [EXTRA]     (an extra of pyproject.toml: dev or gpu)
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv="$root/.venv"
+extra=${1:-}
+say() { printf 'cloudtrain: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+exec 9>"$root/.venv.lock"
+flock 9 # quickstart.sh and test.sh may be started side by side
+
+stamp_file="$venv/.installed${extra:+-$extra}"
+stamp=$(cat "$root/pyproject.toml" "$root"/scripts/{install,build_horovod}.sh <(echo "$root") | sha256sum)
+if [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    exit 0
+fi
+
+# --- what must be on the machine; asked before anything is downloaded
+python=
+for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    found=$("${PYTHON:-python3}" --version 2>&1 || true)
+    die "needs Python 3.10, 3.11 or 3.12, found ${found:-none}: install one (apt-get install python3) or name it with PYTHON=/path/to/python3.11"
+fi
+tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+wheels="${XDG_CACHE_HOME:-$HOME/.cache}/cloudtrain/wheels"
+if ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
+    die "needs a C++ compiler to build Horovod: apt-get install g++"
+fi
+need_space() { # FOLDER GIB
+    mkdir -p "$1" 2>/dev/null || die "cannot write to $1: make it writable, or choose another folder"
+    local free=$(($(df -Pk "$1" | awk 'NR == 2 { print $4 }') / 1048576))
+    [ "$free" -ge "$2" ] || die "needs $2 GiB of free disk in $1, found $free GiB: make room there"
+}
+[ -e "$venv/bin/cloudtrain" ] || need_space "$root" 4
+need_space "${TMPDIR:-/tmp}" 1
+need_space "$wheels" 0
+
+# --- the environment
+if [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root $tag" ]; then
+    say "making .venv with $("$python" --version)"
+    if "$python" -c 'import ensurepip' 2>/dev/null; then
+        "$python" -m venv --clear "$venv"
+    else # Debian ships Python without it; pip's own wheel needs no root
+        "$python" -m venv --clear --without-pip "$venv"
+        "$venv/bin/python" "$root/scripts/bootstrap_pip.py" ||
+            die "cannot install pip into .venv: apt-get install python3-venv"
+    fi
+    echo "$root $tag" >"$venv/.made-for"
+fi
+log="$venv/install.log"
+logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
+logged pip install -e "$root${extra:+[$extra]}"
+exec 8>&2
+logged "$root/scripts/build_horovod.sh" "$wheels"
+logged pip install "$(cat "$venv/.horovod-wheel")"
+echo "$stamp" >"$stamp_file"
+say "ready: .venv (activate it with: source .venv/bin/activate)"

@@ -1,0 +1,55 @@
+"""What every test may use: a set of ranks, simulated or the MPI job that pytest itself runs in."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from commlib import transport
+
+MPI_RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+
+if MPI_RANKS > 1:
+    # Examples are drawn per process: all ranks must draw the same ones.
+    from hypothesis import settings
+
+    settings.register_profile("mpi", derandomize=True, database=None, deadline=None)
+    settings.load_profile("mpi")
+
+
+class Ranks:
+    """Runs ``function(comm)`` on a number of ranks and returns their results, the same list everywhere."""
+
+    def __init__(self, size: int, comm: Any = None) -> None:
+        self.size = size
+        self._comm = comm
+
+    def run(
+        self, function: Callable[[Any], Any], ranks_per_node: int | Sequence[int] | None = None
+    ) -> list[Any]:
+        if self._comm is None:
+            return transport.simulated.run(function, self.size, ranks_per_node)
+        return self._comm.allgather_objects(function(self._comm))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test of ``ranks`` at each simulated size, or on the ranks of the surrounding MPI job."""
+    if "ranks" in metafunc.fixturenames:
+        if MPI_RANKS > 1:
+            metafunc.parametrize("ranks", [Ranks(MPI_RANKS, transport.mpi.world())], ids=[f"mpi-{MPI_RANKS}"])
+        else:
+            sizes = [1, 2, 3, 4, 5, 8]
+            metafunc.parametrize("ranks", [Ranks(size) for size in sizes], ids=[f"P{size}" for size in sizes])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Under MPI, one rank's failure ends the job: the others would wait for it in the next exchange."""
+    outcome = yield
+    report = outcome.get_result()
+    if MPI_RANKS > 1 and report.failed:
+        from mpi4py import MPI
+
+        print(f"\nrank {MPI.COMM_WORLD.rank}: {item.nodeid}\n{report.longreprtext}", flush=True)
+        MPI.COMM_WORLD.Abort(1)

@@ -1,0 +1,242 @@
+"""The promises of every reducer, stated once. A line in CASES buys the whole suite.
+
+The same bodies run on the simulated transport at several world sizes, and under ``mpirun`` on real processes
+(``mpirun -np 4 python -m pytest tests/reducers/test_promises.py``).
+"""
+
+import numpy as np
+import pytest
+
+import commlib
+from commlib import Topology, cost, make_reducer
+from commlib.reducers import REDUCERS
+
+# Every reducer, with the settings that change its way through the code.
+CASES = {
+    "dense": ("dense", {}),
+    "hitopk": ("hitopk", {"density": 0.05}),
+    "hitopk-exact": ("hitopk", {"density": 0.05, "selector": "exact"}),
+    "hitopk-one-entry": ("hitopk", {"density": 1e-9}),
+    "hitopk-past-delta": ("hitopk", {"density": 0.7}),
+    "hitopk-all": ("hitopk", {"density": 1.0}),
+}
+SIZES = [1, 3, 1000, 4099]  # below the number of ranks, not divisible by it, prime
+STEPS = 5
+
+
+def layouts(size: int) -> list:
+    """Even, uneven and single nodes, and one rank a node."""
+    uneven = [size - 1, 1] if size > 1 else [1]
+    return [2, size, 1, uneven]
+
+
+def gradient(size: int, rank: int, step: int) -> np.ndarray:
+    """Heavy-tailed, different on every rank and step, one third shared so that selections overlap."""
+    own = np.random.default_rng([size, rank, step]).standard_t(2, size)
+    shared = np.random.default_rng([size, step]).standard_t(2, size)
+    return (own + 2 * shared).astype(np.float32)
+
+
+def train(comm, name, options, size, ranks_per_node, steps=STEPS):
+    """Reduce ``steps`` gradients; return what this rank saw."""
+    topology = Topology(comm, ranks_per_node=ranks_per_node)
+    reducer = make_reducer(name, topology, size=size, **options)
+    means = [reducer.reduce(gradient(size, comm.rank, step)) for step in range(steps)]
+    return {"means": means, "residual": reducer.residual, "report": reducer.last}
+
+
+@pytest.fixture(params=CASES, ids=list(CASES))
+def case(request):
+    return CASES[request.param]
+
+
+def test_every_reducer_has_a_case_and_a_formula():
+    assert {name for name, _ in CASES.values()} == set(REDUCERS) == set(cost.FORMULAS)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_agreement_and_nothing_lost(ranks, case, size):
+    name, options = case
+    for ranks_per_node in layouts(ranks.size):
+        seen = ranks.run(lambda comm: train(comm, name, options, size, ranks_per_node))  # noqa: B023
+        for other in seen[1:]:
+            for mean, first in zip(other["means"], seen[0]["means"], strict=True):
+                assert mean.tobytes() == first.tobytes()
+        gradients = [gradient(size, rank, step) for rank in range(ranks.size) for step in range(STEPS)]
+        given = np.sum(gradients, axis=0, dtype=np.float64)
+        applied = ranks.size * np.sum(seen[0]["means"], axis=0, dtype=np.float64)
+        held_back = sum(each["residual"].astype(np.float64) for each in seen)
+        # float32 sums of at most P·STEPS = 40 terms, each rounding by half an ulp of the partial sum
+        magnitude = np.abs(gradients).sum(axis=0)
+        np.testing.assert_array_less(np.abs(applied + held_back - given), 40 * 2.0**-23 * magnitude + 1e-30)
+
+
+def test_dense_steps_equal_a_float64_reference(ranks, case):
+    name, options = case
+    if REDUCERS[name].sparse and options.get("density") != 1.0:
+        options = {**options, "density": 1.0}
+    seen = ranks.run(lambda comm: train(comm, name, options, 1000, 2, steps=1))
+    reference = np.mean([gradient(1000, rank, 0).astype(np.float64) for rank in range(ranks.size)], axis=0)
+    magnitude = np.mean([np.abs(gradient(1000, rank, 0)) for rank in range(ranks.size)], axis=0)
+    # one rounding a term and one of the division
+    tolerance = (ranks.size + 1) * 2.0**-23 * magnitude
+    np.testing.assert_array_less(np.abs(seen[0]["means"][0] - reference), tolerance)
+
+
+def test_runs_repeat_bitwise(ranks, case):
+    name, options = case
+    first, second = (ranks.run(lambda comm: train(comm, name, options, 1000, 2)) for _ in range(2))
+    assert [mean.tobytes() for mean in first[0]["means"]] == [mean.tobytes() for mean in second[0]["means"]]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5], ids=["zero", "one", "negative"])
+def test_ties_select_the_count_and_agree(ranks, case, value):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=1000, **options)
+        return [reducer.reduce(np.full(1000, value, np.float32)) for _ in range(3)], reducer.last
+
+    seen = ranks.run(body)
+    for means, report in seen:
+        assert [mean.tobytes() for mean in means] == [mean.tobytes() for mean in seen[0][0]]
+        assert set(np.unique(means[0])) <= {0.0, value}
+        assert report.finite
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+def test_a_bad_number_voids_the_step_on_every_rank_and_changes_nothing(ranks, case, bad):
+    name, options = case
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        reducer = make_reducer(name, topology, size=100, **options)
+        twin = make_reducer(name, topology, size=100, **options)
+        good = gradient(100, comm.rank, 0)
+        reducer.reduce(good)
+        twin.reduce(good)
+        poisoned = good.copy()
+        if comm.rank == comm.size - 1:
+            poisoned[37] = bad
+        voided = reducer.reduce(poisoned)
+        report = reducer.last
+        unchanged = reducer.residual.tobytes() == twin.residual.tobytes()
+        after = reducer.reduce(gradient(100, comm.rank, 1)), twin.reduce(gradient(100, comm.rank, 1))
+        return np.isnan(voided).all(), report.finite, unchanged, after[0].tobytes() == after[1].tobytes()
+
+    assert ranks.run(body) == [(True, False, True, True)] * ranks.size
+
+
+def test_finite_numbers_that_add_up_to_an_infinity_void_the_step(ranks, case):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), size=10, **options)
+        mean = reducer.reduce(np.full(10, 3e38, np.float32))
+        return reducer.last.finite, bool(np.isfinite(mean).all()), float(reducer.residual.sum())
+
+    expected = (ranks.size == 1, ranks.size == 1, 0.0)  # one rank adds nothing up
+    assert ranks.run(body) == [expected] * ranks.size
+
+
+def test_accounting_meets_the_formula(ranks, case):
+    name, options = case
+    for size in (1000, 4099):
+        for ranks_per_node in layouts(ranks.size):
+
+            def body(comm, size=size, ranks_per_node=ranks_per_node):
+                topology = Topology(comm, ranks_per_node=ranks_per_node)
+                reducer = make_reducer(name, topology, size=size, **options)
+                reducer.reduce(gradient(size, comm.rank, 0))
+                density = {"density": options["density"]} if "density" in options else {}
+                return reducer.last, cost.FORMULAS[name](topology.nodes, comm.rank, size, **density)
+
+            seen = ranks.run(body)
+            for report, formula in seen:
+                assert report.traffic.sent.inter == formula.inter
+                assert report.traffic.sent.intra <= formula.intra
+                assert report.selected <= size
+            for link in ("intra", "inter"):
+                sent = sum(getattr(report.traffic.sent, link) for report, _ in seen)
+                received = sum(getattr(report.traffic.received, link) for report, _ in seen)
+                assert sent == received
+
+
+def test_a_restored_reducer_continues_bitwise(ranks, case):
+    name, options = case
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        reducer = make_reducer(name, topology, size=1000, **options)
+        reducer.reduce(gradient(1000, comm.rank, 0))
+        reducer.absorb(gradient(1000, comm.rank, 9))
+        restored = make_reducer(name, topology, size=1000, **options)
+        restored.load_state_dict(reducer.state_dict())
+        later = [gradient(1000, comm.rank, step) for step in range(1, 4)]
+        return all(reducer.reduce(each).tobytes() == restored.reduce(each).tobytes() for each in later)
+
+    assert all(ranks.run(body))
+
+
+def test_a_residual_is_flushed_into_the_first_step_of_the_successor(ranks, case):
+    name, options = case
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        reducer = make_reducer(name, topology, size=1000, **options)
+        mean = reducer.reduce(gradient(1000, comm.rank, 0))
+        dense = make_reducer("dense", topology, size=1000)
+        dense.absorb(reducer.residual)
+        poisoned = np.full(1000, np.nan, np.float32)
+        dense.reduce(poisoned)  # a void step must not use it up
+        return mean + dense.reduce(np.zeros(1000, np.float32)), dense.residual.any()
+
+    total, left = ranks.run(body)[0]
+    reference = np.mean([gradient(1000, rank, 0).astype(np.float64) for rank in range(ranks.size)], axis=0)
+    magnitude = np.mean([np.abs(gradient(1000, rank, 0)) for rank in range(ranks.size)], axis=0)
+    np.testing.assert_array_less(np.abs(total - reference), (ranks.size + 4) * 2.0**-23 * magnitude)
+    assert not left
+
+
+def test_half_precision_is_added_in_float32(ranks, case):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=100, **options)
+        # 2048 + 1 is not a float16: a sum in half precision would drop the ones
+        return reducer.reduce(np.full(100, 2048 if comm.rank == 0 else 1, np.float16))
+
+    mean = ranks.run(body)[0]
+    applied = mean[mean != 0]
+    expected = np.float32(2048 + ranks.size - 1) / np.float32(ranks.size)
+    assert mean.dtype == np.float32
+    assert len(applied) > 0
+    assert (applied == expected).all()
+
+
+def test_a_wrong_shape_is_refused(ranks, case):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size=10, **options)
+        with pytest.raises(commlib.InvalidArgument, match=r"expected shape \(10,\), got \(9,\)"):
+            reducer.reduce(np.zeros(9, np.float32))
+        return True
+
+    assert all(ranks.run(body))
+
+
+def test_ranks_with_different_settings_are_named(ranks):
+    def body(comm):
+        density = 0.5 if comm.rank == comm.size - 1 else 0.25
+        try:
+            make_reducer("hitopk", Topology(comm), size=10, density=density)
+        except commlib.RanksDisagree as error:
+            return str(error)
+        return None
+
+    messages = ranks.run(body)
+    if ranks.size == 1:
+        assert messages == [None]
+    else:
+        assert all(f"ranks [{ranks.size - 1}] differ from rank 0" in message for message in messages)

@@ -1,0 +1,1 @@
+"""Training runs: configuration, models, the loop, the command line."""
