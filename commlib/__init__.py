@@ -23,6 +23,7 @@ from commlib.errors import (
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
 from commlib.selection import SELECTORS, Selector, select
 from commlib.topology import LinkBytes, Topology, Traffic
+from commlib.transport import Communicator
 from commlib.vectors import SparseVector
 from commlib.version import __version__
 from commlib.wire import CODECS, Codec
@@ -33,6 +34,7 @@ __all__ = [
     "SELECTORS",
     "Codec",
     "CommlibError",
+    "Communicator",
     "InvalidArgument",
     "LinkBytes",
     "NonFiniteInput",

@@ -1,1 +1,6 @@
-"""Parallel tensor operators: operations computed in parts on all ranks."""
+"""Parallel tensor operators: what every rank would compute alike is computed in parts, then gathered.
+
+Nothing is here yet; the optimizers that use it (LARS, LAMB) come with it.
+"""
+
+__all__: list[str] = []

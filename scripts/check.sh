@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
 .venv/bin/ruff check .
+.venv/bin/ruff format --check --quiet .
 .venv/bin/mypy

@@ -10,7 +10,7 @@ class Selector(ABC):
 
     @abstractmethod
     def select(self, vector: Float32, k: int) -> SparseVector:
-        """Return exactly ``min(k, d)`` entries of ``vector``, contiguous float32 of shape ``(d,)``; ``k >= 0``.
+        """Return exactly ``min(k, d)`` entries, ``k >= 0``, of a contiguous float32 vector of shape ``(d,)``.
 
         Raises :class:`commlib.errors.NonFiniteInput` where ``vector`` holds a NaN or an infinity.
         """

@@ -94,9 +94,10 @@ class Communicator(ABC):
             request.wait()
 
     def reduce_scatter(self, vector: Float32, bounds: npt.NDArray[np.int64]) -> Float32:
-        """Return the sum over ranks, in rank order, of ``vector[bounds[rank] : bounds[rank + 1]]``: a new array.
+        """Return the sum over ranks, in rank order, of ``vector[bounds[rank] : bounds[rank + 1]]``.
 
-        ``vector`` is contiguous float32 of shape ``(bounds[-1],)``; ``bounds`` has ``size + 1`` entries.
+        A new array. ``vector`` is contiguous float32, shape ``(bounds[-1],)``; ``bounds`` has ``size + 1``
+        entries.
         """
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
         received = np.empty((self.size, len(parts[self.rank])), np.float32)

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Makes .venv (see install.sh) and trains on real data: four ranks as two emulated nodes, sparse, then dense.
+# Words key=value change the configuration: scripts/quickstart.sh density=0.05
+set -euo pipefail
+cd "$(dirname "$0")/.."
+./scripts/install.sh
+echo "cloudtrain: cloudtrain launch -np 4 configs/digits.yaml $*" >&2
+exec .venv/bin/cloudtrain launch -np 4 configs/digits.yaml "$@"

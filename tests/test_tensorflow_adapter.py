@@ -1,0 +1,105 @@
+"""Gradients in, mean gradients out, inside and outside of ``tf.function``."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from commlib import InvalidArgument, Topology
+from commlib.tensorflow import DistributedGradients
+from commlib.transport import simulated
+
+# Ranks are threads here, and wait for each other inside TensorFlow's pool: it needs a thread for each.
+tf.config.threading.set_inter_op_parallelism_threads(8)
+
+SHAPES = [(3, 2), (), (5,), (1, 1, 4, 2)]
+
+
+def variables(dtype=tf.float32):
+    return [tf.Variable(tf.zeros(shape, dtype), name=f"v{number}") for number, shape in enumerate(SHAPES)]
+
+
+def gradients(rank: int, dtype=tf.float32):
+    """Entry ``e`` of rank ``r``'s flat gradient is ``100·r + e``."""
+    sizes = [int(np.prod(shape)) for shape in SHAPES]
+    flat = 100 * rank + np.arange(sum(sizes), dtype=np.float32)
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [tf.constant(part.reshape(shape), dtype) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize(
+    "config", [{"name": "dense"}, {"name": "hitopk", "density": 1.0}], ids=lambda c: c["name"]
+)
+def test_means_come_back_in_the_shapes_and_dtypes_given(config, traced):
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm, ranks_per_node=2), variables(), config)
+        reduce = tf.function(distributed.reduce) if traced else distributed.reduce
+        means, finite = reduce(gradients(comm.rank))
+        return [mean.numpy() for mean in means], bool(finite)
+
+    for means, finite in simulated.run(body, world_size=3):
+        assert finite
+        assert [mean.shape for mean in means] == SHAPES
+        flat = np.concatenate([mean.ravel() for mean in means])
+        np.testing.assert_array_equal(flat, 100 + np.arange(20))  # the mean of ranks 0, 1 and 2
+
+
+def test_half_precision_comes_back_as_half_precision():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(tf.bfloat16), {"name": "dense"})
+        means, _ = distributed.reduce([tf.ones(shape, tf.bfloat16) * (1 + comm.rank) for shape in SHAPES])
+        return [(mean.dtype, float(tf.reduce_mean(tf.cast(mean, tf.float32)))) for mean in means]
+
+    assert simulated.run(body, world_size=2) == [[(tf.bfloat16, 1.5)] * len(SHAPES)] * 2
+
+
+def test_a_traced_step_follows_a_switch_and_the_residual_is_flushed():
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=1)
+        distributed = DistributedGradients(topology, variables(), {"name": "hitopk", "density": 0.05})
+        reduce = tf.function(distributed.reduce)
+        first = np.concatenate([mean.numpy().ravel() for mean in reduce(gradients(comm.rank))[0]])
+        distributed.switch({"name": "dense"})
+        nothing = [tf.zeros(shape) for shape in SHAPES]
+        second = np.concatenate([mean.numpy().ravel() for mean in reduce(nothing)[0]])
+        return np.count_nonzero(first), first + second
+
+    for applied, total in simulated.run(body, world_size=2):
+        assert applied == 1  # k = round(0.05 · 20), the largest entry of both ranks
+        np.testing.assert_array_equal(total, 50 + np.arange(20))
+
+
+def test_a_nan_on_one_rank_says_on_all_that_the_step_does_not_count():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(), {"name": "hitopk", "density": 0.1})
+        own = gradients(comm.rank)
+        if comm.rank == 1:
+            own[1] = tf.constant(np.nan)
+        return bool(distributed.reduce(own)[1])
+
+    assert simulated.run(body, world_size=3) == [False] * 3
+
+
+def test_indexed_slices_are_made_dense():
+    def body(comm):
+        table = tf.Variable(tf.zeros((4, 2)))
+        distributed = DistributedGradients(Topology(comm), [table], {"name": "dense"})
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 1, comm.rank]))
+        gradient = tape.gradient(loss, table)
+        assert isinstance(gradient, tf.IndexedSlices)
+        (mean,), _ = distributed.reduce([gradient])
+        return mean.numpy().tolist()
+
+    # rank 0: row 1 twice and row 0 once; rank 1: row 1 three times
+    assert simulated.run(body, world_size=2)[0] == [[0.5, 0.5], [2.5, 2.5], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_variable_without_a_gradient_is_named():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(), {"name": "dense"})
+        with pytest.raises(InvalidArgument, match="v2.* has none"):
+            distributed.reduce([*gradients(0)[:2], None, gradients(0)[3]])
+        return True
+
+    assert simulated.run(body, world_size=1) == [True]

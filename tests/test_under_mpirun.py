@@ -1,0 +1,20 @@
+"""The tests of transports and reducers again, on real processes: the same files under mpirun."""
+
+import sys
+
+import pytest
+
+from tests.launching import mpirun, tail
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("processes", [2, 4, 5])
+def test_the_same_bodies_pass_on_real_ranks(processes):
+    result = mpirun(
+        processes,
+        *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
+        *("tests/reducers/test_promises.py", "tests/transport/test_communicator.py"),
+    )
+    assert result.returncode == 0, tail(result)
+    assert result.stdout.count(" passed in ") == processes, tail(result)
+    assert " skipped" not in result.stdout

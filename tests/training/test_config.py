@@ -1,0 +1,127 @@
+"""A configuration is what its file and the command line say, or one line says why not."""
+
+from pathlib import Path
+
+import pytest
+
+from commlib import REDUCERS
+from training.config import ConfigurationError, load, warnings
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
+CONFIGS = sorted(DIGITS.parent.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads_without_warnings(path):
+    config = load(path)
+    assert config.name == path.stem
+    assert warnings(config) == []
+
+
+def test_phases_take_what_they_do_not_name_from_the_configuration():
+    config = load(DIGITS, ["density=0.05", "selector=exact"])
+    first, second = config.phases
+    assert config.reducer_config(first) == {
+        "name": "hitopk",
+        "density": 0.05,
+        "selector": "exact",
+        "wire": "fp32",
+    }
+    assert config.reducer_config(second) == {"name": "dense"}
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_the_reducer_of_the_command_line_replaces_the_default_of_the_file(name):
+    assert [phase.reducer for phase in load(DIGITS, [f"reducer={name}"]).phases] == [name, "dense"]
+
+
+def test_the_command_line_reaches_into_phases():
+    config = load(DIGITS, ["phases.0.epochs=3", "phases[1].learning_rate.end=0.5"])
+    assert config.phases[0].epochs == 3
+    assert config.phases[1].learning_rate.end == 0.5
+
+
+def test_the_resolved_configuration_is_read_back_equal(tmp_path):
+    config = load(DIGITS, ["density=0.25"])
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+
+
+def test_the_learning_rate_goes_in_a_straight_line_from_start_to_end():
+    rate = load(DIGITS, ["phases.1.learning_rate={start: 1.0, end: 0.0}"]).phases[1].learning_rate
+    assert [rate.at(step, 5) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rate.at(0, 1) == 1.0
+
+
+def test_a_default_that_no_phase_uses_is_warned_of():
+    config = load(DIGITS, ["reducer=dense"])
+    assert warnings(config) == ["density=0.01 has no effect: no phase has a reducer that takes it"]
+
+
+WRONG = {
+    "densty=0.1": 'densty: unknown key, did you mean "density"?',
+    "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density"?',
+    "phases.0.learning_rate.stat=1": 'phases[0].learning_rate.stat: unknown key, did you mean "start"?',
+    "density=1.5": "density: expected a number in (0, 1], got 1.5",
+    "density=0": "density: expected a number in (0, 1], got 0",
+    "density=.nan": "density: expected a number in (0, 1], got nan",
+    "density=abc": "density: expected a number in (0, 1], got 'abc'",
+    "density=true": "density: expected a number in (0, 1], got True",
+    "phases.1.density=0.1": "phases[1].density: expected none, the reducer of this phase (dense) takes no",
+    "reducer=hitopkk": 'reducer: unknown reducer "hitopkk" (known: dense, hitopk), did you mean "hitopk"?',
+    "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk), did you mean "exact"?',
+    "wire=fp33": 'wire: unknown codec "fp33" (known: fp32), did you mean "fp32"?',
+    "model=resnet9": 'model: unknown model "resnet9" (known: resnet8), did you mean "resnet8"?',
+    "dataset=digit": 'dataset: unknown dataset "digit" (known: digits), did you mean "digits"?',
+    "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",
+    "phases.0.epochs=2.5": "phases[0].epochs: expected a whole number from 1, got 2.5",
+    "phases.0.learning_rate=1": "phases[0].learning_rate: expected the keys start, end, got 1",
+    "phases.0.learning_rate.start=-1": "phases[0].learning_rate.start: expected a number from 0, got -1",
+    "momentum=1": "momentum: expected a number in [0, 1), got 1",
+    "ranks_per_node=[]": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got []",
+    "ranks_per_node=0": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got 0",
+    "phases=[]": "phases: expected a list of one phase or more, got []",
+    "phases=[3]": "phases[0]: expected the keys epochs, input_size, batch_size, learning_rate",
+    "name=a/b": "name: expected letters, digits, '_', '.' and '-', got 'a/b'",
+    "output=3": "output: expected a valid string, got 3",
+    "seed": "seed: expected key=value",
+    "=3": "=3: expected key=value",
+    "seed=[1": "seed=[1: expected a YAML value, got '[1'",
+    "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
+    "output=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_wrong_word_is_one_line_with_key_value_and_what_was_expected(word):
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, [word])
+    assert WRONG[word] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file, expected a YAML configuration"),
+        ("", "name: missing, expected a value (and 3 more)"),
+        ("- a\n- b\n", "expected keys and values, got ['a', 'b']"),
+        ("a: 1\n b: 2\n", "line 2: not YAML"),
+        (b"\xff\xfe\xa0", "cannot be read"),
+    ],
+    ids=["missing", "empty", "list", "syntax", "binary"],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
+    path = tmp_path / "run.yaml"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_not_a_configuration(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load(tmp_path)

@@ -1,0 +1,200 @@
+"""Training runs as users start them: real processes, real data."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commlib import REDUCERS
+from tests.launching import BESIDE_PYTHON, DIGITS, launch, mpirun, python_on_ranks, run, tail
+
+pytestmark = pytest.mark.launch
+
+BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
+PARAMETERS = 77_754  # of resnet8 with one channel and ten classes
+
+
+def lines_of(folder: Path) -> list[dict]:
+    """Return the metrics of the one run in ``folder/runs``."""
+    (run_folder,) = (folder / "runs").iterdir()
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
+    result = launch(4, DIGITS, cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "metrics.jsonl", "model.weights.h5"}
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert [phase["reducer"] for phase in config["phases"]] == ["hitopk", "dense"]
+
+    lines = lines_of(tmp_path)
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["input_size"] for line in epochs] == [6] * 12 + [8] * 8
+    # Σ over ranks of 2·d·(P − 1)/P values, two thirds of them between the nodes, to the rounding of d/P
+    dense = 4 * 2 * PARAMETERS * 4 * (3 / 4) * (2 / 3)
+    for line in epochs:
+        assert line["dense_inter_bytes"] == pytest.approx(line["steps"] * dense, rel=1e-4)
+        # Σ over ranks of (m − 1)·k̃ entries of 8 bytes, k̃ = round(0.01·d/2)
+        sparse = line["steps"] * 4 * 389 * 8
+        assert line["sent_inter_bytes"] == (
+            sparse if line["reducer"] == "hitopk" else line["dense_inter_bytes"]
+        )
+
+    (switch,) = [line for line in lines if line["kind"] == "switch"]
+    assert (switch["before"], switch["after"]) == ("hitopk", "dense")
+    assert switch["residual_norm"] > 0
+    (summary,) = [line for line in lines if line["kind"] == "summary"]
+    assert summary["accuracy"] >= 0.96
+    assert summary["samples"] == 360
+    assert f"test accuracy {summary['accuracy']:.1%}" in result.stdout
+    assert f"files: runs/{folder.name}" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_every_reducer_trains(tmp_path, reducer):
+    result = launch(3, DIGITS, *BRIEF, f"reducer={reducer}", cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    epochs = [line for line in lines_of(tmp_path) if line["kind"] == "epoch"]
+    assert [line["reducer"] for line in epochs] == [reducer, "dense"]
+    assert epochs[0]["loss"] < 2.0  # ln 10 = 2.3 is guessing
+
+
+def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
+    losses = []
+    for attempt in ("first", "second"):
+        (tmp_path / attempt).mkdir()
+        result = mpirun(2, "cloudtrain", "train", DIGITS, *BRIEF, "log_every=1", cwd=tmp_path / attempt)
+        assert result.returncode == 0, tail(result)
+        assert result.stdout.count("test accuracy") == 3  # two epochs and the end
+        losses.append([line["loss"] for line in lines_of(tmp_path / attempt) if line["kind"] == "step"])
+    assert len(losses[0]) == 2 * (1437 // 32)
+    assert losses[0] == losses[1]
+
+
+def test_one_process_trains_alone(tmp_path):
+    result = run("cloudtrain", "train", DIGITS, *BRIEF, cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    assert "one rank, so nothing is exchanged" in result.stdout
+    assert result.stderr == ""
+    (summary,) = [line for line in lines_of(tmp_path) if line["kind"] == "summary"]
+    assert summary["accuracy"] > 0.9
+    assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
+
+
+def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
+    result = mpirun(4, "cloudtrain", "train", DIGITS, "density=7", cwd=tmp_path)
+    assert result.returncode != 0
+    said = [line for line in result.stderr.splitlines() if "cloudtrain:" in line]
+    assert said == [f"cloudtrain: {DIGITS}: density: expected a number in (0, 1], got 7"]
+    assert "Traceback" not in result.stderr + result.stdout
+    assert "Exit code:    2" in result.stderr  # mpirun's own account
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("ranks_per_node=[1,2]", "ranks_per_node: expected counts that add to 2 ranks, got [1, 2]"),
+        ("phases.0.batch_size=800", "phases[0].batch_size: expected at most the 1437 training samples"),
+        ("output=/proc/none", "output: /proc/none: expected a folder that can be written"),
+    ],
+)
+def test_what_only_the_running_job_can_know_is_one_line_too(tmp_path, word, message):
+    result = launch(2, DIGITS, word, cwd=tmp_path)
+    assert result.returncode == 2, tail(result)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def test_alone_and_through_launch_a_wrong_configuration_exits_with_status_2(tmp_path):
+    for command in (("train",), ("launch", "-np", "4")):
+        result = run("cloudtrain", *command, DIGITS, "reducer=hitopkk", cwd=tmp_path)
+        assert result.returncode == 2
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert 'unknown reducer "hitopkk" (known: dense, hitopk), did you mean "hitopk"?' in line
+
+
+def test_an_error_that_one_rank_alone_has_ends_all_of_them_with_its_line():
+    program = (
+        "from training.job import together, world\n"
+        "comm = world()\n"
+        "def check():\n"
+        "    if comm.rank == 2: raise ValueError('this node has no such file')\n"
+        "together(comm, check)\n"
+        "print('went on')"
+    )
+    result = python_on_ranks(4, program)
+    assert result.returncode != 0
+    assert result.stderr.count("cloudtrain: this node has no such file") == 1
+    assert "went on" not in result.stdout
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once():
+    program = (
+        "from commlib.transport import mpi\n"
+        "comm = mpi.world()\n"
+        "with mpi.abort_on_error():\n"
+        "    if comm.rank == 1: raise RuntimeError('the disk is gone')\n"
+        "    comm.barrier()\n"  # the others wait here for a rank that will not come
+        "print('went on')"
+    )
+    result = python_on_ranks(4, program)
+    assert result.returncode != 0
+    assert result.stderr.count("rank 1 of 4 on ") == 1
+    assert result.stderr.count("Traceback") == 1
+    assert result.stderr.count("RuntimeError: the disk is gone") == 1
+    assert "went on" not in result.stdout
+
+
+def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceback(tmp_path):
+    # a sitecustomize that breaks one rank's data in its second batch; everything else is the real command
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, datacache.cache as cache\n"
+        "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
+        "    whole = cache.DataCache.batches\n"
+        "    def broken(self, *words, **options):\n"
+        "        for number, batch in enumerate(whole(self, *words, **options)):\n"
+        "            if number: raise OSError('the disk is gone')\n"
+        "            yield batch\n"
+        "    cache.DataCache.batches = broken\n"
+    )
+    result = run(
+        "env", f"PYTHONPATH={tmp_path}", "cloudtrain", "launch", "-np", "3", DIGITS, *BRIEF, cwd=tmp_path
+    )
+    assert result.returncode == 1, tail(result)
+    assert result.stderr.count("rank 1 of 3 on ") == 1
+    assert result.stderr.count("Traceback") == 1
+    assert result.stderr.rstrip().endswith("OSError: the disk is gone")
+
+
+def test_training_that_diverges_ends_and_says_so(tmp_path):
+    result = launch(2, DIGITS, *BRIEF, "phases.0.learning_rate={start: 1e30, end: 1e30}", cwd=tmp_path)
+    assert result.returncode == 1, tail(result)
+    assert "20 steps in a row had a NaN or an infinity in their gradients" in result.stderr
+    assert "the learning rate is 1e+30: try a smaller one" in result.stderr
+
+
+def test_a_launch_over_gloo_is_refused_with_the_way_to_launch(tmp_path):
+    result = run(
+        "horovodrun", "--gloo", "-np", "2", str(BESIDE_PYTHON / "cloudtrain"), "train", DIGITS, cwd=tmp_path
+    )
+    assert result.returncode != 0
+    said = [line for line in result.stderr.splitlines() if "cloudtrain: " in line]
+    assert len(said) == 1, tail(result)
+    assert "Horovod was started with 2 ranks and MPI with 1" in said[0]
+    assert "cloudtrain launch -np 2 CONFIG" in said[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_names_its_version_and_refuses_what_it_does_not_know():
+    assert run("cloudtrain", "--version").stdout == "cloudtrain 0.1.0\n"
+    for words in (("trian", DIGITS), ("train",), ("launch", DIGITS), ("launch", "-np", "0", DIGITS)):
+        result = run("cloudtrain", *words)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert "Error" in result.stderr

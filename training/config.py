@@ -1,0 +1,275 @@
+"""The schema of ``configs/*.yaml``, and how a file and ``key=value`` words become a checked configuration.
+
+Everything wrong is a :class:`ConfigurationError` of one line that names the key, the value and what was
+expected. Command line comes before file comes before default.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from commlib import CODECS, REDUCERS, SELECTORS
+from commlib.errors import UnknownName, look_up, suggestion
+from commlib.reducers import reducer_options
+from training.datasets import DATASETS
+from training.models import MODELS
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be run; one line says why."""
+
+
+def _problem(text: str, key: str = "") -> PydanticCustomError:
+    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key})
+
+
+def _expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
+    """Accept the values for which ``holds``; say of any other what was expected."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise _problem(f"expected {expected}, got {value!r}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
+    """Accept the names of a table; list them, and the nearest, for any other."""
+
+    def check(name: str) -> str:
+        try:
+            look_up(table, kind, name)
+        except UnknownName as error:
+            raise _problem(str(error)) from error
+        return name
+
+    return AfterValidator(check)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least  # True is an int to Python, and never what was meant
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_layout(value: Any) -> bool:
+    counts = value if isinstance(value, list) else [value]
+    return value is None or (len(counts) > 0 and all(_is_whole(count, 1) for count in counts))
+
+
+Count = Annotated[int, _expect("a whole number from 1", lambda value: _is_whole(value, 1))]
+Seed = Annotated[int, _expect("a whole number from 0", lambda value: _is_whole(value, 0))]
+Rate = Annotated[float, _expect("a number from 0", lambda value: _is_number(value) and value >= 0)]
+Momentum = Annotated[float, _expect("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1)]
+Density = Annotated[float, _expect("a number in (0, 1]", lambda value: _is_number(value) and 0 < value <= 1)]
+Layout = Annotated[
+    int | list[int] | None, _expect("a number of ranks, or a list of them, one a node", _is_layout)
+]
+FileName = Annotated[
+    str,
+    _expect(
+        "letters, digits, '_', '.' and '-'",
+        lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
+    ),
+]
+DatasetName = Annotated[str, _name_in(DATASETS, "dataset")]
+ModelName = Annotated[str, _name_in(MODELS, "model")]
+ReducerName = Annotated[str, _name_in(REDUCERS, "reducer")]
+SelectorName = Annotated[str, _name_in(SELECTORS, "selector")]
+CodecName = Annotated[str, _name_in(CODECS, "codec")]
+
+
+class Record(BaseModel):
+    """Unknown keys and wrong types are refused; records do not change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LearningRate(Record):
+    """From ``start`` to ``end`` in a straight line over the steps of the phase."""
+
+    start: Rate
+    end: Rate
+
+    def at(self, step: int, steps: int) -> float:
+        """Return the learning rate of step ``step`` of ``steps``."""
+        return self.start + (self.end - self.start) * step / max(1, steps - 1)
+
+
+class Phase(Record):
+    """A run of epochs with one input size, batch size and reducer.
+
+    ``batch_size`` is per rank; ``reducer``, ``density``, ``selector`` and ``wire`` default to those of the
+    configuration.
+    """
+
+    epochs: Count
+    input_size: Count
+    batch_size: Count
+    learning_rate: LearningRate
+    reducer: ReducerName | None = None
+    density: Density | None = None
+    selector: SelectorName | None = None
+    wire: CodecName | None = None
+
+
+Phases = Annotated[
+    list[Phase], _expect("a list of one phase or more", lambda value: isinstance(value, list) and value != [])
+]
+
+
+class Config(Record):
+    """A training run.
+
+    ``ranks_per_node`` emulates nodes: a count, or a list of counts; discovered by host name without it.
+    ``reducer`` and what follows are the defaults of all phases; ``output`` is the folder of the run's folder.
+    """
+
+    name: FileName
+    dataset: DatasetName
+    model: ModelName
+    phases: Phases
+    seed: Seed = 1
+    momentum: Momentum = 0.9
+    ranks_per_node: Layout = None
+    reducer: ReducerName = "dense"
+    density: Density = 0.01
+    selector: SelectorName = "mstopk"
+    wire: CodecName = "fp32"
+    log_every: Count = 10
+    output: str = "runs"
+
+    @model_validator(mode="after")
+    def _phase_settings_have_an_effect(self) -> "Config":
+        for number, phase in enumerate(self.phases):
+            name = phase.reducer or self.reducer
+            for option in ("density", "selector", "wire"):
+                value = getattr(phase, option)
+                if value is not None and option not in reducer_options(name):
+                    raise _problem(
+                        f"expected none, the reducer of this phase ({name}) takes no {option}; got {value}",
+                        key=f"phases[{number}].{option}",
+                    )
+        return self
+
+    def reducer_config(self, phase: Phase) -> dict[str, Any]:
+        """Return the reducer of a phase and its options, as :func:`commlib.make_reducer` takes them."""
+        name = phase.reducer or self.reducer
+        chosen = {option: getattr(phase, option) for option in reducer_options(name)}
+        return {"name": name} | {
+            option: getattr(self, option) if value is None else value for option, value in chosen.items()
+        }
+
+    def resolved(self) -> "Config":
+        """Return the configuration with every phase's reducer and options written out."""
+        phases = []
+        for phase in self.phases:
+            reducer = self.reducer_config(phase)
+            phases.append(phase.model_copy(update={"reducer": reducer.pop("name"), **reducer}))
+        return self.model_copy(update={"phases": phases})
+
+    def to_yaml(self) -> str:
+        """Return the configuration as YAML that ``load`` reads back."""
+        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the checked configuration of a YAML file, with ``key=value`` words put on top.
+
+    Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
+    """
+    content = _read(Path(path))
+    for word in overrides:
+        _put(content, word)
+    try:
+        plain = OmegaConf.to_container(content, resolve=True)
+        return Config.model_validate(plain).resolved()
+    except ValidationError as error:
+        problems = [_describe(detail) for detail in error.errors()]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigurationError(f"{path}: {problems[0]}{more}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{path}: {str(error).splitlines()[0]}") from error
+
+
+def warnings(config: Config) -> list[str]:
+    """Return a line for every setting that has no effect in this run."""
+    used = {option for phase in config.phases for option in reducer_options(phase.reducer or config.reducer)}
+    given = [name for name in ("density", "selector", "wire") if name in config.model_fields_set]
+    return [
+        f"{option}={getattr(config, option)} has no effect: no phase has a reducer that takes it"
+        for option in given
+        if option not in used
+    ]
+
+
+def _read(path: Path) -> Any:
+    try:
+        content = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: no such file, expected a YAML configuration") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" line {place.line + 1}:" if place else ""
+        raise ConfigurationError(f"{path}:{line} not YAML: {getattr(error, 'problem', error)}") from error
+    if not OmegaConf.is_dict(content):
+        raise ConfigurationError(f"{path}: expected keys and values, got {OmegaConf.to_container(content)!r}")
+    return content
+
+
+def _put(content: Any, word: str) -> None:
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise ConfigurationError(f"{word}: expected key=value")
+    try:
+        value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[index,call-overload]
+        OmegaConf.update(content, key, value, force_add=True)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{word}: expected a YAML value, got {text!r}") from error
+    except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{word}: the configuration has no place {key}") from error
+
+
+def _describe(detail: ErrorDetails) -> str:
+    """Return ``key: what is wrong`` for one finding of pydantic."""
+    place = detail["loc"]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    if detail["type"] == "problem":
+        context = detail["ctx"]
+        return f"{context['key'] or key}: {context['problem']}"
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(place[:-1])
+        return f"{key}: unknown key{suggestion(str(place[-1]), known)} (known here: {', '.join(known)})"
+    if detail["type"] == "missing":
+        return f"{key}: missing, expected a value"
+    if detail["type"] == "model_type":
+        known = _fields_at(place)
+        return f"{key}: expected the keys {', '.join(known)}, got {detail['input']!r}"
+    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {detail['input']!r}"
+
+
+def _fields_at(place: Sequence[str | int]) -> list[str]:
+    """Return the known keys of the record at a place in the configuration."""
+    record: type[BaseModel] = Config
+    if place and place[0] == "phases":
+        record = LearningRate if "learning_rate" in place else Phase
+    return list(record.model_fields)

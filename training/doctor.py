@@ -1,0 +1,188 @@
+"""``cloudtrain doctor``: what this machine has, and how to mend what is missing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+GIB = 1 << 30
+SHARED_MEMORY_GIB = 1
+INSTALL = "run ./scripts/install.sh"
+REBUILD = "remove ~/.cache/cloudtrain/wheels and .venv, then " + INSTALL
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. ``remedy`` is empty where nothing is wrong; a note is no problem by itself."""
+
+    subject: str
+    text: str
+    remedy: str = ""
+    is_note: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Return ``ok``, ``note`` or ``problem``."""
+        if self.is_note:
+            return "note"
+        return "problem" if self.remedy else "ok"
+
+
+def check_python() -> Finding:
+    """Compare Python with the versions that TensorFlow 2.18 has wheels for."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return Finding("Python", found)
+    return Finding(
+        "Python", f"{found}, expected 3.10 to 3.12", "install one of these and remake .venv with it"
+    )
+
+
+def check_compiler() -> Finding:
+    """Find a C++ compiler; it is needed once, to build Horovod."""
+    if shutil.which("g++") is None:
+        return Finding(
+            "compiler", "no g++; Horovod cannot be built here", "apt-get install g++", is_note=True
+        )
+    return Finding("compiler", _output(["g++", "--version"]).splitlines()[0])
+
+
+def check_mpi() -> Finding:
+    """Start two ranks and let them see each other."""
+    mpirun = Path(sys.executable).parent / "mpirun"
+    if not mpirun.exists():
+        return Finding("MPI", "no mpirun beside this Python", INSTALL)
+    program = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.allreduce(1), MPI.Get_library_version())"
+    flags = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+    result = subprocess.run(
+        [mpirun, *flags, "-np", "2", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = result.stdout.splitlines()
+    if result.returncode or not lines or not lines[0].startswith("2 "):
+        said = (result.stderr or result.stdout).strip().splitlines()
+        return Finding("MPI", f"two ranks do not start: {said[-1] if said else 'no output'}", INSTALL)
+    return Finding("MPI", f"{lines[0].removeprefix('2 ').split(',')[0]}, two ranks start")
+
+
+def check_horovod() -> Finding:
+    """Load Horovod and compare what it was compiled against with the TensorFlow that is installed."""
+    program = (
+        "import json, horovod, horovod.tensorflow as h; from pathlib import Path;"
+        "built = json.loads((Path(horovod.__file__).parent / 'metadata.json').read_text());"
+        "has = [h.mpi_built(), h.gloo_built(), h.nccl_built()];"
+        "print(json.dumps([horovod.__version__, built['tensorflow'], *has]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding("Horovod", f"does not load: {reason}", REBUILD)
+    horovod, tensorflow, mpi, gloo, nccl = json.loads(result.stdout.splitlines()[-1])
+    built = ", ".join(name for name, there in (("MPI", mpi), ("Gloo", gloo), ("NCCL", nccl)) if there)
+    if tensorflow != version("tensorflow"):
+        text = f"{horovod} was compiled against TensorFlow {tensorflow}, installed is {version('tensorflow')}"
+        return Finding("Horovod", text, REBUILD)
+    if not mpi:
+        return Finding("Horovod", f"{horovod} was compiled without MPI (has {built})", REBUILD)
+    return Finding("Horovod", f"{horovod} with {built}, compiled against TensorFlow {tensorflow}")
+
+
+def check_tensorflow() -> Finding:
+    """Compare TensorFlow and Keras with the pair that works with Horovod 0.28.1."""
+    try:
+        tensorflow, keras = version("tensorflow"), version("keras")
+    except PackageNotFoundError as error:
+        return Finding("TensorFlow", f"{error.name} is not installed", INSTALL)
+    text = f"{tensorflow} with Keras {keras}"
+    if tensorflow != "2.18.1" or not (3, 8) <= tuple(map(int, keras.split(".")[:2])) <= (3, 10):
+        return Finding("TensorFlow", f"{text}, expected 2.18.1 with Keras 3.8 to 3.10", INSTALL)
+    return Finding("TensorFlow", text)
+
+
+def check_gpus() -> Finding:
+    """Find GPUs, and CuPy to use them with."""
+    if shutil.which("nvidia-smi") is None:
+        return Finding("GPUs", "none; training runs on the CPU", is_note=True)
+    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+    if not gpus:
+        return Finding("GPUs", "nvidia-smi finds none", "check the driver: nvidia-smi")
+    try:
+        cupy = version("cupy-cuda12x")
+    except PackageNotFoundError:
+        return Finding("GPUs", f"{len(gpus)} × {gpus[0]}, but no CuPy", "run ./scripts/install.sh gpu")
+    return Finding("GPUs", f"{len(gpus)} × {gpus[0]}, CuPy {cupy}")
+
+
+def check_shared_memory() -> Finding:
+    """Measure the room in /dev/shm, through which the ranks of a node talk."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free / GIB
+    except OSError as error:
+        return Finding("shared memory", f"no /dev/shm: {error}", "mount -t tmpfs tmpfs /dev/shm")
+    if free < SHARED_MEMORY_GIB:
+        text = f"{free:.2f} GiB free in /dev/shm, expected {SHARED_MEMORY_GIB}"
+        return Finding("shared memory", text, "in a container: docker run --shm-size=8g")
+    return Finding("shared memory", f"{free:.1f} GiB free in /dev/shm")
+
+
+def check_cores() -> Finding:
+    """Count the cores that ranks can have for themselves."""
+    return Finding("cores", f"{len(os.sched_getaffinity(0))}; more ranks than that share them")
+
+
+def check_ssh() -> Finding:
+    """Find ssh; it is needed to start ranks on other machines."""
+    if shutil.which("ssh") is None:
+        return Finding(
+            "ssh", "no ssh; only this machine can run ranks", "apt-get install openssh-client", True
+        )
+    return Finding("ssh", _output(["ssh", "-V"]).strip())
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_compiler,
+    check_mpi,
+    check_tensorflow,
+    check_horovod,
+    check_gpus,
+    check_shared_memory,
+    check_cores,
+    check_ssh,
+)
+
+
+def examine() -> int:
+    """Print what every check found; return 1 where one found a problem, else 0."""
+    findings = []
+    for check in CHECKS:
+        findings.append(check())
+        print("\n".join(report(findings[-1])), flush=True)
+    problems = [finding for finding in findings if finding.verdict == "problem"]
+    print(f"\n{len(problems)} problems" if problems else "\nready to train")
+    return bool(problems)
+
+
+def report(finding: Finding) -> Iterator[str]:
+    r"""Yield the lines of one finding.
+
+    >>> print(*report(Finding("ssh", "no ssh", "apt-get install openssh-client")), sep="\n")
+    problem  ssh            no ssh
+                            to mend: apt-get install openssh-client
+    """
+    yield f"{finding.verdict:<8} {finding.subject:<14} {finding.text}"
+    if finding.remedy:
+        yield f"{'':<23} to mend: {finding.remedy}"
+
+
+def _output(command: list[str]) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout or result.stderr

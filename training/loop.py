@@ -1,0 +1,234 @@
+"""The training loop: ``tf.GradientTape``, a reducer between gradients and optimizer, phase after phase."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from commlib import LinkBytes, Report, Topology, cost
+from commlib.tensorflow import DistributedGradients
+from datacache import Batch, DataCache
+from training.config import Config, Phase
+from training.datasets import Dataset
+from training.job import threads_per_rank
+from training.metrics import RunFolder
+from training.models import MODELS
+from training.progress import Progress
+from training.replicas import average_statistics, broadcast_weights, check_equal_weights
+from training.summary import PhaseResult, Summary, megabytes
+
+VOID_STEPS_IN_A_ROW = 20
+EVALUATION_BATCH = 256
+
+
+class TrainingDiverged(RuntimeError):
+    """So many steps in a row were not finite that going on is a waste."""
+
+
+def prepare_tensorflow(seed: int, rank: int) -> None:
+    """Share the cores between the ranks of this machine, seed, and start Horovod."""
+    tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank())
+    tf.config.threading.set_inter_op_parallelism_threads(threads_per_rank())
+    keras.utils.set_random_seed(seed + rank)  # ranks differ in what they draw; weights are broadcast
+    hvd.init()
+
+
+class Trainer:
+    """One run of a configuration on the ranks of ``topology``."""
+
+    def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
+        self.config = config
+        self.topology = topology
+        self.dataset = dataset
+        self.rank, self.size = topology.world.rank, topology.world.size
+        self.model = MODELS[config.model](dataset.channels, dataset.classes)
+        self.optimizer = keras.optimizers.SGD(momentum=config.momentum)
+        # Built before any step is traced: what is built inside a trace stays frozen in it.
+        self.optimizer.build(self.model.trainable_variables)
+        broadcast_weights(self.model, self.optimizer)
+        self.gradients = DistributedGradients(
+            topology, self.model.trainable_variables, config.reducer_config(config.phases[0])
+        )
+
+    def run(self, folder: RunFolder | None, progress: Progress) -> Summary:
+        """Train all phases; rank 0 writes to ``folder``, the others have none."""
+        start = time.perf_counter()
+        progress.say(self._introduction())
+        summary = Summary(correct=0, samples=0, seconds=0.0)
+        epoch = 0
+        for number, phase in enumerate(self.config.phases):
+            if number:
+                self._switch(self.config.phases[number - 1], phase, folder, progress)
+            session = _PhaseSession(self, phase, folder, progress)
+            for _ in range(phase.epochs):
+                summary.correct, summary.samples = session.train_epoch(epoch)
+                epoch += 1
+            summary.phases.append(session.result)
+        summary.seconds = time.perf_counter() - start
+        if folder is not None:
+            folder.save_weights(self.model)
+            folder.write("summary", accuracy=summary.accuracy, **asdict(summary))
+        return summary
+
+    def _introduction(self) -> str:
+        config, nodes = self.config, [len(node) for node in self.topology.nodes]
+        data = f"{len(self.dataset.training):,} training and {len(self.dataset.test):,} test samples"
+        model = f"{config.model}: {self.gradients.size:,} weights"
+        if self.size == 1:
+            return (
+                f"{config.dataset}: {data}; {model}; one rank, so nothing is exchanged and no reducer is used"
+            )
+        emulated = "emulated " if config.ranks_per_node else ""
+        return f"{config.dataset}: {data}; {model}; {self.size} ranks on {len(nodes)} {emulated}nodes {nodes}"
+
+    def _switch(self, before: Phase, after: Phase, folder: RunFolder | None, progress: Progress) -> None:
+        residual = float(np.linalg.norm(self.gradients.reducer.residual))
+        self.gradients.switch(self.config.reducer_config(after))
+        progress.say(
+            f"switch from {before.reducer} to {after.reducer}: "
+            f"the residual (norm {residual:.3g} on rank 0) goes into the next step"
+        )
+        if folder is not None:
+            folder.write("switch", before=before.reducer, after=after.reducer, residual_norm=residual)
+
+
+class _PhaseSession:
+    """One phase of a trainer: its cache, its traced step, its counters."""
+
+    def __init__(self, trainer: Trainer, phase: Phase, folder: RunFolder | None, progress: Progress) -> None:
+        self.trainer, self.phase, self.folder, self.progress = trainer, phase, folder, progress
+        self.cache = DataCache(trainer.dataset.training, phase.input_size)
+        self.test = DataCache(trainer.dataset.test, phase.input_size)
+        self.steps = phase.epochs * (len(self.cache) // (phase.batch_size * trainer.size))
+        self.step = 0
+        self.voided_in_a_row = 0
+        self.result = PhaseResult(
+            trainer.config.reducer_config(phase)["name"], phase.input_size, phase.epochs
+        )
+        self._train_step = _traced_step(trainer, phase)
+        self._predict = tf.function(
+            lambda images: trainer.model(images, training=False), reduce_retracing=True
+        )
+
+    def train_epoch(self, epoch: int) -> tuple[int, int]:
+        """Train on every batch of an epoch, then test; return correct answers and samples."""
+        trainer, phase = self.trainer, self.phase
+        start, losses, sent = time.perf_counter(), [], LinkBytes()
+        for batch in self.cache.batches(
+            trainer.rank, trainer.size, epoch, batch_size=phase.batch_size, seed=trainer.config.seed
+        ):
+            loss, report = self._train(batch)
+            losses.append(loss)
+            sent += report.traffic.sent
+            if self.step % trainer.config.log_every == 0:
+                self._log_step(epoch, loss, report)
+        seconds = time.perf_counter() - start
+        correct, samples = self._evaluate()
+        self._log_epoch(epoch, losses, sent, seconds, correct / samples)
+        return correct, samples
+
+    def _train(self, batch: Batch) -> tuple[float, Report]:
+        trainer = self.trainer
+        trainer.optimizer.learning_rate.assign(self.phase.learning_rate.at(self.step, self.steps))
+        loss = float(self._train_step(tf.constant(batch.images), tf.constant(batch.labels)))
+        self.step += 1
+        report = trainer.gradients.reducer.last
+        assert report is not None
+        self.voided_in_a_row = 0 if report.finite else self.voided_in_a_row + 1
+        self.result.void_steps += not report.finite
+        if self.voided_in_a_row == VOID_STEPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{VOID_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
+                f"the learning rate is {float(trainer.optimizer.learning_rate):g}: try a smaller one"
+            )
+        return loss, report
+
+    def _evaluate(self) -> tuple[int, int]:
+        """Return correct answers and samples of the test part, each counted once over all ranks."""
+        trainer = self.trainer
+        average_statistics(trainer.model)
+        check_equal_weights(trainer.model, trainer.topology.world)
+        correct = samples = 0
+        for batch in self.test.evaluation_batches(trainer.rank, trainer.size, batch_size=EVALUATION_BATCH):
+            answers = np.argmax(self._predict(tf.constant(batch.images)), axis=1)
+            correct += int((answers == batch.labels).sum())
+            samples += len(batch.labels)
+        total = trainer.topology.world.agree([correct, samples]).sum(axis=0)
+        return int(total[0]), int(total[1])
+
+    def _log_step(self, epoch: int, loss: float, report: Report) -> None:
+        self.progress.update(
+            f"epoch {epoch + 1}  step {self.step}/{self.steps} of {self.result.reducer}"
+            f" at {self.phase.input_size} px  loss {loss:.3f} (rank 0)"
+        )
+        if self.folder is not None:
+            self.folder.write(
+                "step",
+                epoch=epoch,
+                step=self.step,
+                loss=loss,
+                learning_rate=float(self.trainer.optimizer.learning_rate),
+                finite=report.finite,
+                selected=report.selected,
+                applied=report.applied,
+                traffic=asdict(report.traffic),
+                stage_seconds=asdict(report.seconds),
+            )
+
+    def _log_epoch(
+        self, epoch: int, losses: list[float], sent: LinkBytes, seconds: float, accuracy: float
+    ) -> None:
+        trainer, result = self.trainer, self.result
+        dense = len(losses) * cost.dense(trainer.topology.nodes, trainer.rank, trainer.gradients.size).inter
+        intra, inter, dense = map(
+            int, trainer.topology.world.agree([sent.intra, sent.inter, dense]).sum(axis=0)
+        )
+        result.sent += inter
+        result.dense += dense
+        loss = float(hvd.allreduce(tf.constant(np.mean(losses)), op=hvd.Average))
+        rate = len(losses) * self.phase.batch_size * trainer.size / seconds
+        between = f"  between nodes {megabytes(inter)} (dense {megabytes(dense)})" if dense else ""
+        self.progress.say(
+            f"epoch {epoch + 1:>2}/{sum(phase.epochs for phase in trainer.config.phases)}"
+            f"  {result.reducer:<7} {self.phase.input_size} px  loss {loss:.3f}"
+            f"  test accuracy {accuracy:6.1%}  {rate:7,.0f} images/s{between}"
+        )
+        if self.folder is not None:
+            self.folder.write(
+                "epoch",
+                epoch=epoch,
+                reducer=result.reducer,
+                input_size=self.phase.input_size,
+                steps=len(losses),
+                loss=loss,
+                accuracy=accuracy,
+                train_seconds=seconds,
+                sent_intra_bytes=intra,
+                sent_inter_bytes=inter,
+                dense_inter_bytes=dense,
+            )
+
+
+def _traced_step(trainer: Trainer, phase: Phase) -> Callable[..., Any]:
+    """Return the compiled step of a phase: one graph for its input and batch size."""
+    model, optimizer, gradients = trainer.model, trainer.optimizer, trainer.gradients
+    variables = model.trainable_variables
+    shape = (phase.batch_size, phase.input_size, phase.input_size, trainer.dataset.channels)
+
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec(shape[:1], tf.int64)])
+    def step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            loss = tf.reduce_mean(losses)
+        means, finite = gradients.reduce(tape.gradient(loss, [variable.value for variable in variables]))
+        if finite:
+            optimizer.apply(means, variables)
+        return loss
+
+    return step

@@ -1,0 +1,77 @@
+"""What a run says while it trains: a live line in a terminal, a plain line now and then elsewhere.
+
+Under MPI, rank 0 writes to a pipe that the launcher reads (or to a pseudo-terminal that MPI made up, which
+is no better). There ``cloudtrain launch`` is the one with a terminal: it sets ``CLOUDTRAIN_LIVE``, rank 0
+marks the lines that may be replaced, and the launcher shows them live.
+"""
+
+import os
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+LIVE_VARIABLE = "CLOUDTRAIN_LIVE"
+LIVE_MARK = "\x1fcloudtrain-live\x1f"
+
+PLAIN_SECONDS = 5.0  # between plain lines: a log file of a week stays small
+LIVE_SECONDS = 0.5
+
+
+class Screen:
+    """A terminal with lines that stay and, below them, one that is replaced."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self._console.print(line, markup=False)
+
+    def update(self, line: str) -> None:
+        """Replace the live line."""
+        self._live.start()
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def close(self) -> None:
+        """Take the live line away."""
+        self._live.stop()
+
+
+class Progress:
+    """The lines of rank 0; the other ranks make a silent one."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        is_alone = "OMPI_COMM_WORLD_SIZE" not in os.environ
+        self._screen = Screen() if is_alone and sys.stdout.isatty() else None
+        self._mark = LIVE_MARK if os.environ.get(LIVE_VARIABLE) else ""
+        self._seconds = LIVE_SECONDS if self._screen or self._mark else PLAIN_SECONDS
+        self._last = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        if self._silent:
+            return
+        if self._screen:
+            self._screen.say(line)
+        else:
+            print(line, flush=True)
+
+    def update(self, line: str) -> None:
+        """Show where the run is now, unless it was shown a moment ago."""
+        if self._silent or time.monotonic() - self._last < self._seconds:
+            return
+        self._last = time.monotonic()
+        if self._screen:
+            self._screen.update(line)
+        else:
+            print(self._mark + line, flush=True)
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self._screen:
+            self._screen.close()

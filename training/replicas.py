@@ -1,0 +1,45 @@
+"""The ranks' copies of one model: made equal, kept equal, checked.
+
+Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2.
+"""
+
+import hashlib
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from commlib import Communicator, RanksDisagree
+
+
+def broadcast_weights(model: Any, optimizer: Any) -> None:
+    """Give every rank the weights and the optimizer state of rank 0.
+
+    Weights, not all variables: the states of random generators must differ between ranks.
+    """
+    hvd.broadcast_variables([variable.value for variable in model.weights + optimizer.variables], 0)
+
+
+def average_statistics(model: Any) -> None:
+    """Give every rank the mean of the ranks' BatchNormalization statistics."""
+    statistics = model.non_trainable_weights
+    if not statistics or hvd.size() == 1:
+        return
+    flat = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], axis=0)
+    mean = hvd.allreduce(flat, op=hvd.Average)
+    sizes = [int(np.prod(variable.shape)) for variable in statistics]
+    for variable, part in zip(statistics, tf.split(mean, sizes), strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
+
+
+def check_equal_weights(model: Any, comm: Communicator) -> None:
+    """Raise :class:`commlib.RanksDisagree` where the ranks' trainable weights differ by a bit."""
+    digest = hashlib.blake2b(digest_size=8)
+    for variable in model.trainable_variables:
+        digest.update(variable.numpy().tobytes())
+    own = int.from_bytes(digest.digest(), "little", signed=True)
+    digests = comm.agree([own])[:, 0]
+    if (digests != digests[0]).any():
+        others = np.flatnonzero(digests != digests[0]).tolist()
+        raise RanksDisagree(f"the weights of ranks {others} differ from those of rank 0")
