@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
-echo "cloudtrain: cloudtrain launch -np 4 configs/digits.yaml $*" >&2
+echo "cloudtrain: training, with: cloudtrain launch -np 4 configs/digits.yaml${*:+ $*}" >&2
 exec .venv/bin/cloudtrain launch -np 4 configs/digits.yaml "$@"

@@ -1,0 +1,55 @@
+"""How many entries a density selects."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commlib import InvalidArgument
+from commlib.density import check_density, entries
+
+
+@pytest.mark.parametrize(
+    "density, size, k",
+    [
+        (0.01, 25_557_032, 255_570),  # ResNet-50
+        (0.001, 1000, 1),
+        (0.001, 1499, 1),
+        (0.001, 1501, 2),
+        (1e-9, 1000, 1),  # never none
+        (0.3, 1, 1),
+        (1.0, 4099, 4099),
+        (0.5, 0, 0),
+        (0.25, 2**40, 2**38),
+    ],
+)
+def test_k_is_the_rounded_share_but_at_least_one(density, size, k):
+    assert entries(density, size) == k
+
+
+@given(density=st.floats(1e-12, 1), size=st.integers(1, 2**40))
+def test_k_lies_between_one_and_the_size_and_half_an_entry_from_the_share(density, size):
+    k = entries(density, size)
+    assert 1 <= k <= size
+    assert k == 1 or abs(k - density * size) <= 0.5
+
+
+@pytest.mark.parametrize("density", [1e-300, 0.01, 1, 1.0])
+def test_a_density_above_zero_up_to_one_is_returned_as_a_float(density):
+    assert check_density(density) == density
+    assert type(check_density(density)) is float
+
+
+@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.0000001, 2, math.inf, -math.inf, math.nan])
+def test_a_density_outside_is_refused_with_its_value(density):
+    with pytest.raises(InvalidArgument) as caught:
+        check_density(density)
+    assert str(caught.value) == f"density: expected a number in (0, 1], got {density}"
+
+
+@pytest.mark.parametrize("density", ["0.01", None, True, [0.1], 0.5j], ids=repr)
+def test_a_density_that_is_no_number_is_refused_with_its_value(density):
+    with pytest.raises(InvalidArgument) as caught:
+        check_density(density)
+    assert str(caught.value) == f"density: expected a number in (0, 1], got {density!r}"

@@ -1,0 +1,49 @@
+"""The tree of exceptions, and what a misspelt name is answered."""
+
+import inspect
+
+import pytest
+
+from commlib import errors
+from commlib.errors import CommlibError, UnknownName, look_up, suggestion
+
+EXCEPTIONS = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, Exception)]
+TABLE = {"dense": 1, "hitopk": 2, "gtopk": 3}
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_every_exception_is_a_commlib_error_and_drawn_in_the_tree(exception):
+    assert issubclass(exception, CommlibError)
+    assert exception.__name__ in errors.__doc__
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
+def test_what_a_caller_got_wrong_is_a_value_error_and_what_a_peer_did_is_not(exception):
+    is_users = exception.__name__ in {"UnknownName", "InvalidArgument", "NonFiniteInput"}
+    assert issubclass(exception, ValueError) == is_users
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_known_name_is_found(name):
+    assert look_up(TABLE, "reducer", name) == TABLE[name]
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("hitopkk", 'unknown reducer "hitopkk" (known: dense, hitopk, gtopk), did you mean "hitopk"?'),
+        ("Dense", 'unknown reducer "Dense" (known: dense, hitopk, gtopk), did you mean "dense"?'),
+        ("qqq", 'unknown reducer "qqq" (known: dense, hitopk, gtopk)'),
+        ("", 'unknown reducer "" (known: dense, hitopk, gtopk)'),
+    ],
+)
+def test_an_unknown_name_lists_the_known_in_their_order_and_suggests_the_nearest(name, message):
+    with pytest.raises(UnknownName) as caught:
+        look_up(TABLE, "reducer", name)
+    assert str(caught.value) == message
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_nothing_is_suggested_from_nothing():
+    assert suggestion("dense", []) == ""

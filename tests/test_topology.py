@@ -1,0 +1,174 @@
+"""Which ranks share a node, and what is counted over which link."""
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, LinkBytes, Topology, Traffic
+from commlib.topology import node_of_ranks
+from commlib.transport import simulated
+
+# World size and ranks per node, and the nodes that they make.
+LAYOUTS = {
+    "even": (6, 3, ((0, 1, 2), (3, 4, 5))),
+    "last-node-smaller": (5, 2, ((0, 1), (2, 3), (4,))),
+    "counts": (6, [1, 3, 2], ((0,), (1, 2, 3), (4, 5))),
+    "one-node": (3, 3, ((0, 1, 2),)),
+    "node-not-full": (3, 8, ((0, 1, 2),)),
+    "one-rank-a-node": (3, 1, ((0,), (1,), (2,))),
+    "alone": (1, 1, ((0,),)),
+}
+
+
+@pytest.fixture(params=LAYOUTS.values(), ids=list(LAYOUTS))
+def layout(request):
+    return request.param
+
+
+def test_the_node_of_every_rank_follows_from_a_number_or_from_counts(layout):
+    world_size, ranks_per_node, nodes = layout
+    expected = [node for rank in range(world_size) for node, ranks in enumerate(nodes) if rank in ranks]
+    assert node_of_ranks(world_size, ranks_per_node) == expected
+
+
+@pytest.mark.parametrize(
+    "world_size, ranks_per_node, message",
+    [
+        (4, 0, "ranks_per_node: expected at least 1, got 0"),
+        (4, -2, "ranks_per_node: expected at least 1, got -2"),
+        (4, [3, 2], "ranks_per_node: expected counts that add to 4 ranks, got [3, 2]"),
+        (4, [3], "ranks_per_node: expected counts that add to 4 ranks, got [3]"),
+        (4, [4, 0], "ranks_per_node: expected counts that add to 4 ranks, got [4, 0]"),
+        (4, [5, -1], "ranks_per_node: expected counts that add to 4 ranks, got [5, -1]"),
+        (4, (), "ranks_per_node: expected counts that add to 4 ranks, got []"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_received_and_expected(world_size, ranks_per_node, message):
+    with pytest.raises(InvalidArgument) as caught:
+        node_of_ranks(world_size, ranks_per_node)
+    assert str(caught.value) == message
+    with pytest.raises(InvalidArgument) as caught:
+        simulated.run(lambda comm: Topology(comm, ranks_per_node), world_size)
+    assert str(caught.value) == message
+
+
+def places(topology):
+    return topology.nodes, topology.node_index, topology.local_rank, topology.streams
+
+
+def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
+    world_size, ranks_per_node, nodes = layout
+    discovered = simulated.run(lambda comm: places(Topology(comm)), world_size, ranks_per_node)
+    emulated = simulated.run(lambda comm: places(Topology(comm, ranks_per_node)), world_size)
+    streams = min(map(len, nodes))
+    expected = [
+        (nodes, index, node.index(rank), streams)
+        for rank in range(world_size)
+        for index, node in enumerate(nodes)
+        if rank in node
+    ]
+    assert discovered == emulated == expected
+
+
+def test_emulated_nodes_take_the_place_of_discovered_ones():
+    seen = simulated.run(lambda comm: Topology(comm, ranks_per_node=[1, 3]).nodes, 4, ranks_per_node=2)
+    assert seen == [((0,), (1, 2, 3))] * 4
+
+
+def test_without_ranks_per_node_all_simulated_ranks_share_a_node():
+    assert simulated.run(lambda comm: Topology(comm).nodes, 3) == [((0, 1, 2),)] * 3
+
+
+def test_ranks_dealt_to_hosts_in_turn_are_grouped_by_host_in_order_of_appearance():
+    def body(comm):
+        comm.host = ["zebra", "ant", "mule"][comm.rank % 3]  # as horovodrun places them with --map-by node
+        topology = Topology(comm)
+        world_ranks = [
+            array.tolist() for array in (topology.node.agree([comm.rank]), topology.stream.agree([comm.rank]))
+        ]
+        return topology.nodes, topology.node_index, topology.local_rank, world_ranks
+
+    seen = simulated.run(body, 6)
+    nodes = ((0, 3), (1, 4), (2, 5))
+    for rank in range(6):
+        node, stream = [[rank % 3], [rank % 3 + 3]], [[each + rank // 3 * 3] for each in range(3)]
+        assert seen[rank] == (nodes, rank % 3, rank // 3, [node, stream])
+
+
+def test_node_and_stream_join_the_ranks_they_name(layout):
+    world_size, ranks_per_node, nodes = layout
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node)
+        node, stream = topology.node.agree([comm.rank])[:, 0], topology.stream.agree([comm.rank])[:, 0]
+        return topology.node.rank, node.tolist(), topology.stream.rank, stream.tolist()
+
+    for rank, (node_rank, node, stream_rank, stream) in enumerate(simulated.run(body, world_size)):
+        own = next(each for each in nodes if rank in each)
+        local_rank = own.index(rank)
+        # a stream beyond the smallest node's ranks joins those nodes that reach it
+        across = [each[local_rank] for each in nodes if len(each) > local_rank]
+        assert (node_rank, node) == (local_rank, list(own))
+        assert (stream_rank, stream) == (across.index(rank), across)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 4099])
+def test_shard_bounds_cut_the_vector_alike_on_every_node_and_leave_none_beyond_the_streams(layout, size):
+    world_size, ranks_per_node, nodes = layout
+    bounds = simulated.run(lambda comm: Topology(comm, ranks_per_node).shard_bounds(size), world_size)
+    streams = min(map(len, nodes))
+    shards = [size * (part + 1) // streams - size * part // streams for part in range(streams)]
+    for node in nodes:
+        for rank in node:
+            assert bounds[rank].dtype == np.int64
+            assert bounds[rank][0] == 0
+            assert np.diff(bounds[rank]).tolist() == shards + [0] * (len(node) - streams)
+
+
+def values(source, destination):
+    """How many float32 the tests send from one rank to another: different for every pair."""
+    return 10 + 7 * source + destination
+
+
+def test_traffic_is_counted_by_link_exactly(layout):
+    world_size, ranks_per_node, nodes = layout
+
+    def exchange(comm, world_ranks):
+        me = world_ranks[comm.rank]
+        outgoing = [np.full(values(me, other), me, np.float32) for other in world_ranks]
+        incoming = [np.empty(values(other, me), np.float32) for other in world_ranks]
+        comm.exchange(outgoing, incoming)
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node)
+        fresh = topology.traffic
+        exchange(topology.world, range(comm.size))
+        world = topology.traffic
+        exchange(topology.node, topology.nodes[topology.node_index])
+        node = topology.traffic
+        exchange(topology.stream, topology.stream.agree([comm.rank])[:, 0].tolist())
+        return fresh, world - fresh, node - world, topology.traffic - node
+
+    for rank, (fresh, world, in_node, in_stream) in enumerate(simulated.run(body, world_size)):
+        own = next(each for each in nodes if rank in each)
+        across = [each[own.index(rank)] for each in nodes if len(each) > own.index(rank)]
+
+        def sent(ranks, rank=rank):
+            return sum(4 * values(rank, other) for other in ranks if other != rank)
+
+        def received(ranks, rank=rank):
+            return sum(4 * values(other, rank) for other in ranks if other != rank)
+
+        others = [each for each in range(world_size) if each not in own]
+        assert fresh == Traffic()
+        assert world == Traffic(
+            LinkBytes(sent(own), sent(others)), LinkBytes(received(own), received(others))
+        )
+        assert in_node == Traffic(LinkBytes(intra=sent(own)), LinkBytes(intra=received(own)))
+        assert in_stream == Traffic(LinkBytes(inter=sent(across)), LinkBytes(inter=received(across)))
+
+
+def test_traffic_adds_and_subtracts_field_by_field():
+    first = Traffic(LinkBytes(1, 2), LinkBytes(30, 40))
+    second = Traffic(LinkBytes(500, 600), LinkBytes(7000, 8000))
+    assert first + second == Traffic(LinkBytes(501, 602), LinkBytes(7030, 8040))
+    assert (first + second) - first == second

@@ -1,0 +1,306 @@
+"""SparseVector and the pure functions under it."""
+
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commlib import InvalidArgument, SparseVector
+from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, total
+
+
+def sparse(size, entries):
+    """A SparseVector from a dictionary of index to value."""
+    indices = np.array(sorted(entries), index_dtype(size))
+    return SparseVector(size, indices, np.array([entries[i] for i in sorted(entries)], np.float32))
+
+
+def drawn(rng, size, count):
+    """``count`` heavy-tailed entries of either sign, at random places."""
+    indices = np.sort(rng.choice(size, count, replace=False)).astype(index_dtype(size))
+    return SparseVector(size, indices, rng.standard_t(2, count).astype(np.float32))
+
+
+def as_dense(vector):
+    """The same vector in the dense representation."""
+    return SparseVector(vector.size, None, vector.to_dense())
+
+
+# ------------------------------------------------------------- index_dtype, delta, partition
+
+
+def test_indices_are_32_bits_while_the_size_fits_and_64_beyond():
+    assert [index_dtype(size) for size in (0, 1, 2**31 - 1)] == [np.int32] * 3
+    assert [index_dtype(size) for size in (2**31, 2**40)] == [np.int64] * 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 2**31 - 1, 2**31, 2**33])
+def test_at_delta_the_sparse_and_the_dense_message_are_equally_long(size):
+    entry_bytes = index_dtype(size).itemsize + VALUE_BYTES
+    assert delta(size) * entry_bytes == pytest.approx(
+        size * VALUE_BYTES, rel=1e-15
+    )  # one rounding of a double
+
+
+def test_delta_is_half_the_size_with_32_bit_indices_and_a_third_with_64():
+    assert (delta(7), delta(1000), delta(3 * 2**31)) == (3.5, 500.0, 2.0**31)
+
+
+@given(size=st.integers(0, 2**40), parts=st.integers(1, 300))
+def test_a_partition_covers_everything_in_nearly_equal_parts(size, parts):
+    bounds = partition(size, parts)
+    lengths = np.diff(bounds)
+    assert bounds.dtype == np.int64
+    assert (len(bounds), bounds[0], bounds[-1]) == (parts + 1, 0, size)
+    assert set(lengths.tolist()) <= {size // parts, -(-size // parts)}
+
+
+def test_a_partition_of_fewer_entries_than_parts_has_empty_parts():
+    np.testing.assert_array_equal(partition(2, 5), [0, 0, 0, 1, 1, 2])
+
+
+# ------------------------------------------------------------- dense and back
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 300), share=st.floats(0, 1))
+def test_from_dense_and_back_is_the_same(seed, size, share):
+    rng = np.random.default_rng(seed)
+    dense = np.where(rng.random(size) < share, rng.standard_t(2, size), 0).astype(np.float32)
+    vector = SparseVector.from_dense(dense)
+    assert vector.to_dense().tobytes() == dense.tobytes()
+    assert vector.is_dense == (np.count_nonzero(dense) >= size / 2)
+    if not vector.is_dense:
+        np.testing.assert_array_equal(vector.indices, np.flatnonzero(dense))
+        assert vector.indices.dtype == np.int32
+
+
+def test_from_dense_keeps_what_is_not_finite():
+    vector = SparseVector.from_dense(np.array([0, np.nan, 0, 0, np.inf, 0], np.float32))
+    np.testing.assert_array_equal(vector.indices, [1, 4])
+    np.testing.assert_array_equal(vector.values, [np.nan, np.inf])
+
+
+@pytest.mark.parametrize("size, last_sparse", [(1000, 499), (999, 499), (7, 3), (6, 2), (1, 0), (2, 0)])
+def test_from_dense_switches_exactly_at_delta(size, last_sparse):
+    below, at = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    below[:last_sparse] = 1 + np.arange(last_sparse)
+    at[: last_sparse + 1] = 1 + np.arange(last_sparse + 1)
+    assert not SparseVector.from_dense(below).is_dense
+    assert SparseVector.from_dense(below).entries == last_sparse
+    assert SparseVector.from_dense(at).is_dense
+    assert SparseVector.from_dense(at).entries == size
+
+
+def test_an_empty_vector_is_dense_and_holds_nothing():
+    vector = SparseVector.from_dense(np.zeros(0, np.float32))
+    assert (vector.is_dense, vector.entries, vector.to_dense().shape) == (True, 0, (0,))
+
+
+def test_to_dense_is_a_new_array_of_either_representation():
+    vector = sparse(9, {1: 2.0, 4: 3.0})
+    for each in (vector, as_dense(vector)):
+        each.to_dense()[:] = 7
+        np.testing.assert_array_equal(each.to_dense(), [0, 2, 0, 0, 3, 0, 0, 0, 0])
+
+
+def test_arrays_are_kept_not_copied():
+    dense = np.arange(6, dtype=np.float32)
+    assert SparseVector.from_dense(dense).values is dense
+
+
+def test_a_sparse_vector_cannot_be_reassigned():
+    with pytest.raises(FrozenInstanceError):
+        sparse(9, {1: 2.0}).size = 10
+
+
+# ------------------------------------------------------------- adding
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ({0: 1.5, 3: -2.0}, {5: 4.0, 9: 0.25}),  # disjoint, one after the other
+        ({5: 4.0, 9: 0.25}, {0: 1.5, 3: -2.0}),
+        ({0: 1.5, 8: -2.0}, {3: 4.0, 9: 0.25}),  # disjoint, interleaved
+        ({0: 1.5, 3: -2.0}, {3: 4.0, 9: 0.25}),  # overlapping
+        ({0: 1.5, 3: -2.0}, {0: 4.0, 3: 0.25}),  # the same
+        ({}, {3: 4.0}),
+        ({}, {}),
+    ],
+    ids=["before", "after", "interleaved", "overlapping", "same", "one-empty", "both-empty"],
+)
+def test_a_sum_holds_the_union_of_the_indices_and_the_sums_of_the_values(first, second):
+    added = sparse(100, first).add(sparse(100, second))
+    union = {index: first.get(index, 0) + second.get(index, 0) for index in first | second}
+    assert not added.is_dense
+    assert dict(zip(added.indices.tolist(), added.values.tolist(), strict=True)) == union
+    assert added.indices.dtype == np.int32
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 500), number=st.integers(1, 9))
+def test_a_total_is_the_float64_sum_whatever_the_overlap(seed, size, number):
+    rng = np.random.default_rng(seed)
+    vectors = [drawn(rng, size, rng.integers(0, size + 1)) for _ in range(number)]
+    reference = np.sum([vector.to_dense() for vector in vectors], axis=0, dtype=np.float64)
+    magnitude = np.sum([np.abs(vector.to_dense()) for vector in vectors], axis=0, dtype=np.float64)
+    error = np.abs(total(vectors).to_dense() - reference)
+    # each of the additions rounds a partial sum, at most the magnitude, by half an ulp
+    assert (error <= number * 2.0**-24 * magnitude).all()
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 500), number=st.integers(1, 9))
+def test_a_total_is_bitwise_the_same_sparse_dense_or_mixed(seed, size, number):
+    rng = np.random.default_rng(seed)
+    vectors = [drawn(rng, size, rng.integers(0, size // (2 * number) + 1)) for _ in range(number)]
+    mixed = [as_dense(vector) if rng.random() < 0.5 else vector for vector in vectors]
+    expected = total(vectors).to_dense().tobytes()
+    assert total([as_dense(vector) for vector in vectors]).to_dense().tobytes() == expected
+    assert total(mixed).to_dense().tobytes() == expected
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
+def test_a_total_adds_in_the_order_given(representation):
+    large, one, minus = (representation(sparse(9, {4: value})) for value in (2.0**24, 1.0, -(2.0**24)))
+    # a float32 of 2**24 has no room for a one
+    assert total([large, one, minus]).to_dense()[4] == 0
+    assert total([large, minus, one]).to_dense()[4] == 1
+
+
+def test_a_total_switches_to_dense_when_the_entries_together_reach_delta():
+    below = total([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4})])
+    at = total([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four places
+    assert (below.is_dense, below.entries) == (False, 3)
+    assert (at.is_dense, at.entries) == (True, 10)
+    np.testing.assert_array_equal(at.to_dense(), [1, 5, 4, 5, 0, 0, 0, 0, 0, 0])
+
+
+def test_a_total_with_one_dense_vector_is_dense():
+    assert total([sparse(10, {0: 1}), as_dense(sparse(10, {1: 2}))]).is_dense
+
+
+def test_adding_changes_neither():
+    first, second = sparse(100, {1: 2.0, 4: 3.0}), sparse(100, {4: 5.0})
+    for left, right in ((first, second), (as_dense(first), second), (first, as_dense(second))):
+        left.add(right).values[:] = np.nan
+        np.testing.assert_array_equal(left.to_dense(), first.to_dense())
+        np.testing.assert_array_equal(right.to_dense(), second.to_dense())
+    np.testing.assert_array_equal(first.values, [2, 3])
+    np.testing.assert_array_equal(second.values, [5])
+
+
+def test_beyond_32_bits_nothing_is_cut_off():
+    size = 2**31 + 10
+    first, second = sparse(size, {3: 1.0, 2**31 + 5: 2.0}), sparse(size, {2**31 + 5: 3.0, 2**31 + 9: -9.0})
+    added = first.add(second)
+    np.testing.assert_array_equal(added.indices, [3, 2**31 + 5, 2**31 + 9])
+    np.testing.assert_array_equal(added.values, [1, 5, -9])
+    np.testing.assert_array_equal(added.top_k(1).indices, [2**31 + 9])
+    assert added.indices.dtype == added.top_k(1).indices.dtype == np.int64
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
+def test_add_to_and_subtract_from_change_the_vector_in_place(representation):
+    vector = representation(sparse(6, {1: 2.0, 4: -3.0}))
+    target = np.arange(6, dtype=np.float32)
+    vector.add_to(target)
+    np.testing.assert_array_equal(target, [0, 3, 2, 3, 1, 5])
+    vector.subtract_from(target)
+    vector.subtract_from(target)
+    np.testing.assert_array_equal(target, [0, -1, 2, 3, 7, 5])
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 500))
+def test_subtracting_the_selected_entries_leaves_zero_there_and_the_rest_alone(seed, size):
+    rng = np.random.default_rng(seed)
+    accumulated = rng.standard_t(2, size).astype(np.float32)
+    selected = SparseVector(size, None, accumulated).top_k(rng.integers(0, size + 1))
+    left = accumulated.copy()
+    selected.subtract_from(left)
+    assert not left[selected.indices].any()
+    assert np.delete(left, selected.indices).tobytes() == np.delete(accumulated, selected.indices).tobytes()
+
+
+# ------------------------------------------------------------- top_k and divided_by
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
+def test_top_k_takes_the_largest_magnitudes_ties_by_lowest_index(representation):
+    vector = representation(sparse(20, {2: 1.0, 5: -4.0, 7: 4.0, 11: 0.5, 13: -4.0, 19: 9.0}))
+    expected = {0: [], 1: [19], 2: [5, 19], 3: [5, 7, 19], 4: [5, 7, 13, 19], 5: [2, 5, 7, 13, 19]}
+    for k, indices in expected.items():
+        best = vector.top_k(k)
+        np.testing.assert_array_equal(best.indices, indices)
+        np.testing.assert_array_equal(best.values, vector.to_dense()[indices])
+        assert best.indices.dtype == np.int32
+
+
+def test_top_k_of_more_than_there_is_returns_all_entries():
+    vector = sparse(20, {2: 1.0, 5: -4.0})
+    np.testing.assert_array_equal(vector.top_k(3).indices, [2, 5])
+    assert as_dense(vector).top_k(99).entries == 20
+
+
+def test_top_k_beyond_delta_is_still_sparse_and_the_same_vector():
+    vector = as_dense(sparse(6, {1: 2.0, 4: -3.0}))
+    assert not vector.top_k(6).is_dense
+    assert vector.top_k(6).to_dense().tobytes() == vector.to_dense().tobytes()
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
+def test_divided_by_rounds_once_in_float32_and_keeps_the_vector(representation):
+    vector = representation(drawn(np.random.default_rng(1), 1000, 400))
+    before = vector.to_dense()
+    divided = vector.divided_by(7)
+    # a float64 quotient of float32 numbers, rounded to float32, is the float32 quotient
+    expected = (before.astype(np.float64) / 7).astype(np.float32)
+    assert (divided.is_dense, divided.size) == (vector.is_dense, 1000)
+    assert divided.values.dtype == np.float32
+    assert divided.to_dense().tobytes() == expected.tobytes()
+    assert vector.to_dense().tobytes() == before.tobytes()
+
+
+# ------------------------------------------------------------- what is refused
+
+
+def int32(*indices):
+    return np.array(indices, np.int32)
+
+
+def float32(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    "size, indices, values, message",
+    [
+        (2, int32(0), np.ones(1), "values: expected float32, got float64"),
+        (2, None, np.ones(2, np.float16), "values: expected float32, got float16"),
+        (3, None, float32(1, 2), "values: a dense vector of size 3 got 2"),
+        (3, np.array([1]), float32(1), "indices: expected int32 for size 3, got int64"),
+        (3, float32(1), float32(1), "indices: expected int32 for size 3, got float32"),
+        (3, np.array([1], np.uint32), float32(1), "indices: expected int32 for size 3, got uint32"),
+        (2**31, int32(1), float32(1), "indices: expected int64 for size 2147483648, got int32"),
+        (3, int32(0, 1), float32(1), "indices: 2 indices for 1 values"),
+        (3, int32(-1, 1), float32(1, 2), "indices: expected 0 … 2, got one outside"),
+        (3, int32(1, 3), float32(1, 2), "indices: expected 0 … 2, got one outside"),
+        (0, int32(0), float32(1), "indices: expected 0 … -1, got one outside"),
+        (3, int32(2, 1), float32(1, 2), "indices: expected sorted and unique, got some that are not"),
+        (3, int32(1, 1), float32(1, 2), "indices: expected sorted and unique, got some that are not"),
+        (
+            9,
+            int32(0, 8, 1, 2),
+            float32(1, 2, 3, 4),
+            "indices: expected sorted and unique, got some that are not",
+        ),
+    ],
+)
+def test_what_is_no_sparse_vector_is_refused_with_received_and_expected(size, indices, values, message):
+    with pytest.raises(InvalidArgument) as caught:
+        SparseVector(size, indices, values)
+    assert str(caught.value) == message

@@ -1,0 +1,402 @@
+"""What every transport does. The same bodies run on threads and, under ``mpirun``, on processes
+(``mpirun -np 4 python -m pytest tests/transport/test_communicator.py``).
+"""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commlib.transport import mpi
+from commlib.vectors import partition
+
+DTYPES = [np.uint8, np.float32, np.int64]
+INT64 = np.iinfo(np.int64)
+
+
+def message(source, destination, dtype=np.float32, length=None):
+    """What one rank sends to another in these tests: different for every pair, often empty."""
+    length = (5 * source + 3 * destination) % 7 if length is None else length
+    large = 2**40 if dtype is np.int64 else 0  # no float32 and no int32 holds 2**40 + 1
+    return (large + (3 * np.arange(length) + 17 * source + 5 * destination) % 251).astype(dtype)
+
+
+def neighbours(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+# ------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_send_and_receive_move_an_array_to_the_next_rank(ranks, dtype):
+    def body(comm):
+        right, left = neighbours(comm)
+        incoming = np.zeros(1001, dtype)
+        receipt = comm.receive(incoming, left)
+        sent = comm.send(message(comm.rank, right, dtype, 1001), right)
+        receipt.wait()
+        sent.wait()
+        return incoming
+
+    for rank, incoming in enumerate(ranks.run(body)):
+        expected = message((rank - 1) % ranks.size, rank, dtype, 1001)
+        assert incoming.dtype == dtype
+        np.testing.assert_array_equal(incoming, expected)
+
+
+def test_an_array_of_two_dimensions_arrives_in_its_shape(ranks):
+    def body(comm):
+        right, left = neighbours(comm)
+        incoming = np.zeros((3, 4), np.float32)
+        receipt = comm.receive(incoming, left)
+        sent = comm.send(message(comm.rank, right, length=12).reshape(3, 4), right)
+        receipt.wait()
+        sent.wait()
+        return incoming
+
+    for rank, incoming in enumerate(ranks.run(body)):
+        expected = message((rank - 1) % ranks.size, rank, length=12).reshape(3, 4)
+        np.testing.assert_array_equal(incoming, expected)
+
+
+def test_several_messages_between_one_pair_stay_in_order(ranks):
+    def body(comm):
+        right, left = neighbours(comm)
+        incoming = [np.zeros(10, np.int64) for _ in range(8)]
+        receipts = [comm.receive(array, left) for array in incoming]
+        sent = [comm.send(np.full(10, 100 * comm.rank + number), right) for number in range(8)]
+        for request in receipts + sent:
+            request.wait()
+        return np.stack(incoming)[:, 0].tolist()
+
+    for rank, numbers in enumerate(ranks.run(body)):
+        assert numbers == [100 * ((rank - 1) % ranks.size) + number for number in range(8)]
+
+
+def test_messages_of_different_ranks_may_be_waited_for_in_any_order(ranks):
+    def body(comm):
+        incoming = [np.zeros(4, np.float32) for _ in range(comm.size)]
+        receipts = [comm.receive(array, source) for source, array in enumerate(incoming)]
+        sent = [comm.send(message(comm.rank, other, length=4), other) for other in range(comm.size)]
+        for request in receipts[::-1] + sent:
+            request.wait()
+        return incoming
+
+    for rank, incoming in enumerate(ranks.run(body)):
+        for source in range(ranks.size):
+            np.testing.assert_array_equal(incoming[source], message(source, rank, length=4))
+
+
+def test_a_buffer_may_be_overwritten_once_its_send_was_waited_for(ranks):
+    def body(comm):
+        right, left = neighbours(comm)
+        incoming, outgoing = np.zeros(9, np.float32), message(comm.rank, right, length=9)
+        receipt = comm.receive(incoming, left)
+        comm.send(outgoing, right).wait()
+        outgoing[:] = np.nan
+        comm.barrier()
+        receipt.wait()
+        return incoming
+
+    for rank, incoming in enumerate(ranks.run(body)):
+        np.testing.assert_array_equal(incoming, message((rank - 1) % ranks.size, rank, length=9))
+
+
+# ------------------------------------------------------------- exchange, reduce_scatter, allgather
+
+
+def exchange_all(comm, dtype):
+    outgoing = [message(comm.rank, other, dtype) for other in range(comm.size)]
+    incoming = [np.zeros_like(message(other, comm.rank, dtype)) for other in range(comm.size)]
+    comm.exchange(outgoing, incoming)
+    return incoming
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exchange_brings_every_rank_what_every_rank_sent_it(ranks, dtype):
+    for rank, incoming in enumerate(ranks.run(lambda comm: exchange_all(comm, dtype))):
+        for source in range(ranks.size):
+            np.testing.assert_array_equal(incoming[source], message(source, rank, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("piece_bytes", [1, 5, 8])
+def test_messages_longer_than_a_piece_arrive_whole(ranks, dtype, piece_bytes, monkeypatch):
+    """Pieces end within an entry, at its end, and after every byte: MPI sends up to 1 GiB in one."""
+    monkeypatch.setattr(mpi, "PIECE_BYTES", piece_bytes)
+    for rank, incoming in enumerate(ranks.run(lambda comm: exchange_all(comm, dtype))):
+        for source in range(ranks.size):
+            np.testing.assert_array_equal(incoming[source], message(source, rank, dtype))
+
+
+def test_the_pieces_of_an_array_are_its_own_bytes_in_order(monkeypatch):
+    monkeypatch.setattr(mpi, "PIECE_BYTES", 5)
+    array = message(1, 2, np.int64, 6).reshape(2, 3)
+    pieces = mpi._pieces(array)
+    assert [len(piece) for piece in pieces] == [5] * 9 + [3]
+    assert b"".join(piece.tobytes() for piece in pieces) == array.tobytes()
+    assert all(np.shares_memory(piece, array) for piece in pieces)
+    assert mpi._pieces(array[:0]) == []
+
+
+def test_exchange_copies_the_own_part_and_leaves_what_was_sent(ranks):
+    def body(comm):
+        outgoing = [message(comm.rank, other, length=5) for other in range(comm.size)]
+        before = [array.copy() for array in outgoing]
+        incoming = [np.zeros(5, np.float32) for _ in range(comm.size)]
+        comm.exchange(outgoing, incoming)
+        for array in incoming:
+            array[:] = np.nan
+        comm.barrier()
+        return np.array_equal(outgoing, before)
+
+    assert all(ranks.run(body))
+
+
+def test_exchanges_follow_each_other_without_a_barrier(ranks):
+    def body(comm):
+        seen = []
+        for step in range(20):
+            outgoing = [np.array([step, comm.rank, other]) for other in range(comm.size)]
+            incoming = [np.zeros(3, np.int64) for _ in range(comm.size)]
+            comm.exchange(outgoing, incoming)
+            seen.append(incoming)
+        return np.array(seen)
+
+    for rank, seen in enumerate(ranks.run(body)):
+        expected = [[[step, source, rank] for source in range(ranks.size)] for step in range(20)]
+        np.testing.assert_array_equal(seen, expected)
+
+
+def addend(rank, size):
+    """Heavy tails, so that another order of additions gives other bits."""
+    return np.random.default_rng([rank, size]).standard_t(1, size).astype(np.float32)
+
+
+def all_to_the_last(size, parts):
+    return np.array([0] * parts + [size])
+
+
+@pytest.mark.parametrize("bounds_of", [partition, all_to_the_last])
+@pytest.mark.parametrize("size", [0, 100, 1000, 4099])
+def test_reduce_scatter_adds_in_rank_order_to_the_last_bit(ranks, size, bounds_of):
+    bounds = bounds_of(size, ranks.size)
+    results = ranks.run(lambda comm: comm.reduce_scatter(addend(comm.rank, size), bounds))
+    expected = addend(0, size)
+    for rank in range(1, ranks.size):
+        expected = expected + addend(rank, size)
+    for rank, part in enumerate(results):
+        assert part.dtype == np.float32
+        assert part.tobytes() == expected[bounds[rank] : bounds[rank + 1]].tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_reduce_scatter_of_fewer_entries_than_ranks_is_the_float64_sum(ranks, size):
+    bounds = partition(size, ranks.size)
+    results = ranks.run(lambda comm: comm.reduce_scatter(addend(comm.rank, size), bounds))
+    addends = np.array([addend(rank, size) for rank in range(ranks.size)], np.float64)
+    # every addition rounds a partial sum, at most the sum of magnitudes, by half an ulp
+    tolerance = ranks.size * 2.0**-24 * np.abs(addends).sum(axis=0)
+    assert [len(part) for part in results] == np.diff(bounds).tolist()
+    assert (np.abs(np.concatenate(results) - addends.sum(axis=0)) <= tolerance).all()
+
+
+def test_reduce_scatter_returns_a_new_array_and_leaves_the_vector(ranks):
+    def body(comm):
+        vector = addend(comm.rank, 100)
+        comm.reduce_scatter(vector, partition(100, comm.size))[:] = np.nan
+        comm.barrier()
+        return vector.tobytes() == addend(comm.rank, 100).tobytes()
+
+    assert all(ranks.run(body))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "length_of",
+    [lambda rank: 11, lambda rank: 4 * rank, lambda rank: 3 * (rank % 2), lambda rank: 0],
+    ids=["equal", "first-empty", "every-other-empty", "all-empty"],
+)
+def test_allgather_brings_every_rank_everybodys_array(ranks, dtype, length_of):
+    def body(comm):
+        parts = [np.zeros(length_of(rank), dtype) for rank in range(comm.size)]
+        comm.allgather(message(comm.rank, 1, dtype, length_of(comm.rank)), parts)
+        return parts
+
+    for parts in ranks.run(body):
+        for source, part in enumerate(parts):
+            np.testing.assert_array_equal(part, message(source, 1, dtype, length_of(source)))
+
+
+def test_allgather_fills_slices_of_one_array_in_place(ranks):
+    def body(comm):
+        bounds = partition(1001, comm.size)
+        whole = np.zeros(1001, np.float32)
+        comm.allgather(
+            addend(7, 1001)[bounds[comm.rank] : bounds[comm.rank + 1]], np.split(whole, bounds[1:-1])
+        )
+        return whole
+
+    for whole in ranks.run(body):
+        assert whole.tobytes() == addend(7, 1001).tobytes()
+
+
+# ------------------------------------------------------------- agree, allgather_objects, barrier
+
+
+def test_agree_returns_everybodys_values_in_rank_order(ranks):
+    for rows in ranks.run(lambda comm: comm.agree([comm.rank, -3 * comm.rank, 10 + comm.rank])):
+        assert rows.dtype == np.int64
+        assert rows.tolist() == [[rank, -3 * rank, 10 + rank] for rank in range(ranks.size)]
+
+
+def test_agree_carries_64_bits_exactly(ranks):
+    def values(rank):
+        return [INT64.min + rank, INT64.max - rank, 2**53 + 1 + 2 * rank]  # the last is no float64
+
+    for rows in ranks.run(lambda comm: comm.agree(values(comm.rank))):
+        assert rows.tolist() == [values(rank) for rank in range(ranks.size)]
+
+
+def test_agree_takes_booleans_and_numpy_integers(ranks):
+    for rows in ranks.run(lambda comm: comm.agree([comm.rank == 0, np.int32(comm.rank), np.int64(-1)])):
+        assert rows.tolist() == [[rank == 0, rank, -1] for rank in range(ranks.size)]
+
+
+def test_agree_on_nothing_has_a_row_for_every_rank(ranks):
+    assert [rows.shape for rows in ranks.run(lambda comm: comm.agree([]))] == [(ranks.size, 0)] * ranks.size
+
+
+def test_what_agree_returns_belongs_to_the_caller(ranks):
+    def body(comm):
+        rows = comm.agree([comm.rank])
+        rows[:] = 100 + comm.rank
+        comm.barrier()
+        return rows.tolist()
+
+    seen = ranks.run(body)
+    assert seen == [[[100 + rank]] * ranks.size for rank in range(ranks.size)]
+
+
+def test_objects_come_in_rank_order(ranks):
+    def objects(rank):
+        return {"rank": rank, "text": "x" * rank, "nested": (rank, [None, 0.5 * rank])}
+
+    expected = [objects(rank) for rank in range(ranks.size)]
+    assert ranks.run(lambda comm: comm.allgather_objects(objects(comm.rank))) == [expected] * ranks.size
+
+
+def test_nobody_leaves_a_barrier_before_the_last_has_come(ranks):
+    def body(comm):
+        name = tempfile.mkdtemp() if comm.rank == 0 else None
+        folder = Path(comm.allgather_objects(name)[0])
+        if comm.rank == comm.size - 1:
+            time.sleep(0.05)  # the others have time to run on, where nothing holds them
+        (folder / str(comm.rank)).touch()
+        comm.barrier()
+        arrived = len(list(folder.iterdir()))
+        comm.barrier()
+        if comm.rank == 0:
+            shutil.rmtree(folder)
+        return arrived
+
+    assert ranks.run(body) == [ranks.size] * ranks.size
+
+
+# ------------------------------------------------------------- split
+
+
+@pytest.mark.parametrize(
+    "color_of",
+    [lambda rank: 0, lambda rank: rank, lambda rank: rank % 2, lambda rank: -(rank // 2) + 5],
+    ids=["together", "alone", "odd-and-even", "pairs"],
+)
+def test_split_joins_the_ranks_of_one_color_in_their_order(ranks, color_of):
+    def body(comm):
+        group = comm.split(color_of(comm.rank))
+        return group.rank, group.size, group.host == comm.host, group.agree([comm.rank])[:, 0].tolist()
+
+    for rank, seen in enumerate(ranks.run(body)):
+        members = [other for other in range(ranks.size) if color_of(other) == color_of(rank)]
+        assert seen == (members.index(rank), len(members), True, members)
+
+
+def test_a_split_of_a_split_joins_the_ranks_that_agree_in_both(ranks):
+    def body(comm):
+        return comm.split(comm.rank % 2).split(comm.rank // 4).agree([comm.rank])[:, 0].tolist()
+
+    for rank, members in enumerate(ranks.run(body)):
+        expected = [each for each in range(ranks.size) if (each % 2, each // 4) == (rank % 2, rank // 4)]
+        assert members == expected
+
+
+def test_messages_of_different_communicators_do_not_meet(ranks):
+    def body(comm):
+        right, left = neighbours(comm)
+        groups = [comm, comm.split(0), comm.split(0)]
+        incoming = [np.zeros(3, np.int64) for _ in groups]
+        receipts = [group.receive(array, left) for group, array in zip(groups, incoming, strict=True)]
+        sent = [
+            group.send(np.full(3, 10 * comm.rank + number), right)
+            for number, group in reversed(list(enumerate(groups)))
+        ]
+        for request in receipts + sent:
+            request.wait()
+        return [array[0] for array in incoming]
+
+    for rank, numbers in enumerate(ranks.run(body)):
+        assert numbers == [10 * ((rank - 1) % ranks.size) + number for number in range(3)]
+
+
+# ------------------------------------------------------------- byte counts
+
+
+def test_the_payload_to_and_from_every_rank_is_counted_in_bytes(ranks):
+    def body(comm):
+        group = comm.split(0)  # with counters of its own
+        for dtype in DTYPES:
+            exchange_all(group, dtype)
+        return group.sent_bytes, group.received_bytes
+
+    for rank, (sent, received) in enumerate(ranks.run(body)):
+        others = [other for other in range(ranks.size) if other != rank]
+        width = sum(np.dtype(dtype).itemsize for dtype in DTYPES)
+        assert (sent.dtype, received.dtype) == (np.int64, np.int64)
+        assert sent[rank] == received[rank] == 0  # the own part stays in memory
+        assert sent[others].tolist() == [width * len(message(rank, other)) for other in others]
+        assert received[others].tolist() == [width * len(message(other, rank)) for other in others]
+
+
+def test_collectives_count_what_they_exchange(ranks):
+    def body(comm):
+        group = comm.split(0)
+        bounds = partition(1001, comm.size)
+        group.reduce_scatter(addend(comm.rank, 1001), bounds)
+        scattered = group.sent_bytes.copy(), group.received_bytes.copy()
+        group.allgather(
+            np.zeros(comm.rank, np.int64), [np.zeros(rank, np.int64) for rank in range(comm.size)]
+        )
+        return scattered, (group.sent_bytes - scattered[0], group.received_bytes - scattered[1])
+
+    lengths = np.diff(partition(1001, ranks.size))
+    for rank, (scattered, gathered) in enumerate(ranks.run(body)):
+        is_other = np.arange(ranks.size) != rank
+        np.testing.assert_array_equal(scattered, [4 * lengths * is_other, 4 * lengths[rank] * is_other])
+        expected = [8 * rank * is_other, 8 * np.arange(ranks.size) * is_other]
+        np.testing.assert_array_equal(gathered, expected)
+
+
+def test_agreement_objects_and_splits_are_no_payload(ranks):
+    def body(comm):
+        group = comm.split(0)
+        group.agree([1, 2, comm.rank])
+        group.allgather_objects("text" * comm.rank)
+        group.barrier()
+        group.split(comm.rank % 2)
+        return int(group.sent_bytes.sum() + group.received_bytes.sum())
+
+    assert ranks.run(body) == [0] * ranks.size
