@@ -49,8 +49,8 @@ def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     lengths = [int(length) for length in np.diff(partition(size, streams))] + [0] * (len(node) - streams)
     own = lengths[local_rank]
     k = entries(density, own)
-    inter = (len(nodes) - 1) * sparse_bytes(k, own) if local_rank < streams else 0
-    gathered = (len(node) - 1) * sparse_bytes(min(own, len(nodes) * k), own)
+    inter = (len(nodes) - 1) * sparse_bytes(k, own)
+    gathered = (len(node) - 1) * sparse_bytes(len(nodes) * k, own)
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 

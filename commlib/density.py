@@ -1,16 +1,15 @@
 """How many entries a density selects."""
 
-import math
+from numbers import Real
 
 from commlib.errors import InvalidArgument
 
 
 def check_density(density: float) -> float:
     """Return ``density`` if it lies in (0, 1]; raise ``InvalidArgument`` otherwise."""
-    if isinstance(density, bool) or not isinstance(density, (int, float)):
+    is_number = isinstance(density, Real) and not isinstance(density, bool)
+    if not is_number or not 0 < density <= 1:
         raise InvalidArgument(f"density: expected a number in (0, 1], got {density!r}")
-    if not 0 < density <= 1 or math.isnan(density):
-        raise InvalidArgument(f"density: expected a number in (0, 1], got {density}")
     return float(density)
 
 

@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has exchanged over all communicators of this topology since construction."""
+        """What this rank has exchanged over ``world``, ``node`` and ``stream``, since these were made."""
         return Traffic(
             self._by_link(self.world.sent_bytes, self.node.sent_bytes, self.stream.sent_bytes),
             self._by_link(self.world.received_bytes, self.node.received_bytes, self.stream.received_bytes),

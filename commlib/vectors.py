@@ -65,6 +65,8 @@ class SparseVector:
     def __post_init__(self) -> None:
         if self.values.dtype != np.float32:
             raise InvalidArgument(f"values: expected float32, got {self.values.dtype}")
+        if self.values.ndim != 1:
+            raise InvalidArgument(f"values: expected one dimension, got shape {self.values.shape}")
         if self.indices is None:
             if len(self.values) != self.size:
                 raise InvalidArgument(f"values: a dense vector of size {self.size} got {len(self.values)}")
@@ -124,6 +126,8 @@ class SparseVector:
 
     def top_k(self, k: int) -> "SparseVector":
         """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
+        if k < 0:
+            raise InvalidArgument(f"k: expected at least 0, got {k}")
         order = np.argsort(-np.abs(self.values), kind="stable")[:k]
         order.sort()
         indices = order if self.indices is None else self.indices[order]
@@ -143,7 +147,10 @@ def total(vectors: Sequence[SparseVector]) -> SparseVector:
     >>> total([a, a]).values
     array([4., 6.], dtype=float32)
     """
-    size = vectors[0].size
+    sizes = {vector.size for vector in vectors}
+    if len(sizes) != 1:
+        raise InvalidArgument(f"vectors: expected one or more of equal size, got sizes {sorted(sizes)}")
+    size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
         dense = np.zeros(size, np.float32)

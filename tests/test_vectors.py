@@ -304,3 +304,18 @@ def test_what_is_no_sparse_vector_is_refused_with_received_and_expected(size, in
     with pytest.raises(InvalidArgument) as caught:
         SparseVector(size, indices, values)
     assert str(caught.value) == message
+
+
+def test_vectors_of_different_sizes_are_not_added():
+    vectors = [SparseVector.from_dense(np.ones(size, np.float32)) for size in (5, 9)]
+    with pytest.raises(InvalidArgument, match=r"vectors: expected .* of equal size, got sizes \[5, 9\]"):
+        vectors[0].add(vectors[1])
+    with pytest.raises(InvalidArgument, match=r"got sizes \[\]"):
+        total([])
+
+
+def test_a_negative_count_and_a_matrix_of_values_are_refused():
+    with pytest.raises(InvalidArgument, match="k: expected at least 0, got -1"):
+        SparseVector.from_dense(np.ones(5, np.float32)).top_k(-1)
+    with pytest.raises(InvalidArgument, match=r"values: expected one dimension, got shape \(2, 3\)"):
+        SparseVector(2, None, np.ones((2, 3), np.float32))

@@ -1,5 +1,7 @@
 """Selectors: which entries of a dense vector are sent. One file each, one line in the table."""
 
+import numpy as np
+
 from commlib.errors import InvalidArgument, look_up
 from commlib.selection.base import Selector
 from commlib.selection.exact import Exact
@@ -26,6 +28,9 @@ def select(name: str, vector: Float32, k: int) -> SparseVector:
     >>> select("mstopk", np.array([1, -5, 3, 5], np.float32), 2).indices
     array([1, 3], dtype=int32)
     """
-    if k < 0:
-        raise InvalidArgument(f"k: expected at least 0, got {k}")
-    return make_selector(name).select(vector, k)
+    if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.ndim != 1:
+        found = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+        raise InvalidArgument(f"vector: expected a float32 array of one dimension, got {found}")
+    if not isinstance(k, (int, np.integer)) or k < 0:
+        raise InvalidArgument(f"k: expected a whole number from 0, got {k!r}")
+    return make_selector(name).select(np.ascontiguousarray(vector), int(k))

@@ -106,9 +106,10 @@ def _keep_largest(bits: Bits, candidates: Index, k: int, threshold_bin: int) -> 
 def paper_search(vector: Float32, k: int, samplings: int = 30) -> tuple[float, float, int, int]:
     """Return the paper's two thresholds and their counts (HiTopKComm, algorithm 1, lines 1–24).
 
-    ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold. The
-    reference that tests and benchmarks compare with; it bisects between the mean and the largest magnitude,
-    so the lower threshold stays 0 (and counts everything) where the k-th value lies below the mean.
+    ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
+    the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference that tests and benchmarks
+    compare with; it bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
+    counts everything) where the k-th value lies below the mean.
     """
     magnitudes = np.abs(vector)
     mean, largest = float(magnitudes.mean()), float(magnitudes.max())

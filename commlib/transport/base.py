@@ -12,9 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib.errors import InvalidArgument
 from commlib.vectors import Float32
 
 Array = npt.NDArray[Any]
+
+
+def check_color(color: int) -> int:
+    """Return a color that every transport can split by; MPI has none below 0."""
+    if color < 0:
+        raise InvalidArgument(f"color: expected at least 0, got {color}")
+    return color
 
 
 class Request(ABC):
@@ -22,7 +30,10 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the message has arrived (received) or its buffer may be used again (sent)."""
+        """Return when the message has arrived (received) or its buffer may be used again (sent).
+
+        Raises :class:`commlib.errors.PeerFailed` where it cannot arrive, or has another length.
+        """
 
 
 class Communicator(ABC):
@@ -42,7 +53,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int) -> "Communicator":
-        """Return a communicator of the ranks that gave the same color, in the order of their ranks here."""
+        """Return a communicator of the ranks that gave the same color (0 or more), ordered by rank."""
 
     @abstractmethod
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -66,7 +77,10 @@ class Communicator(ABC):
         return self._send(array, destination)
 
     def receive(self, array: Array, source: int) -> Request:
-        """Start receiving into a contiguous array of exactly the length that was sent."""
+        """Start receiving into a contiguous array of exactly the length that was sent.
+
+        Messages of one sender fill the arrays in the order in which these were posted.
+        """
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 
@@ -102,7 +116,9 @@ class Communicator(ABC):
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
         received = np.empty((self.size, len(parts[self.rank])), np.float32)
         self.exchange(parts, list(received))
-        total: Float32 = np.add.reduce(received, axis=0)
+        total: Float32 = received[0].copy()
+        for part in received[1:]:  # np.add.reduce would add long columns pairwise
+            total += part
         return total
 
     def allgather(self, own: Array, parts: Sequence[Array]) -> None:

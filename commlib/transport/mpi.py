@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.transport.base import Array, Communicator, Request
+from commlib.errors import PeerFailed
+from commlib.transport.base import Array, Communicator, Request, check_color
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,13 +24,30 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 30
 
 
-class _Requests(Request):
+class _Sent(Request):
     def __init__(self, requests: "list[MPI.Request]") -> None:
         self._requests = requests
 
     def wait(self) -> None:
         for request in self._requests:
             request.Wait()
+
+
+class _Receipt(Request):
+    def __init__(self, requests: "list[MPI.Request]", pieces: list[Array], what: str) -> None:
+        self._requests, self._pieces, self._what = requests, pieces, what
+
+    def wait(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        for request, piece in zip(self._requests, self._pieces, strict=True):
+            try:
+                request.Wait(status)
+            except MPI.Exception as error:
+                raise PeerFailed(f"{self._what}, expecting {piece.nbytes} bytes: {error}") from error
+            if status.count != piece.nbytes:
+                raise PeerFailed(f"{self._what}: expected {piece.nbytes} bytes, got {status.count}")
 
 
 class MPICommunicator(Communicator):
@@ -41,7 +59,7 @@ class MPICommunicator(Communicator):
 
     def split(self, color: int) -> "MPICommunicator":
         """See :meth:`Communicator.split`."""
-        return MPICommunicator(self._comm.Split(color, self.rank))
+        return MPICommunicator(self._comm.Split(check_color(color), self.rank))
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""
@@ -57,10 +75,12 @@ class MPICommunicator(Communicator):
         return list(self._comm.allgather(value))
 
     def _send(self, array: Array, destination: int) -> Request:
-        return _Requests([self._comm.Isend(piece, destination) for piece in _pieces(array)])
+        return _Sent([self._comm.Isend(piece, destination) for piece in _pieces(array)])
 
     def _receive(self, array: Array, source: int) -> Request:
-        return _Requests([self._comm.Irecv(piece, source) for piece in _pieces(array)])
+        pieces = _pieces(array)
+        requests = [self._comm.Irecv(piece, source) for piece in pieces]
+        return _Receipt(requests, pieces, f"rank {self.rank} of {self.size}, receiving from rank {source}")
 
 
 def _pieces(array: Array) -> list[Array]:

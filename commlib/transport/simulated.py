@@ -1,16 +1,17 @@
 """Ranks as threads of one process: real algorithms, real data, no launcher. For tests, also users' own."""
 
-import queue
+import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.errors import PeerFailed
+from commlib.errors import InvalidArgument, PeerFailed
 from commlib.topology import node_of_ranks
-from commlib.transport.base import Array, Communicator, Request
+from commlib.transport.base import Array, Communicator, Request, check_color
 
 Result = TypeVar("Result")
 
@@ -24,16 +25,19 @@ class _Job:
         self.patience_seconds = patience_seconds
         self.failed = threading.Event()
         self._lock = threading.Lock()
-        self._mailboxes: dict[tuple[Any, int, int], queue.SimpleQueue[Array]] = {}
+        self._mailboxes: dict[tuple[Any, int, int], _Mailbox] = {}
         self._groups: dict[Any, _Group] = {}
 
-    def mailbox(self, group: Any, source: int, destination: int) -> "queue.SimpleQueue[Array]":
+    def mailbox(self, group: Any, source: int, destination: int) -> "_Mailbox":
         with self._lock:
-            return self._mailboxes.setdefault((group, source, destination), queue.SimpleQueue())
+            return self._mailboxes.setdefault((group, source, destination), _Mailbox())
 
     def group(self, key: Any, size: int) -> "_Group":
         with self._lock:
-            return self._groups.setdefault(key, _Group(size))
+            group = self._groups.setdefault(key, _Group(size))
+            if self.failed.is_set():
+                group.barrier.abort()
+            return group
 
     def fail(self) -> None:
         with self._lock:
@@ -56,24 +60,50 @@ class _Sent(Request):
 
 
 class _Receipt(Request):
-    def __init__(self, job: _Job, mailbox: "queue.SimpleQueue[Array]", array: Array, what: str) -> None:
-        self._job, self._mailbox, self._array, self._what = job, mailbox, array, what
+    def __init__(self, job: _Job, array: Array, what: str) -> None:
+        self._job, self._array, self._what = job, array, what
+        self._arrived = threading.Event()
+        self._bytes = 0
+
+    def deliver(self, message: Array) -> None:
+        self._bytes = message.nbytes
+        if message.nbytes == self._array.nbytes:
+            self._array.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
+        self._arrived.set()
 
     def wait(self) -> None:
         waited = 0.0
-        while True:
-            try:
-                message = self._mailbox.get(timeout=_POLL_SECONDS)
-                break
-            except queue.Empty:
-                waited += _POLL_SECONDS
+        while not self._arrived.wait(_POLL_SECONDS):
+            waited += _POLL_SECONDS
             if self._job.failed.is_set():
                 raise PeerFailed(f"{self._what}: another rank failed")
             if waited > self._job.patience_seconds:
                 raise PeerFailed(f"{self._what}: nothing came in {self._job.patience_seconds} s")
-        if message.nbytes != self._array.nbytes:
-            raise PeerFailed(f"{self._what}: expected {self._array.nbytes} bytes, got {message.nbytes}")
-        self._array.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
+        if self._bytes != self._array.nbytes:
+            raise PeerFailed(f"{self._what}: expected {self._array.nbytes} bytes, got {self._bytes}")
+
+
+class _Mailbox:
+    """The messages from one rank to another: like MPI's, they meet the receipts in the order of both."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: deque[Array] = deque()
+        self._receipts: deque[_Receipt] = deque()
+
+    def put(self, message: Array) -> None:
+        with self._lock:
+            if self._receipts:
+                self._receipts.popleft().deliver(message)
+            else:
+                self._messages.append(message.copy())
+
+    def post(self, receipt: _Receipt) -> None:
+        with self._lock:
+            if self._messages:
+                receipt.deliver(self._messages.popleft())
+            else:
+                self._receipts.append(receipt)
 
 
 class SimulatedCommunicator(Communicator):
@@ -88,7 +118,7 @@ class SimulatedCommunicator(Communicator):
 
     def split(self, color: int) -> "SimulatedCommunicator":
         """See :meth:`Communicator.split`."""
-        colors = self.allgather_objects(color)
+        colors = self.allgather_objects(check_color(color))
         members = [rank for rank, other in enumerate(colors) if other == color]
         self._splits += 1
         key = (self._key, self._splits, color)
@@ -102,7 +132,7 @@ class SimulatedCommunicator(Communicator):
         """See :meth:`Communicator.allgather_objects`."""
         self._group.slots[self.rank] = value
         self._meet()
-        values = list(self._group.slots)
+        values = copy.deepcopy(self._group.slots)
         self._meet()
         return values
 
@@ -113,12 +143,14 @@ class SimulatedCommunicator(Communicator):
             raise PeerFailed(f"rank {self.rank} of {self.size}: another rank did not come") from None
 
     def _send(self, array: Array, destination: int) -> Request:
-        self._job.mailbox(self._key, self.rank, destination).put(array.copy())
+        self._job.mailbox(self._key, self.rank, destination).put(array)
         return _Sent()
 
     def _receive(self, array: Array, source: int) -> Request:
         what = f"rank {self.rank} of {self.size}, receiving from rank {source}"
-        return _Receipt(self._job, self._job.mailbox(self._key, source, self.rank), array, what)
+        receipt = _Receipt(self._job, array, what)
+        self._job.mailbox(self._key, source, self.rank).post(receipt)
+        return receipt
 
 
 def run(
@@ -137,7 +169,9 @@ def run(
     >>> run(lambda comm: int(comm.agree([comm.rank]).sum()), world_size=3)
     [3, 3, 3]
     """
-    nodes = node_of_ranks(world_size, ranks_per_node or world_size)
+    if world_size < 1:
+        raise InvalidArgument(f"world_size: expected at least 1, got {world_size}")
+    nodes = node_of_ranks(world_size, world_size if ranks_per_node is None else ranks_per_node)
     job = _Job(patience_seconds)
     results: list[Any] = [None] * world_size
     failures: list[BaseException] = []

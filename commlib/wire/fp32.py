@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from commlib.errors import InvalidArgument
 from commlib.vectors import VALUE_BYTES, SparseVector, delta, index_dtype
 from commlib.wire.base import Codec, Message
 
@@ -20,5 +21,7 @@ class Fp32(Codec):
         if len(message) == size * VALUE_BYTES:
             return SparseVector(size, None, message.view(np.float32))
         dtype = index_dtype(size)
+        if len(message) % (dtype.itemsize + VALUE_BYTES):
+            raise InvalidArgument(f"message: {len(message)} bytes are no vector of {size} entries")
         values_from = len(message) * dtype.itemsize // (dtype.itemsize + VALUE_BYTES)
         return SparseVector(size, message[:values_from].view(dtype), message[values_from:].view(np.float32))

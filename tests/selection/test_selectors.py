@@ -222,7 +222,7 @@ def test_a_read_only_input_is_accepted(name):
 
 
 def test_a_negative_k_is_refused_by_name_and_number(name):
-    with pytest.raises(InvalidArgument, match="k: expected at least 0, got -1"):
+    with pytest.raises(InvalidArgument, match="k: expected a whole number from 0, got -1"):
         select(name, np.ones(3, np.float32), -1)
 
 
@@ -344,3 +344,23 @@ def test_the_last_pass_tells_neighbours_in_one_bin_apart():
     for k in (1, 2, 500, 1001):
         kept = mstopk._keep_largest(vector.view(np.uint32), candidates, k, threshold_bin)
         np.testing.assert_array_equal(kept, reference(vector, k))
+
+
+@pytest.mark.parametrize(
+    ("vector", "k", "message"),
+    [
+        ([1.0, 2.0], 1, "vector: expected a float32 array of one dimension, got list"),
+        (np.zeros(3), 1, r"vector: expected a float32 array of one dimension, got float64 \(3,\)"),
+        (np.zeros((3, 1), np.float32), 1, r"got float32 \(3, 1\)"),
+        (np.zeros(3, np.float32), 1.5, "k: expected a whole number from 0, got 1.5"),
+    ],
+    ids=["list", "float64", "matrix", "fraction"],
+)
+def test_what_cannot_be_selected_from_is_refused(vector, k, message):
+    with pytest.raises(InvalidArgument, match=message):
+        select("mstopk", vector, k)
+
+
+def test_a_vector_with_gaps_in_memory_is_selected_from_as_it_reads():
+    vector = np.arange(20, dtype=np.float32)[::-2]
+    assert select("mstopk", vector, 3).values.tolist() == [19.0, 17.0, 15.0]

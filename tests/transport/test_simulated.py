@@ -59,7 +59,7 @@ def test_runs_do_not_see_each_other():
     assert simulated.run(body, 3) == simulated.run(body, 3) == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize("counts", [[3, 1], [5], -1])
+@pytest.mark.parametrize("counts", [[3, 1], [5], [], 0, -1])
 def test_a_layout_that_does_not_fit_is_refused_before_any_rank_starts(counts):
     started = []
     with pytest.raises(InvalidArgument, match="ranks_per_node: expected"):
@@ -67,7 +67,19 @@ def test_a_layout_that_does_not_fit_is_refused_before_any_rank_starts(counts):
     assert not started
 
 
+def test_a_run_without_ranks_is_refused():
+    with pytest.raises(InvalidArgument, match="world_size: expected at least 1, got 0"):
+        simulated.run(lambda comm: None, 0)
+
+
 # ------------------------------------------------------------- one rank fails
+
+
+def test_a_group_made_after_a_failure_keeps_nobody_waiting():
+    job = simulated._Job(patience_seconds=60.0)
+    job.fail()
+    assert job.group("late", 2).barrier.broken
+
 
 WAITS = {
     "receiving": lambda comm: comm.receive(np.zeros(1), 2).wait(),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commlib import CODECS, SparseVector, UnknownName, cost
+from commlib import CODECS, InvalidArgument, SparseVector, UnknownName, cost
 from commlib.vectors import delta, index_dtype
 from commlib.wire import make_codec
 
@@ -139,3 +139,8 @@ def test_an_unknown_codec_lists_the_known_ones_and_suggests_the_nearest():
     with pytest.raises(UnknownName) as caught:
         make_codec("fp23")
     assert str(caught.value) == f'unknown codec "fp23" (known: {", ".join(CODECS)}), did you mean "fp32"?'
+
+
+def test_a_message_of_an_impossible_length_is_refused():
+    with pytest.raises(InvalidArgument, match="message: 13 bytes are no vector of 100 entries"):
+        make_codec("fp32").decode(np.zeros(13, np.uint8), 100)
