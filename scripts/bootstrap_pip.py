@@ -4,8 +4,9 @@ The wheel comes from PyPI (or ``PIP_INDEX_URL``), its SHA-256 is checked, and it
 """
 
 import hashlib
-import json
+import html
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,21 +18,31 @@ from pathlib import Path
 WHEEL = "pip-24.0-py3-none-any.whl"
 
 
-def main():
+def main() -> None:
     """Download the wheel, check it, and let it install itself."""
     page = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/pip/"
-    request = urllib.request.Request(page, headers={"Accept": "application/vnd.pypi.simple.v1+json"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        files = json.load(answer)["files"]
-    entry = next(file for file in files if file["filename"] == WHEEL)
-    with urllib.request.urlopen(urllib.parse.urljoin(page, entry["url"]), timeout=60) as answer:
-        wheel = answer.read()
-    if hashlib.sha256(wheel).hexdigest() != entry["hashes"]["sha256"]:
-        sys.exit(f"{WHEEL}: the download is damaged (wrong SHA-256)")
+    links = re.findall(r'href="([^"]+)"', read(page).decode())
+    addresses = [html.unescape(link) for link in links if f"/{WHEEL}#sha256=" in link]
+    if not addresses:
+        sys.exit(f"{page} has no {WHEEL} with a SHA-256")
+    address, _, digest = addresses[0].partition("#sha256=")
+    wheel = read(urllib.parse.urljoin(page, address))
+    if hashlib.sha256(wheel).hexdigest() != digest:
+        sys.exit(f"{WHEEL}: the download is damaged, its SHA-256 is wrong")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, WHEEL)
         path.write_bytes(wheel)
         subprocess.run([sys.executable, f"{path}/pip", "install", "--quiet", str(path)], check=True)
+
+
+def read(address: str) -> bytes:
+    """Return what is at an address."""
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            content: bytes = answer.read()
+    except OSError as error:
+        sys.exit(f"{address} cannot be read: {error}")
+    return content
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ if [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root $tag" ]; then
         "$python" -m venv --clear "$venv"
     else # Debian ships Python without it; pip's own wheel needs no root
         "$python" -m venv --clear --without-pip "$venv"
-        "$venv/bin/python" "$root/scripts/bootstrap_pip.py" ||
-            die "cannot install pip into .venv: apt-get install python3-venv"
+        problem=$("$venv/bin/python" "$root/scripts/bootstrap_pip.py" 2>&1) ||
+            die "cannot get pip ($problem): apt-get install python3-venv, then try again"
     fi
     echo "$root $tag" >"$venv/.made-for"
 fi

@@ -127,6 +127,8 @@ def check_shared_memory() -> Finding:
         free = shutil.disk_usage("/dev/shm").free / GIB
     except OSError as error:
         return Finding("shared memory", f"no /dev/shm: {error}", "mount -t tmpfs tmpfs /dev/shm")
+    if not os.access("/dev/shm", os.W_OK):
+        return Finding("shared memory", "/dev/shm cannot be written", "chmod 1777 /dev/shm")
     if free < SHARED_MEMORY_GIB:
         text = f"{free:.2f} GiB free in /dev/shm, expected {SHARED_MEMORY_GIB}"
         return Finding("shared memory", text, "in a container: docker run --shm-size=8g")

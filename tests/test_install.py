@@ -1,0 +1,83 @@
+"""What ``scripts/install.sh`` says on a machine that lacks something, before it downloads anything."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launching import ROOT
+
+NEEDED = ("bash", "dirname", "flock", "cat", "sha256sum", "awk", "mkdir", "df", "ls", "grep", "env")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A clone and a machine that has Python 3.11, a compiler and room; tests take one away."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in NEEDED:
+        (tools / name).symlink_to(shutil.which(name))
+    program(tools / "python3", 'case "$2" in *sys.exit*) ;; *print*) echo cp311 ;; esac')
+    program(tools / "g++", "")
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    return tmp_path
+
+
+def program(path: Path, script: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def install(machine: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": str(machine / "bin"), "HOME": str(machine), **environment}
+    command = ["bash", str(machine / "clone" / "scripts" / "install.sh")]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+
+def refusal(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_an_unsupported_python_is_named_with_what_to_install(machine):
+    program(machine / "bin" / "python3", 'test "$1" = --version && echo Python 3.13.1 || exit 1')
+    line = refusal(install(machine))
+    assert "needs Python 3.10, 3.11 or 3.12, found Python 3.13.1" in line
+    assert "apt-get install python3" in line
+
+
+def test_no_python_is_named_too(machine):
+    os.remove(machine / "bin" / "python3")
+    assert "needs Python 3.10, 3.11 or 3.12, found" in refusal(install(machine))
+
+
+def test_a_python_chosen_by_name_is_the_one_that_is_judged(machine):
+    program(machine / "bin" / "mine", 'test "$1" = --version && echo Python 2.7.18 || exit 1')
+    assert "found Python 2.7.18" in refusal(install(machine, PYTHON="mine"))
+
+
+def test_a_missing_compiler_is_named_with_what_to_install(machine):
+    os.remove(machine / "bin" / "g++")
+    line = refusal(install(machine))
+    assert line == "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++"
+
+
+def test_too_little_disk_is_named_with_the_folder_and_the_need(machine):
+    program(machine / "bin" / "df", 'printf "Filesystem\\nroot 9 9 1048576 9 /\\n"')
+    line = refusal(install(machine))
+    assert (
+        line == f"cloudtrain: needs 4 GiB of free disk in {machine / 'clone'}, found 1 GiB: make room there"
+    )
+
+
+def test_nothing_is_left_behind_by_a_refusal(machine):
+    os.remove(machine / "bin" / "g++")
+    install(machine)
+    assert not (machine / "clone" / ".venv").exists()
