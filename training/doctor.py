@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,10 @@ def check_mpi() -> Finding:
     mpirun = Path(sys.executable).parent / "mpirun"
     if not mpirun.exists():
         return Finding("MPI", "no mpirun beside this Python", INSTALL)
-    program = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.allreduce(1), MPI.Get_library_version())"
+    program = (
+        "from mpi4py import MPI; name = MPI.Get_library_version().split(',')[0];"
+        "print(f'{MPI.COMM_WORLD.allreduce(1)} ranks of {name}')"
+    )
     flags = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
     result = subprocess.run(
         [mpirun, *flags, "-np", "2", sys.executable, "-c", program],
@@ -66,11 +70,10 @@ def check_mpi() -> Finding:
         timeout=60,
         check=False,
     )
-    lines = result.stdout.splitlines()
-    if result.returncode or not lines or not lines[0].startswith("2 "):
-        said = (result.stderr or result.stdout).strip().splitlines()
-        return Finding("MPI", f"two ranks do not start: {said[-1] if said else 'no output'}", INSTALL)
-    return Finding("MPI", f"{lines[0].removeprefix('2 ').split(',')[0]}, two ranks start")
+    met = re.findall(r"^2 ranks of (.*)$", result.stdout, re.MULTILINE)
+    if result.returncode or len(met) != 2:
+        return Finding("MPI", f"two ranks do not start: {_first_line(result)}", INSTALL)
+    return Finding("MPI", f"{met[0]}, two ranks start")
 
 
 def check_horovod() -> Finding:
@@ -83,7 +86,7 @@ def check_horovod() -> Finding:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if result.returncode:
-        reason = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        reason = (result.stderr.strip().splitlines() or ["no output"])[-1]  # the end of a traceback
         return Finding("Horovod", f"does not load: {reason}", REBUILD)
     horovod, tensorflow, mpi, gloo, nccl = json.loads(result.stdout.splitlines()[-1])
     built = ", ".join(name for name, there in (("MPI", mpi), ("Gloo", gloo), ("NCCL", nccl)) if there)
@@ -183,6 +186,12 @@ def report(finding: Finding) -> Iterator[str]:
     yield f"{finding.verdict:<8} {finding.subject:<14} {finding.text}"
     if finding.remedy:
         yield f"{'':<23} to mend: {finding.remedy}"
+
+
+def _first_line(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the first line of what a failed command said, errors first."""
+    said = f"{result.stderr}\n{result.stdout}".split("\n")
+    return next((line for line in said if line.strip(" -")), "no output")
 
 
 def _output(command: list[str]) -> str:
