@@ -5,6 +5,7 @@ rank sends in one call.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,17 +25,77 @@ def sparse_bytes(count: int, size: int) -> int:
 
 def dense(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return the bytes sent by ``dense``, exact: ``2·d·(P − 1)/P`` values where ``P`` divides ``d``."""
-    world_size = sum(map(len, nodes))
-    lengths = np.diff(partition(size, world_size))
-    neighbours = next(node for node in nodes if rank in node)
+    lengths = np.diff(partition(size, sum(map(len, nodes))))
+    return _by_link(nodes, rank, lambda to: VALUE_BYTES * int(lengths[to] + lengths[rank]))
 
-    def to(ranks: Sequence[int]) -> int:
-        scattered = sum(int(lengths[each]) for each in ranks)
-        return VALUE_BYTES * (scattered + len(ranks) * int(lengths[rank]))
 
-    intra = to([each for each in neighbours if each != rank])
-    inter = to([each for each in range(world_size) if each not in neighbours])
-    return LinkBytes(intra, inter)
+def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
+    """Return the bytes sent by ``torus2d``, exact: ``2·(d/n)·(m − 1)/m`` values between nodes."""
+    node, local_rank, shards = _shards(nodes, rank, size)
+    stream = [each[local_rank] for each in nodes if len(each) > local_rank]
+    each_alone = [[place] for place in range(len(stream))]
+    inter = dense(each_alone, stream.index(rank), shards[local_rank]).inter
+    return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
+
+
+def allgather(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return the bytes sent by ``allgather``, exact: ``(P − 1)·k`` entries."""
+    message = sparse_bytes(entries(density, size), size)
+    return _by_link(nodes, rank, lambda to: message)
+
+
+def gtopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return the bytes sent by ``gtopk``, exact: ``k`` entries to the parent in the tree and to each child.
+
+    That is at most ``k·⌈log₂ P⌉`` entries, on the root.
+    """
+    message = sparse_bytes(entries(density, size), size)
+    rounds = range(sum(map(len, nodes)).bit_length())
+    lowest_bit = rank & -rank if rank else 1 << len(rounds)
+    partners = {rank + (1 << each) for each in rounds if 1 << each < lowest_bit}
+    if rank:
+        partners.add(rank - lowest_bit)
+    return _by_link(nodes, rank, lambda to: message if to in partners else 0)
+
+
+def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return what ``ssar_doubling`` sends at most: ``2ᵗ·k`` entries in round ``t``, never above dense.
+
+    SparCML's bounds: between ``k·log₂ P`` entries (equal indices everywhere) and ``(P − 1)·k`` (disjoint).
+    """
+    k, world_size = entries(density, size), sum(map(len, nodes))
+    within = 1 << (world_size.bit_length() - 1)
+
+    def most(ranks: int) -> int:
+        return sparse_bytes(min(size, ranks * k), size)
+
+    if rank >= within:
+        return _by_link(nodes, rank, lambda to: most(1) if to == rank - within else 0)
+    to_each = {rank + within: most(world_size)}
+    for exponent in range(within.bit_length() - 1):
+        distance = 1 << exponent
+        first = rank & ~(distance - 1)
+        group = sum(1 + (each + within < world_size) for each in range(first, first + distance))
+        to_each[rank ^ distance] = most(group)
+    return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
+
+
+def ssar_split(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return what ``ssar_split`` sends at most: ``k`` entries, then its sums ``P − 1`` times.
+
+    SparCML's bounds: between ``2·k·(P − 1)/P`` entries and ``P·k``.
+    """
+    k, lengths = entries(density, size), np.diff(partition(size, sum(map(len, nodes))))
+    own = int(lengths[rank])
+    sums = sparse_bytes(min(own, len(lengths) * k), own)
+    return _by_link(nodes, rank, lambda to: sparse_bytes(min(k, int(lengths[to])), int(lengths[to])) + sums)
+
+
+def dsar_split(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return what ``dsar_split`` sends at most: ``k`` entries, then ``(P − 1)·d/P`` values."""
+    k, lengths = entries(density, size), np.diff(partition(size, sum(map(len, nodes))))
+    sums = VALUE_BYTES * int(lengths[rank])
+    return _by_link(nodes, rank, lambda to: sparse_bytes(min(k, int(lengths[to])), int(lengths[to])) + sums)
 
 
 def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
@@ -43,18 +104,47 @@ def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     HiTopKComm's equations 7, 9 and 10: inside the node at most ``(n − 1)/n·d`` values and ``(n − 1)·m·ρ·d/n``
     entries, fewer where nodes selected the same ones.
     """
-    node = next(node for node in nodes if rank in node)
-    local_rank = list(node).index(rank)
-    streams = min(map(len, nodes))
-    lengths = [int(length) for length in np.diff(partition(size, streams))] + [0] * (len(node) - streams)
-    own = lengths[local_rank]
+    node, local_rank, shards = _shards(nodes, rank, size)
+    own = shards[local_rank]
     k = entries(density, own)
     inter = (len(nodes) - 1) * sparse_bytes(k, own)
     gathered = (len(node) - 1) * sparse_bytes(len(nodes) * k, own)
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 
-FORMULAS: dict[str, Callable[..., LinkBytes]] = {
-    "dense": dense,
-    "hitopk": hitopk,
+def _by_link(nodes: Nodes, rank: int, bytes_to: Callable[[int], int]) -> LinkBytes:
+    """Add up what goes to each other rank, by the link that it goes over."""
+    neighbours = next(node for node in nodes if rank in node)
+    others = [other for other in range(sum(map(len, nodes))) if other != rank]
+    return LinkBytes(
+        intra=sum(bytes_to(other) for other in others if other in neighbours),
+        inter=sum(bytes_to(other) for other in others if other not in neighbours),
+    )
+
+
+def _shards(nodes: Nodes, rank: int, size: int) -> tuple[Sequence[int], int, list[int]]:
+    """Return the node of a rank, its local rank, and the lengths of the node's shards by local rank."""
+    node = next(node for node in nodes if rank in node)
+    streams = min(map(len, nodes))
+    lengths = [int(length) for length in np.diff(partition(size, streams))]
+    return node, list(node).index(rank), lengths + [0] * (len(node) - streams)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a reducer sends. ``is_exact``: the bytes between nodes are met, not only a bound."""
+
+    sent: Callable[..., LinkBytes]
+    is_exact: bool
+
+
+FORMULAS: dict[str, Formula] = {
+    "dense": Formula(dense, is_exact=True),
+    "torus2d": Formula(torus2d, is_exact=True),
+    "allgather": Formula(allgather, is_exact=True),
+    "gtopk": Formula(gtopk, is_exact=True),
+    "ssar_doubling": Formula(ssar_doubling, is_exact=False),
+    "ssar_split": Formula(ssar_split, is_exact=False),
+    "dsar_split": Formula(dsar_split, is_exact=False),
+    "hitopk": Formula(hitopk, is_exact=True),
 }

@@ -88,6 +88,11 @@ class Topology:
         self.stream = world.split(self.local_rank)
         self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
 
+    @property
+    def slowest_link(self) -> str:
+        """Return ``inter``, or ``intra`` where all ranks share one node."""
+        return "inter" if len(self.nodes) > 1 else "intra"
+
     def shard_bounds(self, size: int) -> npt.NDArray[np.int64]:
         """Return the bounds of this node's shards: one a stream, nothing for the ranks beyond."""
         beyond = self.node.size - self.streams

@@ -124,6 +124,14 @@ class SparseVector:
         """Return the sum of the two, dense where δ may be passed."""
         return total([self, other])
 
+    def slice(self, low: int, high: int) -> "SparseVector":
+        """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
+        if self.indices is None:
+            return SparseVector(high - low, None, self.values[low:high])
+        first, last = np.searchsorted(self.indices, [low, high])
+        indices = (self.indices[first:last] - low).astype(index_dtype(high - low))
+        return SparseVector(high - low, indices, self.values[first:last])
+
     def top_k(self, k: int) -> "SparseVector":
         """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
         if k < 0:
@@ -136,6 +144,22 @@ class SparseVector:
     def divided_by(self, divisor: int) -> "SparseVector":
         """Return the vector with every value divided, in float32."""
         return SparseVector(self.size, self.indices, self.values / np.float32(divisor))
+
+
+def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
+    """Return the vector whose consecutive ranges are ``parts``, dense where one of them is or δ is passed.
+
+    >>> concatenate([SparseVector.from_dense(np.array([0, 0, 5], np.float32))] * 2).indices
+    array([2, 5], dtype=int32)
+    """
+    size = sum(part.size for part in parts)
+    sparse = [part.indices for part in parts if part.indices is not None]
+    if len(sparse) < len(parts) or sum(map(len, sparse)) >= delta(size):
+        return SparseVector(size, None, np.concatenate([part.to_dense() for part in parts]))
+    offsets = np.cumsum([0, *(part.size for part in parts[:-1])])
+    dtype = index_dtype(size)
+    indices = [own.astype(dtype) + dtype.type(offset) for own, offset in zip(sparse, offsets, strict=True)]
+    return SparseVector(size, np.concatenate(indices), np.concatenate([part.values for part in parts]))
 
 
 def total(vectors: Sequence[SparseVector]) -> SparseVector:

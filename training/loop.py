@@ -195,7 +195,8 @@ class _PhaseSession:
         between = f"  between nodes {megabytes(inter)} (dense {megabytes(dense)})" if dense else ""
         self.progress.say(
             f"epoch {epoch + 1:>2}/{sum(phase.epochs for phase in trainer.config.phases)}"
-            f"  {result.reducer:<7} {self.phase.input_size} px  loss {loss:.3f}"
+            f"  {result.reducer:<{max(len(phase.reducer or '') for phase in trainer.config.phases)}}"
+            f"  {self.phase.input_size} px  loss {loss:.3f}"
             f"  test accuracy {accuracy:6.1%}  {rate:7,.0f} images/s{between}"
         )
         if self.folder is not None:

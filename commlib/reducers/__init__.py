@@ -4,17 +4,38 @@ import inspect
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up, suggestion
-from commlib.reducers.base import Reducer, Report, SparseReducer, StageSeconds
+from commlib.reducers.allgather import AllGather
+from commlib.reducers.base import Reducer, Report, StageSeconds
 from commlib.reducers.dense import Dense
+from commlib.reducers.gtopk import GTopK
 from commlib.reducers.hitopk import HiTopK
+from commlib.reducers.sparse import SelectingReducer, SparseReducer
+from commlib.reducers.split import DSARSplit, SSARSplit
+from commlib.reducers.ssar_doubling import SSARDoubling
+from commlib.reducers.torus2d import Torus2D
 from commlib.topology import Topology
 
 REDUCERS: dict[str, type[Reducer]] = {
     "dense": Dense,
+    "torus2d": Torus2D,
+    "allgather": AllGather,
+    "gtopk": GTopK,
+    "ssar_doubling": SSARDoubling,
+    "ssar_split": SSARSplit,
+    "dsar_split": DSARSplit,
     "hitopk": HiTopK,
 }
 
-__all__ = ["REDUCERS", "Reducer", "Report", "SparseReducer", "StageSeconds", "make_reducer"]
+__all__ = [
+    "REDUCERS",
+    "SelectingReducer",
+    "Reducer",
+    "Report",
+    "SparseReducer",
+    "StageSeconds",
+    "make_reducer",
+    "reducer_options",
+]
 
 
 def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Reducer:

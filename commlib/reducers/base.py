@@ -1,7 +1,7 @@
 """What a reducer is: an all-reduce algorithm for gradients together with its state.
 
 :class:`Reducer` holds what all share: checks, the report, the residual that a predecessor hands over, the
-agreement on whether the step counts. :class:`SparseReducer` adds density, selector and codec.
+agreement on whether the step counts.
 """
 
 import hashlib
@@ -15,13 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.density import check_density
-from commlib.errors import InvalidArgument, NonFiniteInput, RanksDisagree
-from commlib.selection import make_selector
+from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.topology import Topology, Traffic
-from commlib.transport.base import Communicator
-from commlib.vectors import Float32, SparseVector, index_dtype
-from commlib.wire import make_codec
+from commlib.vectors import Float32
 
 
 @dataclass
@@ -167,46 +163,3 @@ class Reducer(ABC):
             here = shared.decode()
             raise RanksDisagree(f"ranks {others} differ from rank 0 in settings or step; here: {here}")
         return rows[:, 2:] if rows[:, 0].all() else None
-
-
-class SparseReducer(Reducer):
-    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual."""
-
-    sparse: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        topology: Topology,
-        size: int,
-        *,
-        density: float = 0.01,
-        selector: str = "mstopk",
-        wire: str = "fp32",
-    ) -> None:
-        self.density = check_density(density)
-        self.selector = make_selector(selector)
-        self.codec = make_codec(wire)
-        self._names = (selector, wire)
-        super().__init__(topology, size)
-
-    def settings(self) -> tuple[Any, ...]:
-        """See :meth:`Reducer.settings`."""
-        return (*super().settings(), self.density, *self._names)
-
-    def select(self, vector: Float32, k: int) -> tuple[SparseVector, bool]:
-        """Return ``k`` entries of ``vector`` and true; none and false where it is not finite."""
-        with self.seconds.measure("select"):
-            try:
-                return self.selector.select(vector, k), True
-            except NonFiniteInput:
-                none = np.empty(0, index_dtype(len(vector)))
-                return SparseVector(len(vector), none, np.empty(0, np.float32)), False
-
-
-def gather_messages(
-    comm: Communicator, message: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.uint8]]:
-    """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``."""
-    messages = [np.empty(length, np.uint8) for length in lengths]
-    comm.allgather(message, messages)
-    return messages

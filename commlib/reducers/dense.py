@@ -20,11 +20,10 @@ class Dense(Reducer):
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)
         self._bounds = partition(size, topology.world.size)
-        self._link = "inter" if len(topology.nodes) > 1 else "intra"
 
     def _reduce(self, gradient: Float32) -> Outcome:
         world = self.topology.world
-        with self.seconds.measure(self._link):
+        with self.seconds.measure(self.topology.slowest_link):
             part = world.reduce_scatter(gradient, self._bounds)
         with self.seconds.measure("combine"):
             part /= np.float32(world.size)
@@ -32,6 +31,6 @@ class Dense(Reducer):
         if self.agree(finite) is None:
             return Outcome(None)
         mean = np.empty(self.size, np.float32)
-        with self.seconds.measure(self._link):
+        with self.seconds.measure(self.topology.slowest_link):
             world.allgather(part, np.split(mean, self._bounds[1:-1]))
         return Outcome(mean, selected=self.size, applied=self.size)

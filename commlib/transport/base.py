@@ -41,7 +41,8 @@ class Communicator(ABC):
 
     ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
-    int64 arrays of shape ``(size,)``. The few bytes of ``agree`` and of object exchanges are not payload.
+    int64 arrays of shape ``(size,)``. The few bytes of ``agree``, ``swap``, headers and object exchanges are
+    no payload.
     """
 
     def __init__(self, rank: int, size: int, host: str) -> None:
@@ -58,6 +59,10 @@ class Communicator(ABC):
     @abstractmethod
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
+
+    @abstractmethod
+    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Give ``values[r]``, a 64-bit integer, to each rank ``r``; return what they gave, ``(size,)``."""
 
     @abstractmethod
     def allgather_objects(self, value: Any) -> list[Any]:
@@ -83,6 +88,14 @@ class Communicator(ABC):
         """
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
+
+    def send_header(self, header: Array, destination: int) -> Request:
+        """Start sending the few bytes that announce a message; they are no payload."""
+        return self._send(header, destination)
+
+    def receive_header(self, header: Array, source: int) -> Request:
+        """Start receiving what ``send_header`` sent."""
+        return self._receive(header, source)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

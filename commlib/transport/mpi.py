@@ -70,6 +70,12 @@ class MPICommunicator(Communicator):
         self._comm.Allgather(mine, everyone)
         return everyone
 
+    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.swap`."""
+        received = np.empty(self.size, np.int64)
+        self._comm.Alltoall(np.array(values, np.int64), received)
+        return received
+
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
         return list(self._comm.allgather(value))

@@ -128,6 +128,10 @@ class SimulatedCommunicator(Communicator):
         """See :meth:`Communicator.agree`."""
         return np.array(self.allgather_objects(list(values)), np.int64).reshape(self.size, len(values))
 
+    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.swap`."""
+        return np.array([given[self.rank] for given in self.allgather_objects(list(values))], np.int64)
+
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
         self._group.slots[self.rank] = value

@@ -1,6 +1,7 @@
 """What a codec is."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ class Codec(ABC):
 
     A lossy codec's error stays in the sender's residual: a rank applies to itself what the others decode.
     """
+
+    lossless: ClassVar[bool]
 
     @abstractmethod
     def encode(self, vector: SparseVector) -> Message:

@@ -1,5 +1,7 @@
 """Plain indices and float32 values, or all the values where that is shorter."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from commlib.errors import InvalidArgument
@@ -9,6 +11,8 @@ from commlib.wire.base import Codec, Message
 
 class Fp32(Codec):
     """Indices (32 bits, 64 past 2³¹ − 1), then values; dense past δ, told apart by its length."""
+
+    lossless: ClassVar[bool] = True
 
     def encode(self, vector: SparseVector) -> Message:
         """See :meth:`Codec.encode`."""

@@ -14,6 +14,17 @@ from commlib.reducers import REDUCERS
 # Every reducer, with the settings that change its way through the code.
 CASES = {
     "dense": ("dense", {}),
+    "torus2d": ("torus2d", {}),
+    "allgather": ("allgather", {"density": 0.05}),
+    "allgather-past-delta": ("allgather", {"density": 0.3}),
+    "gtopk": ("gtopk", {"density": 0.05}),
+    "gtopk-one-entry": ("gtopk", {"density": 1e-9}),
+    "gtopk-past-delta": ("gtopk", {"density": 0.7}),
+    "ssar_doubling": ("ssar_doubling", {"density": 0.05}),
+    "ssar_doubling-past-delta": ("ssar_doubling", {"density": 0.3}),
+    "ssar_split": ("ssar_split", {"density": 0.05}),
+    "ssar_split-past-delta": ("ssar_split", {"density": 0.3}),
+    "dsar_split": ("dsar_split", {"density": 0.05}),
     "hitopk": ("hitopk", {"density": 0.05}),
     "hitopk-exact": ("hitopk", {"density": 0.05, "selector": "exact"}),
     "hitopk-one-entry": ("hitopk", {"density": 1e-9}),
@@ -149,11 +160,13 @@ def test_accounting_meets_the_formula(ranks, case):
                 reducer = make_reducer(name, topology, size=size, **options)
                 reducer.reduce(gradient(size, comm.rank, 0))
                 density = {"density": options["density"]} if "density" in options else {}
-                return reducer.last, cost.FORMULAS[name](topology.nodes, comm.rank, size, **density)
+                return reducer.last, cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **density)
 
             seen = ranks.run(body)
             for report, formula in seen:
-                assert report.traffic.sent.inter == formula.inter
+                assert report.traffic.sent.inter <= formula.inter
+                if cost.FORMULAS[name].is_exact and ranks.size > 1:
+                    assert report.traffic.sent.inter == formula.inter
                 assert report.traffic.sent.intra <= formula.intra
                 assert report.selected <= size
             for link in ("intra", "inter"):

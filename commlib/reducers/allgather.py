@@ -1,0 +1,19 @@
+"""Top-k all-gather: everybody sends everybody its entries (TopkA in Ok-Topk, NaiveAG in HiTopKComm)."""
+
+from commlib.reducers.messages import gather_messages
+from commlib.reducers.sparse import SelectingReducer
+from commlib.vectors import SparseVector, total
+
+
+class AllGather(SelectingReducer):
+    """Each rank sends its ``k`` entries to the ``P − 1`` others, and all add them up in rank order."""
+
+    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
+        message = self.encode(selected)
+        with self.seconds.measure(self.link):
+            lengths = self.agree(finite, len(message))
+            if lengths is None:
+                return None
+            messages = gather_messages(self.comm, message, lengths[self.peers, 0])
+        with self.seconds.measure("combine"):
+            return total([self.codec.decode(each, self.length) for each in messages])

@@ -1,0 +1,52 @@
+"""What reducers share that add up inside the node, dense, before they select."""
+
+from typing import Any
+
+import numpy as np
+
+from commlib.reducers.base import Outcome
+from commlib.reducers.messages import gather_messages
+from commlib.reducers.sparse import SelectingReducer
+from commlib.topology import Topology
+from commlib.vectors import Float32, SparseVector
+
+
+class ShardReducer(SelectingReducer):
+    """Reduce-scatter in the node, select from the shard, combine on the stream, all-gather in the node.
+
+    Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
+    it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
+    smallest node has ranks; the ranks beyond contribute and receive, and own nothing.
+    """
+
+    def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
+        super().__init__(topology, size, **settings)
+        local_rank = topology.local_rank
+        self.comm = topology.stream
+        self.peers = [node[local_rank] for node in topology.nodes if local_rank < len(node)]
+        self.link = "inter"
+        self._bounds = topology.shard_bounds(size)
+        self._own_range(int(self._bounds[local_rank]), int(self._bounds[local_rank + 1]))
+
+    def _collect(self, gradient: Float32) -> Float32:
+        """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
+        with self.seconds.measure("intra"):
+            return self.topology.node.reduce_scatter(gradient, self._bounds)
+
+    def _spread(self, combined: SparseVector, selected: int) -> Outcome:
+        """All-gather the shards inside the node, only what was selected."""
+        node, seconds = self.topology.node, self.seconds
+        shard = combined.divided_by(self.topology.world.size)
+        message = self.lossless.encode(shard)
+        with seconds.measure("intra"):
+            # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
+            finite = bool(np.isfinite(shard.values).all())
+            shards = node.agree([len(message), shard.entries, finite])
+            if not shards[:, 2].all():
+                return Outcome(None)
+            messages = gather_messages(node, message, shards[:, 0])
+        with seconds.measure("combine"):
+            mean = np.zeros(self.size, np.float32)
+            for low, high, each in zip(self._bounds[:-1], self._bounds[1:], messages, strict=True):
+                self.lossless.decode(each, int(high - low)).add_to(mean[low:high])
+        return Outcome(mean, selected, int(shards[:, 1].sum()))

@@ -1,0 +1,141 @@
+"""What sparse reducers share: density, selector, codec, and how the residual is kept."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from commlib.density import check_density, entries
+from commlib.errors import NonFiniteInput
+from commlib.reducers.base import Outcome, Reducer
+from commlib.selection import make_selector
+from commlib.topology import Topology
+from commlib.vectors import Float32, SparseVector, index_dtype
+from commlib.wire import Message, make_codec
+from commlib.wire.fp32 import Fp32
+
+
+class SparseReducer(Reducer):
+    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual."""
+
+    sparse: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        topology: Topology,
+        size: int,
+        *,
+        density: float = 0.01,
+        selector: str = "mstopk",
+        wire: str = "fp32",
+    ) -> None:
+        self.density = check_density(density)
+        self.selector = make_selector(selector)
+        self.codec = make_codec(wire)
+        # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
+        self.lossless = Fp32()
+        self._names = (selector, wire)
+        super().__init__(topology, size)
+
+    def settings(self) -> tuple[Any, ...]:
+        """See :meth:`Reducer.settings`."""
+        return (*super().settings(), self.density, *self._names)
+
+    def select(self, vector: Float32, k: int) -> tuple[SparseVector, bool]:
+        """Return ``k`` entries of ``vector`` and true; none and false where it is not finite."""
+        with self.seconds.measure("select"):
+            try:
+                return self.selector.select(vector, k), True
+            except NonFiniteInput:
+                none = np.empty(0, index_dtype(len(vector)))
+                return SparseVector(len(vector), none, np.empty(0, np.float32)), False
+
+
+class SelectingReducer(SparseReducer):
+    """A sparse reducer in four steps, of which an algorithm is the third, ``_combine``.
+
+    Collect what this rank is to select from; add the residual and select; combine with the selections of the
+    ranks of ``comm``; spread the sum to all. As it stands here, every rank collects its own whole gradient
+    and ``comm`` is the world; :class:`commlib.reducers.hierarchical.ShardReducer` collects a node's shard.
+
+    ``comm``: the ranks that combine, ``peers`` their ranks in the world, ``link`` the stage that their
+    exchange counts as; ``length``: entries that this rank selects ``k`` from.
+    """
+
+    def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
+        super().__init__(topology, size, **settings)
+        self.comm = topology.world
+        self.peers = list(range(topology.world.size))
+        self.link = topology.slowest_link
+        self._own_range(0, size)
+
+    def _own_range(self, low: int, high: int) -> None:
+        self._low, self.length = low, high - low
+        self.k = entries(self.density, self.length)
+        self._residual = np.zeros(self.length, np.float32)
+        self._dropped: list[tuple[int, SparseVector]] = []
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        accumulated = self._collect(gradient) + self._residual
+        selected, finite = self.select(accumulated, self.k)
+        self._dropped = []
+        combined = self._combine(selected, finite)
+        outcome = Outcome(None) if combined is None else self._spread(combined, selected.entries)
+        if outcome.mean is not None:
+            with self.seconds.measure("combine"):
+                selected.subtract_from(accumulated)
+                for low, vector in self._dropped:
+                    vector.add_to(accumulated[low : low + vector.size])
+                self._residual = accumulated
+        return outcome
+
+    def _collect(self, gradient: Float32) -> Float32:
+        """Return the vector of ``length`` entries that this rank selects from."""
+        return gradient
+
+    @abstractmethod
+    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
+        """Return the sum of what the ranks of ``comm`` selected, or ``None`` where a rank is not finite.
+
+        Entries of ``selected``, or of a sum, that are not in the result have to be dropped.
+        """
+
+    def _spread(self, combined: SparseVector, selected: int) -> Outcome:
+        """Return the mean; no mean where finite parts have added up to an infinity."""
+        if not np.isfinite(combined.values).all():  # all ranks hold the same sum, and see it
+            return Outcome(None)
+        with self.seconds.measure("combine"):
+            mean = combined.divided_by(self.topology.world.size).to_dense()
+        return Outcome(mean, selected, combined.entries)
+
+    def drop(self, vector: SparseVector, at: int = 0) -> None:
+        """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
+        self._dropped.append((at, vector))
+
+    def encode(self, vector: SparseVector, at: int = 0, *, keeps: bool = True) -> Message:
+        """Return the message for ``vector``, which begins at ``at`` of the own range.
+
+        What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it.
+        """
+        message = self.codec.encode(vector)
+        if keeps and not self.codec.lossless:
+            self.drop(vector, at)
+            self.drop(self.codec.decode(message, vector.size).divided_by(-1), at)
+        return message
+
+    @property
+    def residual(self) -> Float32:
+        """See :attr:`Reducer.residual`."""
+        residual = super().residual
+        residual[self._low : self._low + self.length] += self._residual
+        return residual
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Reducer.state_dict`."""
+        return super().state_dict() | {"residual": self._residual.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Reducer.load_state_dict`."""
+        super().load_state_dict(state)
+        self._residual = state["residual"].copy()

@@ -1,0 +1,44 @@
+"""2D-torus all-reduce: dense in both directions (HiTopKComm's 2DTAR, section 5.3; Mikami et al. 2018)."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from commlib.reducers.base import Outcome, Reducer
+from commlib.topology import Topology
+from commlib.vectors import Float32, partition
+
+
+class Torus2D(Reducer):
+    """Reduce-scatter in the node, all-reduce of the shard on each stream, all-gather in the node.
+
+    Between nodes ``2·(d/n)·(m − 1)/m`` values a rank, where ``dense`` sends about ``n`` times as many. Uneven
+    nodes share as many shards as the smallest node has ranks.
+    """
+
+    sparse: ClassVar[bool] = False
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        super().__init__(topology, size)
+        self._bounds = topology.shard_bounds(size)
+        low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
+        self._slices = partition(int(high - low), topology.stream.size)
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        topology, seconds = self.topology, self.seconds
+        with seconds.measure("intra"):
+            shard = topology.node.reduce_scatter(gradient, self._bounds)
+        # A rank that owns no shard has a stream all the same: of ranks that own none either.
+        with seconds.measure("inter"):
+            own = topology.stream.reduce_scatter(shard, self._slices)
+        with seconds.measure("combine"):
+            own /= np.float32(topology.world.size)
+            finite = bool(np.isfinite(own).all())
+        if self.agree(finite) is None:
+            return Outcome(None)
+        with seconds.measure("inter"):
+            topology.stream.allgather(own, np.split(shard, self._slices[1:-1]))
+        mean = np.empty(self.size, np.float32)
+        with seconds.measure("intra"):
+            topology.node.allgather(shard, np.split(mean, self._bounds[1:-1]))
+        return Outcome(mean, selected=self.size, applied=self.size)
