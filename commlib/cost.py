@@ -98,6 +98,14 @@ def dsar_split(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     return _by_link(nodes, rank, lambda to: sparse_bytes(min(k, int(lengths[to])), int(lengths[to])) + sums)
 
 
+def oktopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return what ``oktopk`` sends at most in a step that re-evaluates the global threshold.
+
+    Ok-Topk's equation 3 puts an ordinary balanced step at most at ``6·k·(P − 1)/P`` words.
+    """
+    return _oktopk(nodes, rank, entries(density, size), size)
+
+
 def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     """Return the bytes sent by ``hitopk``: ``inter`` exact, ``(m − 1)·ρ·d/n`` entries; ``intra`` at most.
 
@@ -110,6 +118,30 @@ def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     inter = (len(nodes) - 1) * sparse_bytes(k, own)
     gathered = (len(node) - 1) * sparse_bytes(len(nodes) * k, own)
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
+
+
+def hioktopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+    """Return what ``hioktopk`` sends at most: ``oktopk`` on the stream; in the node as ``hitopk``."""
+    node, local_rank, shards = _shards(nodes, rank, size)
+    own = shards[local_rank]
+    k = entries(density, own)
+    stream = [each[local_rank] for each in nodes if len(each) > local_rank]
+    inter = _oktopk([[place] for place in range(len(stream))], stream.index(rank), k, own).inter
+    gathered = (len(node) - 1) * sparse_bytes(2 * k, own)
+    return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
+
+
+def _oktopk(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
+    """Return the most that Ok-Topk sends of ``size`` entries: split, magnitudes, balance, all-gather.
+
+    A rank selects at most ``2k`` entries between re-evaluations; the regions' sums are at most ``P`` times
+    that; at most ``2k`` reach the global threshold.
+    """
+    world_size = sum(map(len, nodes))
+    entry = index_dtype(size).itemsize + VALUE_BYTES
+    selected = min(size, 2 * k)
+    sums = VALUE_BYTES * min(size, world_size * selected)
+    return _by_link(nodes, rank, lambda to: 3 * selected * entry + sums)
 
 
 def _by_link(nodes: Nodes, rank: int, bytes_to: Callable[[int], int]) -> LinkBytes:
@@ -146,5 +178,7 @@ FORMULAS: dict[str, Formula] = {
     "ssar_doubling": Formula(ssar_doubling, is_exact=False),
     "ssar_split": Formula(ssar_split, is_exact=False),
     "dsar_split": Formula(dsar_split, is_exact=False),
+    "oktopk": Formula(oktopk, is_exact=False),
     "hitopk": Formula(hitopk, is_exact=True),
+    "hioktopk": Formula(hioktopk, is_exact=False),
 }

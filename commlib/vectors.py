@@ -100,6 +100,15 @@ class SparseVector:
         """How many entries are held: all of them when dense."""
         return len(self.values)
 
+    @property
+    def places(self) -> Index:
+        """Return the indices of the entries: all of them when dense."""
+        return np.arange(self.size, dtype=index_dtype(self.size)) if self.indices is None else self.indices
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
+        """Return the entries for which ``mask``, one bool an entry, is true."""
+        return SparseVector(self.size, self.places[mask], self.values[mask])
+
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
         vector = np.zeros(self.size, np.float32)
@@ -141,9 +150,23 @@ class SparseVector:
         indices = order if self.indices is None else self.indices[order]
         return SparseVector(self.size, indices.astype(index_dtype(self.size)), self.values[order])
 
+    def without(self, others: "SparseVector") -> "SparseVector":
+        """Return the entries whose indices ``others`` does not hold."""
+        return self.where(~np.isin(self.places, others.places, assume_unique=True))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no value is a NaN or an infinity."""
+        return bool(np.isfinite(self.values).all())
+
     def divided_by(self, divisor: int) -> "SparseVector":
         """Return the vector with every value divided, in float32."""
         return SparseVector(self.size, self.indices, self.values / np.float32(divisor))
+
+
+def void(size: int) -> SparseVector:
+    """Return the sum that stands for one that is not finite: a NaN at index 0."""
+    return SparseVector(size, np.zeros(1, index_dtype(size)), np.full(1, np.nan, np.float32))
 
 
 def concatenate(parts: Sequence[SparseVector]) -> SparseVector:

@@ -139,7 +139,8 @@ class Config(Record):
     """A training run.
 
     ``ranks_per_node`` emulates nodes: a count, or a list of counts; discovered by host name without it.
-    ``reducer`` and what follows are the defaults of all phases; ``output`` is the folder of the run's folder.
+    ``reducer``, ``density``, ``selector`` and ``wire`` are for the phases that name none; where nobody names
+    them, a reducer has its own. ``output`` is the folder in which the run makes its own.
     """
 
     name: FileName
@@ -150,9 +151,9 @@ class Config(Record):
     momentum: Momentum = 0.9
     ranks_per_node: Layout = None
     reducer: ReducerName = "dense"
-    density: Density = 0.01
-    selector: SelectorName = "mstopk"
-    wire: CodecName = "fp32"
+    density: Density | None = None
+    selector: SelectorName | None = None
+    wire: CodecName | None = None
     log_every: Count = 10
     output: str = "runs"
 
@@ -172,17 +173,19 @@ class Config(Record):
     def reducer_config(self, phase: Phase) -> dict[str, Any]:
         """Return the reducer of a phase and its options, as :func:`commlib.make_reducer` takes them."""
         name = phase.reducer or self.reducer
-        chosen = {option: getattr(phase, option) for option in reducer_options(name)}
-        return {"name": name} | {
-            option: getattr(self, option) if value is None else value for option, value in chosen.items()
-        }
+        chosen: dict[str, Any] = {"name": name}
+        for option, default in reducer_options(name).items():
+            given = (getattr(record, option, None) for record in (phase, self))
+            chosen[option] = next((value for value in given if value is not None), default)
+        return chosen
 
     def resolved(self) -> "Config":
         """Return the configuration with every phase's reducer and options written out."""
         phases = []
         for phase in self.phases:
-            reducer = self.reducer_config(phase)
-            phases.append(phase.model_copy(update={"reducer": reducer.pop("name"), **reducer}))
+            options = self.reducer_config(phase)
+            written = {option: value for option, value in options.items() if option in Phase.model_fields}
+            phases.append(phase.model_copy(update={"reducer": options["name"], **written}))
         return self.model_copy(update={"phases": phases})
 
     def to_yaml(self) -> str:
@@ -212,7 +215,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def warnings(config: Config) -> list[str]:
     """Return a line for every setting that has no effect in this run."""
     used = {option for phase in config.phases for option in reducer_options(phase.reducer or config.reducer)}
-    given = [name for name in ("density", "selector", "wire") if name in config.model_fields_set]
+    given = [name for name in ("density", "selector", "wire") if getattr(config, name) is not None]
     return [
         f"{option}={getattr(config, option)} has no effect: no phase has a reducer that takes it"
         for option in given

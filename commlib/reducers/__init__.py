@@ -8,7 +8,9 @@ from commlib.reducers.allgather import AllGather
 from commlib.reducers.base import Reducer, Report, StageSeconds
 from commlib.reducers.dense import Dense
 from commlib.reducers.gtopk import GTopK
+from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
+from commlib.reducers.oktopk import OkTopK
 from commlib.reducers.sparse import SelectingReducer, SparseReducer
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
@@ -23,7 +25,9 @@ REDUCERS: dict[str, type[Reducer]] = {
     "ssar_doubling": SSARDoubling,
     "ssar_split": SSARSplit,
     "dsar_split": DSARSplit,
+    "oktopk": OkTopK,
     "hitopk": HiTopK,
+    "hioktopk": HiOkTopK,
 }
 
 __all__ = [
@@ -56,15 +60,15 @@ def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Re
     return reducer(topology, size, **options)
 
 
-def reducer_options(name: str) -> list[str]:
-    """Return the names of the options that a reducer takes.
+def reducer_options(name: str) -> dict[str, Any]:
+    """Return the options that a reducer takes, with their defaults.
 
     >>> reducer_options("dense"), reducer_options("hitopk")
-    ([], ['density', 'selector', 'wire'])
+    ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    options: list[str] = []
-    for ancestor in look_up(REDUCERS, "reducer", name).__mro__:
+    options: dict[str, Any] = {}
+    for ancestor in reversed(look_up(REDUCERS, "reducer", name).__mro__):
         if constructor := vars(ancestor).get("__init__"):
             parameters = inspect.signature(constructor).parameters.values()
-            options += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+            options |= {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
     return options

@@ -124,24 +124,24 @@ class Reducer(ABC):
 
         So a predecessor's residual is flushed into the first step of its successor.
         """
-        if residual.shape != (self.size,):
-            raise InvalidArgument(f"residual: expected shape ({self.size},), got {residual.shape}")
-        self._carried = residual + (0 if self._carried is None else self._carried)
+        if residual.shape != (self.size,) or not np.isfinite(residual).all():
+            finite = "finite" if np.isfinite(residual).all() else "not finite"
+            raise InvalidArgument(f"residual: expected ({self.size},) finite, got {residual.shape} {finite}")
+        carried = 0 if self._carried is None else self._carried
+        self._carried = np.asarray(residual + carried, np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a restored reducer needs to go on bitwise; the arrays are copies."""
         return {
-            "reducer": type(self).__name__,
-            "size": self.size,
+            "settings": self.settings(),
             "steps": self.steps,
             "carried": None if self._carried is None else self._carried.copy(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned on the same rank of an equal topology; arrays are copied."""
-        for key, own in (("reducer", type(self).__name__), ("size", self.size)):
-            if state[key] != own:
-                raise InvalidArgument(f"state: its {key} is {state[key]!r}, this reducer's is {own!r}")
+        if tuple(state["settings"]) != self.settings():
+            raise InvalidArgument(f"state: it is of {state['settings']}, this reducer is {self.settings()}")
         self.steps = state["steps"]
         self._carried = None if state["carried"] is None else state["carried"].copy()
 

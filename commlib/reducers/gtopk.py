@@ -2,7 +2,7 @@
 
 from commlib.reducers.messages import receive_message, send_message
 from commlib.reducers.sparse import SelectingReducer
-from commlib.vectors import SparseVector, total
+from commlib.vectors import SparseVector, total, void
 
 
 class GTopK(SelectingReducer):
@@ -38,7 +38,8 @@ class GTopK(SelectingReducer):
         """Return the ``k`` largest of the sum with what ``source`` sends, and drop the others."""
         received = self.codec.decode(receive_message(self.comm, source), self.length)
         merged = total([held, received])
+        if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
+            return void(self.length)
         kept = merged.top_k(self.k)
-        self.drop(merged)
-        self.drop(kept.divided_by(-1))
+        self.drop(merged.without(kept))
         return kept

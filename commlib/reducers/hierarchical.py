@@ -25,13 +25,13 @@ class ShardReducer(SelectingReducer):
         self.comm = topology.stream
         self.peers = [node[local_rank] for node in topology.nodes if local_rank < len(node)]
         self.link = "inter"
-        self._bounds = topology.shard_bounds(size)
-        self._own_range(int(self._bounds[local_rank]), int(self._bounds[local_rank + 1]))
+        self._shard_bounds = topology.shard_bounds(size)
+        self._own_range(int(self._shard_bounds[local_rank]), int(self._shard_bounds[local_rank + 1]))
 
     def _collect(self, gradient: Float32) -> Float32:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
         with self.seconds.measure("intra"):
-            return self.topology.node.reduce_scatter(gradient, self._bounds)
+            return self.topology.node.reduce_scatter(gradient, self._shard_bounds)
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
@@ -40,13 +40,14 @@ class ShardReducer(SelectingReducer):
         message = self.lossless.encode(shard)
         with seconds.measure("intra"):
             # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
-            finite = bool(np.isfinite(shard.values).all())
-            shards = node.agree([len(message), shard.entries, finite])
+            shards = node.agree([len(message), shard.entries, shard.is_finite])
             if not shards[:, 2].all():
                 return Outcome(None)
             messages = gather_messages(node, message, shards[:, 0])
         with seconds.measure("combine"):
             mean = np.zeros(self.size, np.float32)
-            for low, high, each in zip(self._bounds[:-1], self._bounds[1:], messages, strict=True):
+            for low, high, each in zip(
+                self._shard_bounds[:-1], self._shard_bounds[1:], messages, strict=True
+            ):
                 self.lossless.decode(each, int(high - low)).add_to(mean[low:high])
         return Outcome(mean, selected, int(shards[:, 1].sum()))

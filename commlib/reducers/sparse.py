@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.density import check_density, entries
-from commlib.errors import NonFiniteInput
+from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.base import Outcome, Reducer
 from commlib.selection import make_selector
 from commlib.topology import Topology
@@ -78,17 +78,28 @@ class SelectingReducer(SparseReducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         accumulated = self._collect(gradient) + self._residual
+        remembered = self._remember()
         selected, finite = self.select(accumulated, self.k)
         self._dropped = []
         combined = self._combine(selected, finite)
         outcome = Outcome(None) if combined is None else self._spread(combined, selected.entries)
-        if outcome.mean is not None:
+        if outcome.mean is None:
+            self._take_back(remembered)
+        else:
             with self.seconds.measure("combine"):
                 selected.subtract_from(accumulated)
                 for low, vector in self._dropped:
                     vector.add_to(accumulated[low : low + vector.size])
                 self._residual = accumulated
         return outcome
+
+    def _remember(self) -> dict[str, Any]:
+        """Return the state that a step changes besides the residual."""
+        return {"selector": self.selector.state_dict()}
+
+    def _take_back(self, remembered: Mapping[str, Any]) -> None:
+        """Restore what ``_remember`` returned: a void step changes nothing."""
+        self.selector.load_state_dict(remembered["selector"])
 
     def _collect(self, gradient: Float32) -> Float32:
         """Return the vector of ``length`` entries that this rank selects from."""
@@ -103,11 +114,15 @@ class SelectingReducer(SparseReducer):
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """Return the mean; no mean where finite parts have added up to an infinity."""
-        if not np.isfinite(combined.values).all():  # all ranks hold the same sum, and see it
+        if not combined.is_finite:  # all ranks hold the same sum, and see it
             return Outcome(None)
         with self.seconds.measure("combine"):
             mean = combined.divided_by(self.topology.world.size).to_dense()
         return Outcome(mean, selected, combined.entries)
+
+    def settings(self) -> tuple[Any, ...]:
+        """See :meth:`Reducer.settings`."""
+        return (*super().settings(), self.topology.nodes)
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
@@ -133,9 +148,13 @@ class SelectingReducer(SparseReducer):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Reducer.state_dict`."""
-        return super().state_dict() | {"residual": self._residual.copy()}
+        return super().state_dict() | self._remember() | {"residual": self._residual.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Reducer.load_state_dict`."""
+        if state["residual"].shape != (self.length,):
+            found = len(state["residual"])
+            raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {self.length}")
         super().load_state_dict(state)
+        self._take_back(state)
         self._residual = state["residual"].copy()

@@ -1,21 +1,18 @@
 """SparCML's split all-reduces: each rank adds up one range of the indices, then all gather the ranges."""
 
-from typing import Any
-
 import numpy as np
 
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.sparse import SelectingReducer
-from commlib.topology import Topology
 from commlib.vectors import SparseVector, concatenate, partition, total
 
 
 class SplitReducer(SelectingReducer):
     """The half that both share: entries go to the owners of their ranges, who add them up in rank order."""
 
-    def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
-        super().__init__(topology, size, **settings)
-        bounds = [int(bound) for bound in partition(size, topology.world.size)]
+    def _own_range(self, low: int, high: int) -> None:
+        super()._own_range(low, high)
+        bounds = [int(bound) for bound in partition(self.length, self.comm.size)]
         self._ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
 
     def _add_up_own_range(self, selected: SparseVector, finite: bool) -> SparseVector | None:

@@ -6,11 +6,13 @@ from commlib.errors import InvalidArgument, look_up
 from commlib.selection.base import Selector
 from commlib.selection.exact import Exact
 from commlib.selection.mstopk import MSTopK
+from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector
 
 SELECTORS: dict[str, type[Selector]] = {
     "exact": Exact,
     "mstopk": MSTopK,
+    "reused": Reused,
 }
 
 __all__ = ["SELECTORS", "Selector", "make_selector", "select"]

@@ -1,6 +1,8 @@
 """What a selector is."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from commlib.vectors import Float32, SparseVector
 
@@ -14,3 +16,11 @@ class Selector(ABC):
 
         Raises :class:`commlib.errors.NonFiniteInput` where ``vector`` holds a NaN or an infinity.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a restored selector needs to go on alike: nothing, but for those that remember."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        assert not state, f"{type(self).__name__} remembers nothing"

@@ -40,7 +40,7 @@ class MSTopK(Selector):
         from_bin = counts[::-1].cumsum()[::-1]  # from_bin[b]: entries in bin b or above
         threshold_bin = int(np.flatnonzero(from_bin >= k)[-1])
         candidates = np.empty(from_bin[threshold_bin] + 1, index_dtype(size))
-        _compact(bits, np.uint32(threshold_bin), candidates)
+        compact(bits, np.uint32(threshold_bin << LEADING), candidates)
         indices = _keep_largest(bits, candidates[:-1], k, threshold_bin)
         return SparseVector(size, indices, vector[indices])
 
@@ -62,9 +62,17 @@ def _histogram(bits: Bits) -> npt.NDArray[np.int64]:
 
 
 @njit(nogil=True, cache=True)
-def _compact(bits: Bits, threshold_bin: np.uint32, indices: Index) -> None:
-    """Write the positions in bin ``threshold_bin`` or above; ``indices`` has one place to spare."""
-    lowest = threshold_bin << np.uint32(LEADING)
+def count_reaching(bits: Bits, lowest: np.uint32) -> int:
+    """Return how many magnitudes have the bits ``lowest`` or above; NaN and infinity always have."""
+    count = 0
+    for i in range(len(bits)):
+        count += (bits[i] & MAGNITUDE) >= lowest
+    return count
+
+
+@njit(nogil=True, cache=True)
+def compact(bits: Bits, lowest: np.uint32, indices: Index) -> None:
+    """Write the positions whose magnitudes reach ``lowest``; ``indices`` has one place to spare."""
     filled = 0
     for i in range(len(bits)):
         indices[filled] = i  # overwritten by the next one unless it counts: no branch to mispredict

@@ -78,6 +78,7 @@ class Communicator(ABC):
 
     def send(self, array: Array, destination: int) -> Request:
         """Start sending a contiguous array, which stays untouched until the request is waited for."""
+        assert array.flags.c_contiguous
         self.sent_bytes[destination] += array.nbytes
         return self._send(array, destination)
 
@@ -86,6 +87,7 @@ class Communicator(ABC):
 
         Messages of one sender fill the arrays in the order in which these were posted.
         """
+        assert array.flags.c_contiguous
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 

@@ -65,6 +65,7 @@ class MPICommunicator(Communicator):
         """See :meth:`Communicator.agree`."""
         if not values:
             self._comm.Barrier()
+            return np.empty((self.size, 0), np.int64)
         mine = np.array(values, np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
         self._comm.Allgather(mine, everyone)

@@ -25,11 +25,18 @@ CASES = {
     "ssar_split": ("ssar_split", {"density": 0.05}),
     "ssar_split-past-delta": ("ssar_split", {"density": 0.3}),
     "dsar_split": ("dsar_split", {"density": 0.05}),
+    "oktopk": ("oktopk", {"density": 0.05, "reevaluate_every": 2, "repartition_every": 3}),
+    "oktopk-owner": ("oktopk", {"density": 0.05, "leftovers": "owner"}),
+    "oktopk-one-entry": ("oktopk", {"density": 1e-9}),
+    "oktopk-past-delta": ("oktopk", {"density": 0.7, "selector": "mstopk"}),
     "hitopk": ("hitopk", {"density": 0.05}),
     "hitopk-exact": ("hitopk", {"density": 0.05, "selector": "exact"}),
     "hitopk-one-entry": ("hitopk", {"density": 1e-9}),
     "hitopk-past-delta": ("hitopk", {"density": 0.7}),
     "hitopk-all": ("hitopk", {"density": 1.0}),
+    "hioktopk": ("hioktopk", {"density": 0.05, "reevaluate_every": 2, "repartition_every": 3}),
+    "hioktopk-owner": ("hioktopk", {"density": 0.05, "leftovers": "owner"}),
+    "hioktopk-past-delta": ("hioktopk", {"density": 0.7, "selector": "mstopk"}),
 }
 SIZES = [1, 3, 1000, 4099]  # below the number of ranks, not divisible by it, prime
 STEPS = 5
@@ -150,6 +157,26 @@ def test_finite_numbers_that_add_up_to_an_infinity_void_the_step(ranks, case):
     assert ranks.run(body) == [expected] * ranks.size
 
 
+def test_infinities_of_both_signs_that_meet_in_a_sum_void_the_step_and_leave_no_trace(ranks, case):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), size=16, **options)
+        # the lower half of the ranks adds up to +∞ at index 3, the upper half to −∞: their sum is a NaN
+        gradient = np.ones(16, np.float32)
+        gradient[3] = 3e38 if comm.rank < comm.size // 2 else -3e38
+        reducer.reduce(gradient)
+        was_finite, residual = reducer.last.finite, reducer.residual
+        reducer.reduce(np.ones(16, np.float32))
+        return was_finite, bool(np.isfinite(residual).all()), reducer.last.finite
+
+    seen = ranks.run(body)
+    assert {finite for finite, _, _ in seen} == {seen[0][0]}
+    # 3e38 alone is finite, and so is its difference from another; from four ranks on there is an infinity
+    assert not seen[0][0] or ranks.size < 4
+    assert all(clean and finite_after for _, clean, finite_after in seen)
+
+
 def test_accounting_meets_the_formula(ranks, case):
     name, options = case
     for size in (1000, 4099):
@@ -187,6 +214,36 @@ def test_a_restored_reducer_continues_bitwise(ranks, case):
         restored.load_state_dict(reducer.state_dict())
         later = [gradient(1000, comm.rank, step) for step in range(1, 4)]
         return all(reducer.reduce(each).tobytes() == restored.reduce(each).tobytes() for each in later)
+
+    assert all(ranks.run(body))
+
+
+def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, case):
+    name, options = case
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        reducer = make_reducer(name, topology, size=100, **options)
+        other = make_reducer(name, topology, size=101, **options)
+        reducer.reduce(gradient(100, comm.rank, 0))
+        before = reducer.residual.tobytes()
+        with pytest.raises(commlib.InvalidArgument, match="state: "):
+            reducer.load_state_dict(other.state_dict())
+        return reducer.residual.tobytes() == before and reducer.steps == 1
+
+    assert all(ranks.run(body))
+
+
+@pytest.mark.parametrize("bad", [np.full(10, np.nan), np.zeros(9)], ids=["nan", "shape"])
+def test_a_residual_that_cannot_be_flushed_is_refused(ranks, case, bad):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size=10, **options)
+        with pytest.raises(commlib.InvalidArgument, match=r"residual: expected \(10,\) finite"):
+            reducer.absorb(bad)
+        reducer.absorb(np.ones(10))  # float64 is taken, and becomes float32
+        return reducer.residual.dtype == np.float32 and bool((reducer.residual == 1).all())
 
     assert all(ranks.run(body))
 

@@ -12,7 +12,8 @@ from commlib import SELECTORS, InvalidArgument, NonFiniteInput, UnknownName, sel
 from commlib.selection import make_selector, mstopk
 
 # Every selector, and whether it promises the k largest (the others promise the count and the shape only).
-CASES = {"exact": True, "mstopk": True}
+CASES = {"exact": True, "mstopk": True, "reused": True}  # a new `reused` begins with an exact call
+WITHOUT_MEMORY = [name for name in CASES if not make_selector(name).state_dict()]
 LARGEST = [name for name, is_largest in CASES.items() if is_largest]
 
 
@@ -196,6 +197,7 @@ def test_the_largest_finite_number_is_not_refused(name):
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
 def test_the_same_input_gives_the_same_selection_from_a_new_or_a_used_selector(name, family):
     vector = draw(family, 5, 4099)
     used = make_selector(name)
@@ -241,7 +243,7 @@ def test_an_unknown_selector_unlike_any_other_gets_no_suggestion():
 def test_indices_past_31_bits_are_int64_and_the_selection_is_the_same(name, monkeypatch):
     """A vector that needs them has 8 GiB: here the type is changed, and the code that uses it is the same."""
     narrow = select(name, draw(gaussian, 9, 4099), 41)
-    for module in (vectors, sys.modules[SELECTORS[name].__module__]):
+    for module in (vectors, mstopk, sys.modules[SELECTORS[name].__module__]):
         monkeypatch.setattr(module, "index_dtype", lambda size: np.dtype(np.int64))
     for k in (0, 41):
         assert select(name, draw(gaussian, 9, 4099), k).indices.dtype == np.int64
@@ -332,7 +334,7 @@ def test_the_second_pass_keeps_what_lies_in_the_bin_or_above():
     for threshold_bin in (int(np.median(bins)), int(bins.max())):
         expected = np.flatnonzero(bins >= threshold_bin)
         indices = np.empty(len(expected) + 1, np.int32)
-        mstopk._compact(vector.view(np.uint32), np.uint32(threshold_bin), indices)
+        mstopk.compact(vector.view(np.uint32), np.uint32(threshold_bin << mstopk.LEADING), indices)
         np.testing.assert_array_equal(indices[:-1], expected)
 
 

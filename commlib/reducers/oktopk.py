@@ -1,0 +1,212 @@
+"""Ok-Topk's O(k) sparse all-reduce (Li and Hoefler 2022, algorithm 1)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.errors import InvalidArgument
+from commlib.reducers.sparse import SelectingReducer
+from commlib.topology import Topology
+from commlib.transport.base import Request
+from commlib.vectors import Float32, Index, SparseVector, concatenate, index_dtype, partition, total, void
+from commlib.wire import Message
+
+BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
+IMBALANCE = 4  # parts are evened out where the largest is more than so many times the mean
+
+
+class OkTopK(SelectingReducer):
+    """Split and reduce by balanced regions; keep the global top-k; balance and all-gather it.
+
+    Every ``repartition_every`` steps (τ) the ranks agree on regions that hold equal shares of what they
+    select; every ``reevaluate_every`` steps (τ′), and whenever the count has drifted beyond a factor of two,
+    the global threshold is found exactly. The ``reused`` selector does the same for the local one.
+
+    ``leftovers``: who keeps what does not reach the global threshold, each ``sender`` its own entries (the
+    paper's local ∩ global rule), or the ``owner`` of the region their sum.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        size: int,
+        *,
+        selector: str = "reused",
+        repartition_every: int = 64,
+        reevaluate_every: int = 32,
+        leftovers: str = "sender",
+        **settings: Any,
+    ) -> None:
+        for name, period in (
+            ("repartition_every", repartition_every),
+            ("reevaluate_every", reevaluate_every),
+        ):
+            if period < 1:
+                raise InvalidArgument(f"{name}: expected at least 1 step, got {period}")
+        if leftovers not in ("sender", "owner"):
+            raise InvalidArgument(f"leftovers: expected sender or owner, got {leftovers!r}")
+        self._repartition_every, self._reevaluate_every = repartition_every, reevaluate_every
+        self._sender_keeps = leftovers == "sender"
+        self._counted = 0  # steps that were not void: t of the paper
+        self._global_threshold = np.float32(0)
+        super().__init__(topology, size, selector=selector, **settings)
+
+    def _own_range(self, low: int, high: int) -> None:
+        super()._own_range(low, high)
+        self._regions = partition(self.length, self.comm.size)
+
+    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
+        if self.agree(finite) is None:
+            return None
+        with self.seconds.measure(self.link):
+            if self._counted % self._repartition_every == 0:
+                self._regions = self._repartition(selected)
+            reduced = self._split_and_reduce(selected)
+            if not self.comm.agree([reduced.is_finite]).all():  # finite parts may add up to an infinity
+                return void(self.length)
+            kept = self._above_global_threshold(reduced)
+            combined = self._balance_and_allgather(kept)
+        with self.seconds.measure("combine"):
+            self._keep_leftovers(selected, reduced, kept, combined)
+        self._counted += 1
+        return combined
+
+    def _repartition(self, selected: SparseVector) -> npt.NDArray[np.int64]:
+        """Return the mean over ranks of the bounds that halve, third, … what each rank has selected."""
+        comm, places = self.comm, selected.places
+        if len(places):
+            inner = [int(places[len(places) * region // comm.size]) for region in range(1, comm.size)]
+        else:
+            inner = [int(bound) for bound in partition(self.length, comm.size)[1:-1]]
+        # Rank r averages the r-th bound of all ranks; then all learn all of them.
+        of_this_region = comm.swap([0, *inner])
+        averages = comm.agree([int(of_this_region.sum()) // comm.size])[:, 0]
+        return np.array([0, *averages[1:], self.length], np.int64)
+
+    def _split_and_reduce(self, selected: SparseVector) -> SparseVector:
+        """Return the sum of this rank's region: each sends to its right neighbour first, and goes round."""
+        comm, size = self.comm, self.comm.size
+        bounds = [int(bound) for bound in self._regions]
+        slices = [selected.slice(low, high) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+        messages = [
+            self.encode(part, at=low, keeps=not self._sender_keeps)
+            for part, low in zip(slices, bounds[:-1], strict=True)
+        ]
+        self._sent = [
+            self.codec.decode(message, part.size) for message, part in zip(messages, slices, strict=True)
+        ]
+        lengths = comm.swap([len(message) for message in messages])
+        reduced, previous = self._sent[comm.rank], list[Message]()
+        for start in range(1, size, BUCKET_RANKS):
+            distances = range(start, min(size, start + BUCKET_RANKS))
+            incoming = {away: np.empty(lengths[comm.rank - away], np.uint8) for away in distances}
+            requests: list[Request] = []
+            for away, message in incoming.items():
+                if len(message):
+                    requests.append(comm.receive(message, (comm.rank - away) % size))
+            for away in distances:
+                destination = (comm.rank + away) % size
+                if len(messages[destination]):
+                    requests.append(comm.send(messages[destination], destination))
+            reduced = self._add(reduced, previous)  # while this bucket is under way
+            for request in requests:
+                request.wait()
+            previous = list(incoming.values())
+        return self._add(reduced, previous)
+
+    def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
+        return total([reduced, *(self.codec.decode(message, reduced.size) for message in messages)])
+
+    def _above_global_threshold(self, reduced: SparseVector) -> SparseVector:
+        """Return the entries of the region that belong to the global top-k."""
+        is_due = self._counted % self._reevaluate_every == 0
+        if not is_due:
+            count = int(np.count_nonzero(np.abs(reduced.values) >= self._global_threshold))
+            everywhere = self.comm.agree([count, reduced.entries]).sum(axis=0)
+            is_due = not min(self.k, everywhere[1]) <= 2 * everywhere[0] <= 4 * self.k
+        if not is_due:
+            return reduced.where(np.abs(reduced.values) >= self._global_threshold)
+        return self._exact_global_top_k(reduced)
+
+    def _exact_global_top_k(self, reduced: SparseVector) -> SparseVector:
+        """Gather all magnitudes, find the threshold (lines 9–12) and cut ties off at the highest indices."""
+        comm, magnitudes = self.comm, np.abs(reduced.values)
+        counts = comm.agree([reduced.entries])[:, 0]
+        gathered = [np.empty(count, np.float32) for count in counts]
+        comm.allgather(magnitudes, gathered)
+        everything = np.concatenate(gathered)
+        k = min(self.k, len(everything))
+        threshold = np.partition(everything, -k)[-k] if k else np.float32(0)
+        self._global_threshold = threshold
+        above = int(np.count_nonzero(everything > threshold))
+        ties_before = sum(int(np.count_nonzero(each == threshold)) for each in gathered[: comm.rank])
+        is_tie = magnitudes == threshold
+        place = ties_before + np.cumsum(is_tie)  # from 1, in the order of the indices of all ranks
+        return reduced.where((magnitudes > threshold) | (is_tie & (place <= k - above)))
+
+    def _balance_and_allgather(self, kept: SparseVector) -> SparseVector:
+        """Return the kept entries of all regions, gathered from parts that are not too uneven."""
+        comm = self.comm
+        indices = kept.places.astype(index_dtype(self.length))
+        indices += indices.dtype.type(self._regions[comm.rank])
+        values, counts = kept.values, comm.agree([kept.entries])[:, 0]
+        if counts.max() * comm.size > IMBALANCE * counts.sum():
+            indices, values, counts = self._balance(indices, values, counts)
+        parts = [(np.empty(count, indices.dtype), np.empty(count, np.float32)) for count in counts]
+        comm.allgather(indices, [part for part, _ in parts])
+        comm.allgather(values, [part for _, part in parts])
+        all_indices = np.concatenate([part for part, _ in parts])
+        return SparseVector(self.length, all_indices, np.concatenate([part for _, part in parts]))
+
+    def _balance(
+        self, indices: Index, values: Float32, counts: npt.NDArray[np.int64]
+    ) -> tuple[Index, Float32, npt.NDArray[np.int64]]:
+        """Move entries between ranks until all hold equal shares, in the order of their indices.
+
+        Who sends what to whom follows from the counts that all ranks know.
+        """
+        comm = self.comm
+        held = np.concatenate([[0], counts.cumsum()])
+        wanted = partition(int(held[-1]), comm.size)
+        cuts = np.clip(wanted, held[comm.rank], held[comm.rank + 1]) - held[comm.rank]
+        come_from = np.diff(np.clip(held, wanted[comm.rank], wanted[comm.rank + 1]))
+        share = int(wanted[comm.rank + 1] - wanted[comm.rank])
+        balanced = np.empty(share, indices.dtype), np.empty(share, np.float32)
+        for array, received in zip((indices, values), balanced, strict=True):
+            comm.exchange(np.split(array, cuts[1:-1]), np.split(received, come_from.cumsum()[:-1]))
+        return *balanced, np.diff(wanted)
+
+    def _keep_leftovers(
+        self, selected: SparseVector, reduced: SparseVector, kept: SparseVector, combined: SparseVector
+    ) -> None:
+        """Drop what has not reached the result, on the rank that ``leftovers`` names."""
+        if self._sender_keeps:
+            # Residuals are cleared at local ∩ global indices only (line 14).
+            not_applied = selected.without(combined)
+            self.drop(not_applied)
+            if not self.codec.lossless:
+                sent = concatenate(self._sent)
+                self.drop(selected.without(not_applied))
+                self.drop(sent.without(sent.without(combined)).divided_by(-1))
+        else:
+            self.drop(reduced.without(kept), at=int(self._regions[self.comm.rank]))
+
+    def settings(self) -> tuple[Any, ...]:
+        """See :meth:`Reducer.settings`."""
+        periods = (self._repartition_every, self._reevaluate_every)
+        return (*super().settings(), *periods, self._sender_keeps)
+
+    def _remember(self) -> dict[str, Any]:
+        return super()._remember() | {
+            "counted": self._counted,
+            "global_threshold": float(self._global_threshold),
+            "regions": self._regions.copy(),
+        }
+
+    def _take_back(self, remembered: Mapping[str, Any]) -> None:
+        super()._take_back(remembered)
+        self._counted = remembered["counted"]
+        self._global_threshold = np.float32(remembered["global_threshold"])
+        self._regions = remembered["regions"].copy()
