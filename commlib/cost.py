@@ -24,17 +24,26 @@ def sparse_bytes(count: int, size: int) -> int:
 
 
 def dense(nodes: Nodes, rank: int, size: int) -> LinkBytes:
-    """Return the bytes sent by ``dense``, exact: ``2·d·(P − 1)/P`` values where ``P`` divides ``d``."""
-    lengths = np.diff(partition(size, sum(map(len, nodes))))
-    return _by_link(nodes, rank, lambda to: VALUE_BYTES * int(lengths[to] + lengths[rank]))
+    """Return the bytes sent by ``dense``, exact: ``2·d·(P − 1)/P`` values where ``P`` divides ``d``.
+
+    All of them go to the next rank of a ring that passes through one node after the other: between nodes for
+    the last rank of each node, inside for the others.
+    """
+    ring = [each for node in nodes for each in node]
+    place = ring.index(rank)
+    right = ring[(place + 1) % len(ring)]
+    lengths = np.diff(partition(size, len(ring)))
+    values = 2 * size - int(lengths[(place + 1) % len(ring)]) - int(lengths[(place + 2) % len(ring)])
+    return _by_link(nodes, rank, lambda to: VALUE_BYTES * values if to == right else 0)
 
 
 def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return the bytes sent by ``torus2d``, exact: ``2·(d/n)·(m − 1)/m`` values between nodes."""
     node, local_rank, shards = _shards(nodes, rank, size)
     stream = [each[local_rank] for each in nodes if len(each) > local_rank]
-    each_alone = [[place] for place in range(len(stream))]
-    inter = dense(each_alone, stream.index(rank), shards[local_rank]).inter
+    slices = np.diff(partition(shards[local_rank], len(stream)))
+    others = len(stream) - 1
+    inter = VALUE_BYTES * int(slices.sum() + (others - 1) * slices[stream.index(rank)])
     return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
 
 

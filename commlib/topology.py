@@ -73,9 +73,8 @@ class Topology:
     """
 
     def __init__(self, world: "Communicator", ranks_per_node: int | Sequence[int] | None = None) -> None:
-        node_of_rank = (
-            _discover(world) if ranks_per_node is None else node_of_ranks(world.size, ranks_per_node)
-        )
+        hosts = world.allgather_objects(world.host)
+        node_of_rank = _discover(hosts) if ranks_per_node is None else _emulate(hosts, ranks_per_node)
         self.world = world
         self.nodes = tuple(
             tuple(rank for rank in range(world.size) if node_of_rank[rank] == node)
@@ -113,7 +112,19 @@ class Topology:
         )
 
 
-def _discover(world: "Communicator") -> list[int]:
-    hosts = world.allgather_objects(world.host)
+def _emulate(hosts: Sequence[str], ranks_per_node: int | Sequence[int]) -> list[int]:
+    """Return the node of every rank as it was asked for; no node may span machines."""
+    nodes = node_of_ranks(len(hosts), ranks_per_node)
+    for node in sorted(set(nodes)):
+        machines = list(dict.fromkeys(host for host, own in zip(hosts, nodes, strict=True) if own == node))
+        if len(machines) > 1:
+            raise InvalidArgument(
+                f"ranks_per_node: expected nodes within one machine, got {ranks_per_node}, "
+                f"which makes node {node} of ranks on {' and '.join(machines)}"
+            )
+    return nodes
+
+
+def _discover(hosts: Sequence[str]) -> list[int]:
     order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
     return [order[host] for host in hosts]

@@ -12,15 +12,19 @@ exec 9>"$root/.venv.lock"
 flock 9 # quickstart.sh and test.sh may be started side by side
 
 stamp_file="$venv/.installed${extra:+-$extra}"
-stamp=$(cat "$root/pyproject.toml" "$root"/scripts/{install,build_horovod}.sh <(echo "$root") | sha256sum)
+stamp=$(cat "$root/pyproject.toml" "$root"/scripts/{install,build_horovod}.sh <(echo "$root ${PYTHON:-}") | sha256sum)
 # without an extra, an environment that has one will do
 if cat "$venv"/.installed"${extra:+-$extra}"* 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi
 
 # --- what must be on the machine; asked before anything is downloaded
+case $root in *[[:space:]]*) die "the folder $root has a space in its path, which MPI's compiler cannot handle: move it" ;; esac
+[ -n "${HOME:-}" ] || die "needs HOME, found none: set it to a folder that can be written"
 python=
-for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
+candidates=(python3 python3.12 python3.11 python3.10)
+[ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
         python=$candidate
         break
@@ -31,16 +35,16 @@ if [ -z "$python" ]; then
     die "needs Python 3.10, 3.11 or 3.12, found ${found:-none}: install one (apt-get install python3) or name it with PYTHON=/path/to/python3.11"
 fi
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-wheels="${XDG_CACHE_HOME:-$HOME/.cache}/cloudtrain/wheels"
+wheels="$(realpath -m "${XDG_CACHE_HOME:-$HOME/.cache}")/cloudtrain/wheels"
 if ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
     die "needs a C++ compiler to build Horovod: apt-get install g++"
 fi
 need_space() { # FOLDER GIB
-    mkdir -p "$1" 2>/dev/null || die "cannot write to $1: make it writable, or choose another folder"
+    { mkdir -p "$1" 2>/dev/null && [ -w "$1" ]; } || die "cannot write to $1: make it writable"
     local free=$(($(df -Pk "$1" | awk 'NR == 2 { print $4 }') / 1048576))
     [ "$free" -ge "$2" ] || die "needs $2 GiB of free disk in $1, found $free GiB: make room there"
 }
-[ -e "$venv/bin/cloudtrain" ] || need_space "$root" 4
+[ -e "$venv/bin/cloudtrain" ] || need_space "$root" "$([ "$extra" = gpu ] && echo 12 || echo 4)"
 need_space "${TMPDIR:-/tmp}" 1
 need_space "$wheels" 0
 

@@ -47,10 +47,12 @@ def test_dense_sends_twice_the_vector_but_for_the_own_part(world_size):
         assert cost.dense(layout(world_size, 1), rank, size) == expected
 
 
-def test_dense_divides_its_bytes_between_the_links_as_the_ranks_lie():
-    # P = 8, d/P = 100 values: twice to each of 3 neighbours and of 4 others, 4 bytes each
+def test_in_the_ring_only_the_last_rank_of_a_node_sends_between_nodes():
+    # P = 8, d/P = 100 values of 4 bytes: 14 times to the right neighbour
     for rank in range(8):
-        assert cost.dense(layout(8, 4), rank, 800) == LinkBytes(intra=4 * 2 * 3 * 100, inter=4 * 2 * 4 * 100)
+        sent = 4 * 2 * 7 * 100
+        expected = LinkBytes(inter=sent) if rank in (3, 7) else LinkBytes(intra=sent)
+        assert cost.dense(layout(8, 4), rank, 800) == expected
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 4099])
@@ -58,7 +60,7 @@ def test_dense_divides_its_bytes_between_the_links_as_the_ranks_lie():
 def test_all_ranks_of_dense_together_send_a_fixed_sum_whatever_the_shape(size, ranks_per_node):
     nodes = layout(5, ranks_per_node)
     sent = [cost.dense(nodes, rank, size) for rank in range(5)]
-    # Each part goes to its owner from P − 1 ranks and back to P − 1 ranks.
+    # Each part makes P − 1 steps while it is added up and P − 1 while it is handed round.
     assert sum(each.intra + each.inter for each in sent) == 4 * 2 * size * (5 - 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launching import ROOT
 
-NEEDED = ("bash", "dirname", "flock", "cat", "sha256sum", "awk", "mkdir", "df", "ls", "grep", "env")
+NEEDED = ["bash", "dirname", "flock", "cat", "sha256sum", "awk", "mkdir", "df", "ls", "grep", "realpath"]
 
 
 @pytest.fixture
@@ -19,6 +19,7 @@ def machine(tmp_path):
     tools.mkdir()
     for name in NEEDED:
         (tools / name).symlink_to(shutil.which(name))
+    program(tools / "df", 'printf "Filesystem\\nroot 9 9 104857600 9 /\\n"')
     program(tools / "python3", 'case "$2" in *sys.exit*) ;; *print*) echo cp311 ;; esac')
     program(tools / "g++", "")
     clone = tmp_path / "clone"
@@ -75,6 +76,24 @@ def test_too_little_disk_is_named_with_the_folder_and_the_need(machine):
     assert (
         line == f"cloudtrain: needs 4 GiB of free disk in {machine / 'clone'}, found 1 GiB: make room there"
     )
+
+
+def test_a_path_with_a_space_is_refused_at_once(machine):
+    (machine / "clone").rename(machine / "my clone")
+    command = ["bash", str(machine / "my clone" / "scripts" / "install.sh")]
+    variables = {"PATH": str(machine / "bin"), "HOME": str(machine)}
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert "has a space in its path" in refusal(result)
+
+
+def test_no_home_is_named(machine):
+    assert "needs HOME, found none" in refusal(install(machine, HOME=""))
+
+
+def test_a_cache_that_cannot_be_made_is_named(machine):
+    (machine / "file").touch()
+    line = refusal(install(machine, XDG_CACHE_HOME=str(machine / "file")))
+    assert line == f"cloudtrain: cannot write to {machine}/file/cloudtrain/wheels: make it writable"
 
 
 def test_nothing_is_left_behind_by_a_refusal(machine):

@@ -70,8 +70,8 @@ def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
 
 
 def test_emulated_nodes_take_the_place_of_discovered_ones():
-    seen = simulated.run(lambda comm: Topology(comm, ranks_per_node=[1, 3]).nodes, 4, ranks_per_node=2)
-    assert seen == [((0,), (1, 2, 3))] * 4
+    seen = simulated.run(lambda comm: Topology(comm, ranks_per_node=[1, 1, 2]).nodes, 4, ranks_per_node=2)
+    assert seen == [((0,), (1,), (2, 3))] * 4
 
 
 def test_without_ranks_per_node_all_simulated_ranks_share_a_node():
@@ -172,3 +172,12 @@ def test_traffic_adds_and_subtracts_field_by_field():
     second = Traffic(LinkBytes(500, 600), LinkBytes(7000, 8000))
     assert first + second == Traffic(LinkBytes(501, 602), LinkBytes(7030, 8040))
     assert (first + second) - first == second
+
+
+def test_a_node_that_would_span_machines_is_refused_with_their_names():
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="makes node 1 of ranks on node0 and node1"):
+            Topology(comm, ranks_per_node=2)
+        return Topology(comm, ranks_per_node=[1, 1, 1, 1]).nodes
+
+    assert simulated.run(body, 4, ranks_per_node=[3, 1]) == [((0,), (1,), (2,), (3,))] * 4

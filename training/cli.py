@@ -47,11 +47,14 @@ def launch(
     config: ConfigPath,
     overrides: Overrides = None,
     hosts: Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")] = None,
+    network_interface: Annotated[
+        str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
+    ] = None,
 ) -> None:
     """Start `cloudtrain train` on many ranks through horovodrun."""
     from training.launch import launch as run
 
-    raise typer.Exit(run(ranks, config, overrides or [], hosts))
+    raise typer.Exit(run(ranks, config, overrides or [], hosts, network_interface))
 
 
 @app.command()

@@ -4,8 +4,10 @@ Everything wrong is a :class:`ConfigurationError` of one line that names the key
 expected. Command line comes before file comes before default.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +68,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _is_layout(value: Any) -> bool:
@@ -75,7 +77,9 @@ def _is_layout(value: Any) -> bool:
 
 
 Count = Annotated[int, _expect("a whole number from 1", lambda value: _is_whole(value, 1))]
-Seed = Annotated[int, _expect("a whole number from 0", lambda value: _is_whole(value, 0))]
+Seed = Annotated[
+    int, _expect("a whole number from 0 to 2³¹ − 1", lambda value: _is_whole(value, 0) and value < 1 << 31)
+]
 Rate = Annotated[float, _expect("a number from 0", lambda value: _is_number(value) and value >= 0)]
 Momentum = Annotated[float, _expect("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1)]
 Density = Annotated[float, _expect("a number in (0, 1]", lambda value: _is_number(value) and 0 < value <= 1)]
@@ -114,20 +118,23 @@ class LearningRate(Record):
 
 
 class Phase(Record):
-    """A run of epochs with one input size, batch size and reducer.
-
-    ``batch_size`` is per rank; ``reducer``, ``density``, ``selector`` and ``wire`` default to those of the
-    configuration.
-    """
+    """A run of epochs with one input size, batch size and reducer."""
 
     epochs: Count
+    """Passes over the training samples."""
     input_size: Count
+    """Images are resized to so many pixels square."""
     batch_size: Count
+    """Samples in a step of one rank."""
     learning_rate: LearningRate
     reducer: ReducerName | None = None
+    """A name of ``commlib.REDUCERS``; the configuration's without it, as for the three below."""
     density: Density | None = None
+    """Share of the entries that a sparse reducer selects."""
     selector: SelectorName | None = None
+    """A name of ``commlib.SELECTORS``."""
     wire: CodecName | None = None
+    """A name of ``commlib.CODECS``."""
 
 
 Phases = Annotated[
@@ -136,26 +143,31 @@ Phases = Annotated[
 
 
 class Config(Record):
-    """A training run.
-
-    ``ranks_per_node`` emulates nodes: a count, or a list of counts; discovered by host name without it.
-    ``reducer``, ``density``, ``selector`` and ``wire`` are for the phases that name none; where nobody names
-    them, a reducer has its own. ``output`` is the folder in which the run makes its own.
-    """
+    """A training run."""
 
     name: FileName
+    """What the run's folder is called, before its time."""
     dataset: DatasetName
+    """A name of ``training.datasets.DATASETS``."""
     model: ModelName
+    """A name of ``training.models.MODELS``."""
     phases: Phases
+    """One after the other; what a reducer holds back goes into the next one's first step."""
     seed: Seed = 1
+    """Of the first weights and of the order of samples."""
     momentum: Momentum = 0.9
+    """Of SGD: the share of the last update that is added to the next."""
     ranks_per_node: Layout = None
+    """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by host name."""
     reducer: ReducerName = "dense"
+    """For the phases that name none, as the three below; where nobody names those, a reducer has its own."""
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
     log_every: Count = 10
+    """Steps between two lines of ``metrics.jsonl``."""
     output: str = "runs"
+    """The folder in which the run makes its own."""
 
     @model_validator(mode="after")
     def _phase_settings_have_an_effect(self) -> "Config":
@@ -193,7 +205,20 @@ class Config(Record):
         return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration with every phase's reducer written out, and a line for each setting without effect."""
+
+    config: Config
+    warnings: list[str]
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Return what ``load_with_warnings`` does, without the warnings."""
+    return load_with_warnings(path, overrides).config
+
+
+def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """Return the checked configuration of a YAML file, with ``key=value`` words put on top.
 
     Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
@@ -203,7 +228,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         _put(content, word)
     try:
         plain = OmegaConf.to_container(content, resolve=True)
-        return Config.model_validate(plain).resolved()
+        config = Config.model_validate(plain)
+        return Loaded(config.resolved(), _without_effect(config))
     except ValidationError as error:
         problems = [_describe(detail) for detail in error.errors()]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -212,15 +238,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigurationError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
-def warnings(config: Config) -> list[str]:
-    """Return a line for every setting that has no effect in this run."""
-    used = {option for phase in config.phases for option in reducer_options(phase.reducer or config.reducer)}
-    given = [name for name in ("density", "selector", "wire") if getattr(config, name) is not None]
-    return [
-        f"{option}={getattr(config, option)} has no effect: no phase has a reducer that takes it"
+def _without_effect(config: Config) -> list[str]:
+    """Return a line for every default that no phase takes."""
+    given = [option for option in ("density", "selector", "wire") if getattr(config, option) is not None]
+    taken = {
+        option
+        for phase in config.phases
+        for option in reducer_options(phase.reducer or config.reducer)
+        if getattr(phase, option, None) is None
+    }
+    lines = [
+        f"{option}={getattr(config, option)} has no effect: no phase takes it from here"
         for option in given
-        if option not in used
+        if option not in taken
     ]
+    if "reducer" in config.model_fields_set and all(phase.reducer for phase in config.phases):
+        lines.append(f"reducer={config.reducer} has no effect: every phase names its own")
+    return lines
 
 
 def _read(path: Path) -> Any:

@@ -14,7 +14,9 @@ from pathlib import Path
 GIB = 1 << 30
 SHARED_MEMORY_GIB = 1
 INSTALL = "run ./scripts/install.sh"
-REBUILD = "remove ~/.cache/cloudtrain/wheels and .venv, then " + INSTALL
+WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "cloudtrain", "wheels")
+REBUILD = f"remove {WHEELS} and .venv, then {INSTALL}"
+PATIENCE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def check_compiler() -> Finding:
         return Finding(
             "compiler", "no g++; Horovod cannot be built here", "apt-get install g++", is_note=True
         )
-    return Finding("compiler", _output(["g++", "--version"]).splitlines()[0])
+    return Finding("compiler", _first_line(_run("g++", "--version")))
 
 
 def check_mpi() -> Finding:
@@ -63,13 +65,7 @@ def check_mpi() -> Finding:
         "print(f'{MPI.COMM_WORLD.allreduce(1)} ranks of {name}')"
     )
     flags = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
-    result = subprocess.run(
-        [mpirun, *flags, "-np", "2", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = _run(str(mpirun), *flags, "-np", "2", sys.executable, "-c", program)
     met = re.findall(r"^2 ranks of (.*)$", result.stdout, re.MULTILINE)
     if result.returncode or len(met) != 2:
         return Finding("MPI", f"two ranks do not start: {_first_line(result)}", INSTALL)
@@ -84,7 +80,7 @@ def check_horovod() -> Finding:
         "has = [h.mpi_built(), h.gloo_built(), h.nccl_built()];"
         "print(json.dumps([horovod.__version__, built['tensorflow'], *has]))"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = _run(sys.executable, "-c", program)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no output"])[-1]  # the end of a traceback
         return Finding("Horovod", f"does not load: {reason}", REBUILD)
@@ -114,9 +110,10 @@ def check_gpus() -> Finding:
     """Find GPUs, and CuPy to use them with."""
     if shutil.which("nvidia-smi") is None:
         return Finding("GPUs", "none; training runs on the CPU", is_note=True)
-    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
-    if not gpus:
-        return Finding("GPUs", "nvidia-smi finds none", "check the driver: nvidia-smi")
+    asked = _run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    gpus = asked.stdout.splitlines()
+    if asked.returncode or not gpus:
+        return Finding("GPUs", f"nvidia-smi finds none: {_first_line(asked)}", "mend the NVIDIA driver")
     try:
         cupy = version("cupy-cuda12x")
     except PackageNotFoundError:
@@ -149,7 +146,7 @@ def check_ssh() -> Finding:
         return Finding(
             "ssh", "no ssh; only this machine can run ranks", "apt-get install openssh-client", True
         )
-    return Finding("ssh", _output(["ssh", "-V"]).strip())
+    return Finding("ssh", _first_line(_run("ssh", "-V")))
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
@@ -188,12 +185,17 @@ def report(finding: Finding) -> Iterator[str]:
         yield f"{'':<23} to mend: {finding.remedy}"
 
 
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, or for a minute, and return what it said."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no answer in {PATIENCE_SECONDS} s")
+
+
 def _first_line(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of what a failed command said, errors first."""
+    """Return the first line of what a command said, errors first."""
     said = f"{result.stderr}\n{result.stdout}".split("\n")
     return next((line for line in said if line.strip(" -")), "no output")
-
-
-def _output(command: list[str]) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout or result.stderr

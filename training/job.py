@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from commlib import Communicator, transport
@@ -10,6 +11,11 @@ from commlib import Communicator, transport
 Result = TypeVar("Result")
 
 USAGE_ERROR = 2
+FAILURE = 1
+
+# Where launchers say how many ranks they started.
+WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
+WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
 
 
 class LaunchError(ValueError):
@@ -19,43 +25,53 @@ class LaunchError(ValueError):
 def world() -> Communicator:
     """Return the communicator of all ranks of this job.
 
-    Raises :class:`LaunchError` where Horovod was started with another number of ranks than MPI sees, as
-    ``horovodrun --gloo`` does.
+    Raises :class:`LaunchError` where the launcher started another number of ranks than MPI sees, as
+    ``horovodrun --gloo`` does, or the ``mpirun`` of another MPI.
     """
     comm = transport.mpi.world()
-    expected = int(os.environ.get("HOROVOD_SIZE", comm.size))
-    if expected != comm.size:
-        raise LaunchError(
-            f"Horovod was started with {expected} ranks and MPI with {comm.size} (horovodrun --gloo?): "
-            f"start it over MPI, with: cloudtrain launch -np {expected} CONFIG"
-        )
+    for name in WORLD_SIZES:
+        started = os.environ.get(name, str(comm.size))
+        if started != str(comm.size):
+            launcher = "horovodrun --gloo" if name == "HOROVOD_SIZE" else "the launcher of another MPI"
+            raise LaunchError(
+                f"{name} says that {started} ranks were started and MPI sees {comm.size} ({launcher}?): "
+                f"start them with: cloudtrain launch -np {started} CONFIG"
+            )
     return comm
 
 
 def is_first() -> bool:
     """Return whether this process speaks for the job, before MPI is asked."""
-    names = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in names)
+    return all(os.environ.get(name, "0") == "0" for name in WORLD_RANKS)
 
 
 def together(comm: Communicator, function: Callable[[], Result]) -> Result:
     """Return ``function()``; if it raises a ``ValueError`` on any rank, all ranks exit with status 2.
 
-    The lowest of those ranks prints its one line. For what a user got wrong, before training starts.
+    The lowest of those ranks prints its one line, with its host where others have no such problem. For what a
+    user got wrong, before training starts.
     """
     result, problem = None, None
     try:
         result = function()
     except ValueError as error:
         problem = str(error)
-    problems = [(rank, each) for rank, each in enumerate(comm.allgather_objects(problem)) if each is not None]
-    if problems:
-        rank, text = problems[0]
-        if comm.rank == rank:
-            complain(text)
-        comm.barrier()  # the first process to end would take the others, and the line, with it
-        sys.exit(USAGE_ERROR)
+    problems = comm.allgather_objects(problem)
+    having = [rank for rank, each in enumerate(problems) if each is not None]
+    if having:
+        is_theirs_alone = len(having) < comm.size and having[0] != 0
+        place = f" (rank {having[0]} on {comm.host})" if is_theirs_alone else ""
+        if comm.rank == having[0]:
+            complain(f"{problems[having[0]]}{place}")
+        leave(comm, USAGE_ERROR)
     return result  # type: ignore[return-value]
+
+
+def leave(comm: Communicator, status: int) -> NoReturn:
+    """Exit with ``status``, all ranks at once: the first to end would take the others' last lines with it."""
+    sys.stdout.flush()
+    comm.barrier()
+    sys.exit(status)
 
 
 def complain(line: str) -> None:
@@ -71,7 +87,20 @@ def refuse(line: str) -> NoReturn:
     sys.exit(USAGE_ERROR)
 
 
-def threads_per_rank() -> int:
-    """Return how many cores each rank of this machine can have for itself, at least one."""
-    ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // ranks_here)
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is on its machine: its number among ``ranks`` of them, whatever nodes are emulated."""
+
+    number: int
+    ranks: int
+
+    @classmethod
+    def of(cls, comm: Communicator) -> "Place":
+        """Return the place of this rank; all ranks call it together."""
+        hosts = comm.allgather_objects(comm.host)
+        return cls(hosts[: comm.rank].count(comm.host), hosts.count(comm.host))
+
+    @property
+    def threads(self) -> int:
+        """Return how many cores this rank can have for itself, at least one."""
+        return max(1, len(os.sched_getaffinity(0)) // self.ranks)

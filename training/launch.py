@@ -2,11 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from training.config import ConfigurationError, load
 from training.job import USAGE_ERROR, complain
@@ -14,105 +16,151 @@ from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
-SAID_ALREADY = re.compile('exited with non-zero status|MPI_ABORT was invoked|calling\\s+"abort"')
+SAID_ALREADY = re.compile(
+    r"MPI_ABORT was invoked|prterun (has exited due to|detected that one or more) process"
+)
+HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")
 INTERRUPTED = 130
+PATIENCE_SECONDS = 10
 
 
-def command_line(ranks: int, path: str, overrides: Sequence[str], hosts: str | None) -> list[str]:
+def command_line(
+    ranks: int, path: str, overrides: Sequence[str], hosts: str | None, interface: str | None
+) -> list[str]:
     """Return the ``horovodrun`` command.
 
     Horovod writes Open MPI 4's flag for "no binding"; under Open MPI 5 it has to be given anew. On one
     machine there may be more ranks than cores; on several the slots say how many each has.
     """
     mapping = "slot" if hosts else "slot:OVERSUBSCRIBE"
-    placement = ["-H", hosts] if hosts else []
     return [
-        *("horovodrun", "--mpi", "-np", str(ranks), *placement),
+        *("horovodrun", "--mpi", "--disable-cache", "-np", str(ranks)),
+        *(("-H", hosts) if hosts else ()),
+        *(("--network-interfaces", interface) if interface else ()),
         f"--binding-args=--bind-to none --map-by {mapping}",
         *(str(_beside_python("cloudtrain")), "train", path, *overrides),
     ]
 
 
-def launch(ranks: int, path: str, overrides: Sequence[str], hosts: str | None) -> int:
+def check_hosts(hosts: str, ranks: int) -> None:
+    """Raise ``ValueError`` where ``hosts`` is no list of host:slots, or has fewer slots than ranks."""
+    if not HOSTS.fullmatch(hosts):
+        raise ValueError(f"-H: expected host:slots,host:slots,…, got {hosts!r}")
+    slots = sum(int(entry.rpartition(":")[2]) for entry in hosts.split(","))
+    if slots < ranks:
+        raise ValueError(f"-H: expected slots for {ranks} ranks, got {slots} in {hosts}")
+
+
+def launch(ranks: int, path: str, overrides: Sequence[str], hosts: str | None, interface: str | None) -> int:
     """Train on ``ranks`` ranks and return the exit status of the job.
 
-    The configuration is checked before anything is started.
+    The configuration is checked before anything is started. However this process ends, the job ends with it.
     """
     try:
         load(path, overrides)
-    except ConfigurationError as error:
+        if hosts:
+            check_hosts(hosts, ranks)
+    except (ConfigurationError, ValueError) as error:
         complain(str(error))
         return USAGE_ERROR
-    command = command_line(ranks, path, overrides, hosts)
+    signal.signal(signal.SIGTERM, _end)
+    command = command_line(ranks, path, overrides, hosts, interface)
+    try:
+        # a session of its own, so that all its processes can be ended together
+        process = subprocess.Popen(
+            command,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        complain("horovodrun is not installed beside this Python: run ./scripts/install.sh")
+        return USAGE_ERROR
+    try:
+        return _follow(process)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        _stop(process)
+
+
+def _environment() -> dict[str, str]:
     environment = os.environ | {
         "PATH": f"{_beside_python('')}{os.pathsep}{os.environ.get('PATH', '')}",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
     if sys.stdout.isatty():
         environment[LIVE_VARIABLE] = "1"
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError:
-        complain("horovodrun is not installed beside this Python: run ./scripts/install.sh")
-        return USAGE_ERROR
+    return environment
+
+
+def _follow(process: "subprocess.Popen[str]") -> int:
+    """Pass on what the job prints until it ends; return its status."""
     assert process.stdout is not None
     assert process.stderr is not None
     errors = threading.Thread(target=_forward_errors, args=(process.stderr,), daemon=True)
     errors.start()
-    try:
-        _forward_output(process.stdout)
-        errors.join()
-        return process.wait()
-    except KeyboardInterrupt:  # the terminal has sent it to the ranks as well
-        process.wait()
-        return INTERRUPTED
+    _forward_output(process.stdout)
+    errors.join()
+    return process.wait()
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End what still runs of the job: first asked, then forced."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _forward_output(lines: Iterable[str]) -> None:
-    screen = Screen() if sys.stdout.isatty() else None
-    for tagged in lines:
-        line = RANK_TAG.sub("", tagged.rstrip("\n"))
-        is_live = line.startswith(LIVE_MARK)
-        if screen is None:
-            print(line, flush=True)
-        elif is_live:
-            screen.update(line.removeprefix(LIVE_MARK))
-        else:
-            screen.say(line)
-    if screen is not None:
-        screen.close()
+    if not sys.stdout.isatty():
+        for line in lines:
+            print(RANK_TAG.sub("", line), end="", flush=True)
+        return
+    with Screen() as screen:
+        for tagged in lines:
+            line = RANK_TAG.sub("", tagged.rstrip("\n"))
+            if line.startswith(LIVE_MARK):
+                screen.update(line.removeprefix(LIVE_MARK))
+            else:
+                screen.say(line)
 
 
 def _forward_errors(lines: Iterable[str]) -> None:
-    for line in _without_banners(RANK_TAG.sub("", line) for line in lines):
-        if not NOISE.search(line.encode()):
+    # Open MPI ends its last line with a NUL instead of a newline
+    untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
+    for line in _without_banners(untagged):
+        if line and not NOISE.search(line.encode()):
             sys.stderr.write(line)
             sys.stderr.flush()
 
 
 def _without_banners(lines: Iterable[str]) -> Iterator[str]:
-    """Drop mpirun's account of a rank that ended by itself: that rank has said why. Keep all others."""
-    banner: list[str] = []
+    """Drop Open MPI's account, between two rules, of a rank that ended by itself: that rank has said why."""
+    held, is_inside = "", False
     for line in lines:
         is_rule = line.strip("-\n") == "" and len(line) > 70
-        if banner:
-            banner.append(line)
-            if is_rule:
-                if not SAID_ALREADY.search("".join(banner)):
-                    yield from banner
-                banner = []
-        elif is_rule:
-            banner = [line]
+        if is_inside:
+            is_inside = not is_rule
+        elif held and SAID_ALREADY.match(line):
+            held, is_inside = "", True
         else:
-            yield line
-    yield from banner
+            yield held
+            held = line if is_rule else ""
+            yield "" if is_rule else line
+    yield held
 
 
 def _beside_python(name: str) -> Path:

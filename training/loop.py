@@ -10,17 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from commlib import LinkBytes, Report, Topology, cost
+from commlib import Communicator, LinkBytes, Report, Topology, cost
 from commlib.tensorflow import DistributedGradients
 from datacache import Batch, DataCache
 from training.config import Config, Phase
 from training.datasets import Dataset
-from training.job import threads_per_rank
+from training.job import Place
 from training.metrics import RunFolder
 from training.models import MODELS
 from training.progress import Progress
 from training.replicas import average_statistics, broadcast_weights, check_equal_weights
-from training.summary import PhaseResult, Summary, megabytes
+from training.summary import EpochResult, PhaseResult, Summary, epoch_line
 
 VOID_STEPS_IN_A_ROW = 20
 EVALUATION_BATCH = 256
@@ -30,12 +30,20 @@ class TrainingDiverged(RuntimeError):
     """So many steps in a row were not finite that going on is a waste."""
 
 
-def prepare_tensorflow(seed: int, rank: int) -> None:
-    """Share the cores between the ranks of this machine, seed, and start Horovod."""
-    tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank())
-    tf.config.threading.set_inter_op_parallelism_threads(threads_per_rank())
-    keras.utils.set_random_seed(seed + rank)  # ranks differ in what they draw; weights are broadcast
+def prepare_tensorflow(seed: int, comm: Communicator, place: Place) -> None:
+    """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
+    tf.config.threading.set_intra_op_parallelism_threads(place.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(place.threads)
+    if gpus := tf.config.list_physical_devices("GPU"):
+        own = gpus[place.number % len(gpus)]
+        tf.config.set_visible_devices(own, "GPU")
+        tf.config.experimental.set_memory_growth(own, True)
+    keras.utils.set_random_seed(seed + comm.rank)  # ranks differ in what they draw; weights are broadcast
     hvd.init()
+    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+        raise RuntimeError(
+            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
+        )
 
 
 class Trainer:
@@ -66,10 +74,12 @@ class Trainer:
                 self._switch(self.config.phases[number - 1], phase, folder, progress)
             session = _PhaseSession(self, phase, folder, progress)
             for _ in range(phase.epochs):
-                summary.correct, summary.samples = session.train_epoch(epoch)
+                result = session.train_epoch(epoch)
                 epoch += 1
+            summary.correct, summary.samples = result.correct, result.samples
             summary.phases.append(session.result)
         summary.seconds = time.perf_counter() - start
+        summary.held_back = float(np.linalg.norm(self.gradients.reducer.residual))
         if folder is not None:
             folder.save_weights(self.model)
             folder.write("summary", accuracy=summary.accuracy, **asdict(summary))
@@ -87,8 +97,11 @@ class Trainer:
         return f"{config.dataset}: {data}; {model}; {self.size} ranks on {len(nodes)} {emulated}nodes {nodes}"
 
     def _switch(self, before: Phase, after: Phase, folder: RunFolder | None, progress: Progress) -> None:
+        config = self.config.reducer_config(after)
+        if config == self.config.reducer_config(before):
+            return
         residual = float(np.linalg.norm(self.gradients.reducer.residual))
-        self.gradients.switch(self.config.reducer_config(after))
+        self.gradients.switch(config)
         progress.say(
             f"switch from {before.reducer} to {after.reducer}: "
             f"the residual (norm {residual:.3g} on rank 0) goes into the next step"
@@ -115,8 +128,8 @@ class _PhaseSession:
             lambda images: trainer.model(images, training=False), reduce_retracing=True
         )
 
-    def train_epoch(self, epoch: int) -> tuple[int, int]:
-        """Train on every batch of an epoch, then test; return correct answers and samples."""
+    def train_epoch(self, epoch: int) -> EpochResult:
+        """Train on every batch of an epoch, then test."""
         trainer, phase = self.trainer, self.phase
         start, losses, sent = time.perf_counter(), [], LinkBytes()
         for batch in self.cache.batches(
@@ -125,12 +138,10 @@ class _PhaseSession:
             loss, report = self._train(batch)
             losses.append(loss)
             sent += report.traffic.sent
-            if self.step % trainer.config.log_every == 0:
-                self._log_step(epoch, loss, report)
-        seconds = time.perf_counter() - start
-        correct, samples = self._evaluate()
-        self._log_epoch(epoch, losses, sent, seconds, correct / samples)
-        return correct, samples
+            self._log_step(epoch, loss, report)
+        result = self._add_up(epoch, losses, sent, time.perf_counter() - start)
+        self._report(result)
+        return result
 
     def _train(self, batch: Batch) -> tuple[float, Report]:
         trainer = self.trainer
@@ -166,12 +177,12 @@ class _PhaseSession:
             f"epoch {epoch + 1}  step {self.step}/{self.steps} of {self.result.reducer}"
             f" at {self.phase.input_size} px  loss {loss:.3f} (rank 0)"
         )
-        if self.folder is not None:
+        if self.folder is not None and self.step % self.trainer.config.log_every == 0:
             self.folder.write(
                 "step",
                 epoch=epoch,
                 step=self.step,
-                loss=loss,
+                loss=loss if np.isfinite(loss) else None,
                 learning_rate=float(self.trainer.optimizer.learning_rate),
                 finite=report.finite,
                 selected=report.selected,
@@ -180,39 +191,43 @@ class _PhaseSession:
                 stage_seconds=asdict(report.seconds),
             )
 
-    def _log_epoch(
-        self, epoch: int, losses: list[float], sent: LinkBytes, seconds: float, accuracy: float
-    ) -> None:
-        trainer, result = self.trainer, self.result
-        dense = len(losses) * cost.dense(trainer.topology.nodes, trainer.rank, trainer.gradients.size).inter
-        intra, inter, dense = map(
-            int, trainer.topology.world.agree([sent.intra, sent.inter, dense]).sum(axis=0)
+    def _add_up(self, epoch: int, losses: list[float], sent: LinkBytes, seconds: float) -> EpochResult:
+        """Test, and add up over all ranks what they did in an epoch; all of them call it together."""
+        trainer, steps = self.trainer, len(losses)
+        correct, samples = self._evaluate()
+        dense = steps * cost.dense(trainer.topology.nodes, trainer.rank, trainer.gradients.size).inter
+        finite = np.isfinite(losses)
+        loss_sum = hvd.allreduce(tf.constant(np.sum(losses, where=finite)), op=hvd.Sum)
+        counts = [sent.intra, sent.inter, dense, int(finite.sum())]
+        intra, inter, dense, counted = map(int, trainer.topology.world.agree(counts).sum(axis=0))
+        self.result.sent += inter
+        self.result.dense += dense
+        return EpochResult(
+            epoch=epoch,
+            reducer=self.result.reducer,
+            input_size=self.phase.input_size,
+            steps=steps,
+            loss=float(loss_sum) / counted if counted else None,
+            correct=correct,
+            samples=samples,
+            train_seconds=seconds,
+            images_per_second=steps * self.phase.batch_size * trainer.size / seconds,
+            sent_intra_bytes=intra,
+            sent_inter_bytes=inter,
+            dense_inter_bytes=dense,
         )
-        result.sent += inter
-        result.dense += dense
-        loss = float(hvd.allreduce(tf.constant(np.mean(losses)), op=hvd.Average))
-        rate = len(losses) * self.phase.batch_size * trainer.size / seconds
-        between = f"  between nodes {megabytes(inter)} (dense {megabytes(dense)})" if dense else ""
+
+    def _report(self, result: EpochResult) -> None:
+        phases = self.trainer.config.phases
         self.progress.say(
-            f"epoch {epoch + 1:>2}/{sum(phase.epochs for phase in trainer.config.phases)}"
-            f"  {result.reducer:<{max(len(phase.reducer or '') for phase in trainer.config.phases)}}"
-            f"  {self.phase.input_size} px  loss {loss:.3f}"
-            f"  test accuracy {accuracy:6.1%}  {rate:7,.0f} images/s{between}"
+            epoch_line(
+                result,
+                epochs=sum(phase.epochs for phase in phases),
+                width=max(len(phase.reducer or "") for phase in phases),
+            )
         )
         if self.folder is not None:
-            self.folder.write(
-                "epoch",
-                epoch=epoch,
-                reducer=result.reducer,
-                input_size=self.phase.input_size,
-                steps=len(losses),
-                loss=loss,
-                accuracy=accuracy,
-                train_seconds=seconds,
-                sent_intra_bytes=intra,
-                sent_inter_bytes=inter,
-                dense_inter_bytes=dense,
-            )
+            self.folder.write("epoch", accuracy=result.accuracy, **asdict(result))
 
 
 def _traced_step(trainer: Trainer, phase: Phase) -> Callable[..., Any]:

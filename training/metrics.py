@@ -14,7 +14,8 @@ class RunFolder:
     """The folder of one run, written by rank 0.
 
     ``config.yaml``: the resolved configuration. ``metrics.jsonl``: one JSON object a line, of the kinds
-    ``step``, ``epoch``, ``switch`` and ``summary``, each with ``seconds`` since the start of the run.
+    ``step``, ``epoch``, ``switch`` and ``summary``, each with ``seconds`` since the start of the run. What is
+    not finite is ``null`` there.
     """
 
     def __init__(self, config: Config) -> None:
@@ -35,7 +36,8 @@ class RunFolder:
     def write(self, kind: str, **values: Any) -> None:
         """Append one line to ``metrics.jsonl``."""
         seconds = round(time.perf_counter() - self._start, 6)
-        self._metrics.write(json.dumps({"kind": kind, "seconds": seconds, **values}) + "\n")
+        line = json.dumps({"kind": kind, "seconds": seconds, **values}, allow_nan=False)
+        self._metrics.write(line + "\n")
 
     def save_weights(self, model: Any) -> None:
         """Write ``model.weights.h5``; no half-written file bears that name."""
@@ -43,19 +45,22 @@ class RunFolder:
         model.save_weights(unfinished)
         os.replace(unfinished, self.path / "model.weights.h5")
 
-    def close(self) -> None:
-        """Finish the metrics file."""
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._metrics.close()
 
 
 def _new_folder(parent: Path, name: str) -> Path:
     """Make ``parent/name-<time>``, with a number behind it where that is taken."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    parent.mkdir(parents=True, exist_ok=True)
     attempt = 0
     while True:
         path = parent / (f"{stem}-{attempt}" if attempt else stem)
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
         except FileExistsError:
             attempt += 1
         else:

@@ -36,9 +36,11 @@ class Screen:
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def close(self) -> None:
-        """Take the live line away."""
-        self._live.stop()
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()  # also where the body raises: it gives the cursor back
 
 
 class Progress:
@@ -71,7 +73,9 @@ class Progress:
         else:
             print(self._mark + line, flush=True)
 
-    def close(self) -> None:
-        """Take the live line away."""
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._screen:
-            self._screen.close()
+            self._screen.__exit__()

@@ -1,5 +1,6 @@
 """TensorFlow imported without the lines it prints about libraries that it was built with and misses."""
 
+import faulthandler
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ def without_noise() -> Iterator[None]:
     """Hold back what the body writes to standard error, then write all of it but ``NOISE``."""
     sys.stderr.flush()
     original = os.dup(2)
+    faulthandler.enable(original)  # a crash in native code still says where, although its lines are held
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
@@ -30,6 +32,7 @@ def without_noise() -> Iterator[None]:
         finally:
             sys.stderr.flush()
             os.dup2(original, 2)
+            faulthandler.enable(2)
             os.close(original)
             held.seek(0)
             os.write(2, b"".join(line for line in held if not NOISE.search(line)))

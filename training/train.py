@@ -1,12 +1,13 @@
 """``cloudtrain train``: check everything that a user can get wrong, then train."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from commlib import Topology
+from commlib import Communicator, Topology
 from commlib.transport.mpi import abort_on_error
-from training.config import Config, load, warnings
+from training.config import Config, load_with_warnings
 from training.datasets import DATASETS, Dataset
-from training.job import LaunchError, complain, refuse, together, world
+from training.job import FAILURE, LaunchError, Place, complain, leave, refuse, together, world
 from training.metrics import RunFolder
 from training.progress import Progress
 from training.quiet import import_tensorflow
@@ -20,14 +21,22 @@ def train(path: str, overrides: Sequence[str]) -> None:
     except LaunchError as error:
         refuse(str(error))
     with abort_on_error():
-        config = together(comm, lambda: load(path, overrides))
+        config = _load(comm, path, overrides)
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         dataset = together(comm, lambda: _load_dataset(config, comm.size))
         folder = together(comm, lambda: RunFolder(config) if comm.rank == 0 else None)
-        if folder is not None:
-            for line in warnings(config):
-                complain(f"warning: {line}")
-        _train(config, topology, dataset, folder)
+        with folder or nullcontext():
+            _train(config, topology, dataset, folder)
+
+
+def _load(comm: Communicator, path: str, overrides: Sequence[str]) -> Config:
+    """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ."""
+    loaded = together(comm, lambda: load_with_warnings(path, overrides) if comm.rank == 0 else None)
+    if loaded is not None:
+        for line in loaded.warnings:
+            complain(f"warning: {line}")
+    config: Config = comm.allgather_objects(loaded and loaded.config)[0]
+    return config
 
 
 def _load_dataset(config: Config, world_size: int) -> Dataset:
@@ -42,14 +51,18 @@ def _load_dataset(config: Config, world_size: int) -> Dataset:
 
 
 def _train(config: Config, topology: Topology, dataset: Dataset, folder: RunFolder | None) -> None:
+    comm = topology.world
     import_tensorflow()
-    from training.loop import Trainer, prepare_tensorflow
+    from training.loop import Trainer, TrainingDiverged, prepare_tensorflow
 
-    prepare_tensorflow(config.seed, topology.world.rank)
-    progress = Progress(silent=folder is None)
-    summary = Trainer(config, topology, dataset).run(folder, progress)
-    progress.close()
+    prepare_tensorflow(config.seed, comm, Place.of(comm))
+    try:
+        with Progress(silent=folder is None) as progress:
+            summary = Trainer(config, topology, dataset).run(folder, progress)
+    except TrainingDiverged as error:  # on all ranks, in the same step
+        if folder is not None:
+            complain(str(error))
+        leave(comm, FAILURE)
     if folder is not None:
-        folder.close()
         for line in closing_lines(summary, str(folder.path)):
-            progress.say(line)
+            print(line, flush=True)

@@ -7,10 +7,10 @@ keeps what lies in that bin or above, and only these few are looked at bit by bi
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from commlib.errors import NonFiniteInput
 from commlib.selection.base import Selector
+from commlib.selection.compiled import compiled
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
@@ -45,7 +45,7 @@ class MSTopK(Selector):
         return SparseVector(size, indices, vector[indices])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _histogram(bits: Bits) -> npt.NDArray[np.int64]:
     # Neighbours of equal exponent would wait for each other's increment: four tables take turns.
     tables = np.zeros((4, BINS), np.int64)
@@ -61,7 +61,7 @@ def _histogram(bits: Bits) -> npt.NDArray[np.int64]:
     return counts
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def count_reaching(bits: Bits, lowest: np.uint32) -> int:
     """Return how many magnitudes have the bits ``lowest`` or above; NaN and infinity always have."""
     count = 0
@@ -70,7 +70,7 @@ def count_reaching(bits: Bits, lowest: np.uint32) -> int:
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def compact(bits: Bits, lowest: np.uint32, indices: Index) -> None:
     """Write the positions whose magnitudes reach ``lowest``; ``indices`` has one place to spare."""
     filled = 0
@@ -79,7 +79,7 @@ def compact(bits: Bits, lowest: np.uint32, indices: Index) -> None:
         filled += (bits[i] & MAGNITUDE) >= lowest
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keep_largest(bits: Bits, candidates: Index, k: int, threshold_bin: int) -> Index:
     """Return the ``k`` of ``candidates`` with the largest magnitude, ties by lowest index, in order."""
     prefix = np.uint32(threshold_bin << LEADING)

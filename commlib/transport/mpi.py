@@ -6,6 +6,7 @@ mpi4py is imported by the first call of :func:`world`, since importing it initia
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # An MPI count is a C int; longer messages go in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
+
+LAST_SPEAKS_AFTER_SECONDS = 3.0
 
 
 class _Sent(Request):
@@ -118,7 +121,10 @@ def world() -> MPICommunicator:
 
 @contextmanager
 def abort_on_error() -> Iterator[None]:
-    """End the whole job when the body raises, with this rank's traceback: else the others wait for ever."""
+    """End the whole job when the body raises, with this rank's traceback: else the others wait for ever.
+
+    Where several ranks raise, the lowest of them speaks: the higher ones wait a moment, and are ended by it.
+    """
     try:
         yield
     except Exception:
@@ -127,6 +133,7 @@ def abort_on_error() -> Iterator[None]:
         rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         if size == 1:
             raise
+        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)
         text = f"rank {rank} of {size} on {socket.gethostname()} failed:\n{traceback.format_exc()}"
         sys.stdout.flush()
         sys.stderr.write(text)

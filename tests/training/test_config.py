@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from commlib import REDUCERS
-from training.config import ConfigurationError, load, warnings
+from training.config import ConfigurationError, load, load_with_warnings
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 CONFIGS = sorted(DIGITS.parent.glob("*.yaml"))
@@ -13,9 +13,9 @@ CONFIGS = sorted(DIGITS.parent.glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_loads_without_warnings(path):
-    config = load(path)
-    assert config.name == path.stem
-    assert warnings(config) == []
+    loaded = load_with_warnings(path)
+    assert loaded.config.name == path.stem
+    assert loaded.warnings == []
 
 
 def test_phases_take_what_they_do_not_name_from_the_configuration():
@@ -54,8 +54,15 @@ def test_the_learning_rate_goes_in_a_straight_line_from_start_to_end():
 
 
 def test_a_default_that_no_phase_uses_is_warned_of():
-    config = load(DIGITS, ["reducer=dense"])
-    assert warnings(config) == ["density=0.01 has no effect: no phase has a reducer that takes it"]
+    assert load_with_warnings(DIGITS, ["reducer=dense"]).warnings == [
+        "density=0.01 has no effect: no phase takes it from here"
+    ]
+    assert load_with_warnings(DIGITS, ["phases.0.density=0.1"]).warnings == [
+        "density=0.01 has no effect: no phase takes it from here"
+    ]
+    assert load_with_warnings(DIGITS, ["phases.0.reducer=gtopk"]).warnings == [
+        "reducer=hitopk has no effect: every phase names its own"
+    ]
 
 
 WRONG = {
@@ -78,6 +85,8 @@ WRONG = {
     "phases.0.epochs=2.5": "phases[0].epochs: expected a whole number from 1, got 2.5",
     "phases.0.learning_rate=1": "phases[0].learning_rate: expected the keys start, end, got 1",
     "phases.0.learning_rate.start=-1": "phases[0].learning_rate.start: expected a number from 0, got -1",
+    "phases.0.learning_rate.end=.inf": "phases[0].learning_rate.end: expected a number from 0, got inf",
+    "seed=4294967296": "seed: expected a whole number from 0 to 2³¹ − 1, got 4294967296",
     "momentum=1": "momentum: expected a number in [0, 1), got 1",
     "ranks_per_node=[]": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got []",
     "ranks_per_node=0": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got 0",

@@ -33,10 +33,10 @@ def test_lines_that_stay_are_never_held_back(capsys, clock):
 
 def test_other_ranks_are_silent(capsys, clock):
     lines = progress.Progress(silent=True)
-    lines.say("one")
-    clock.now += 60
-    lines.update("two")
-    lines.close()
+    with lines:
+        lines.say("one")
+        clock.now += 60
+        lines.update("two")
     assert capsys.readouterr().out == ""
 
 
@@ -58,6 +58,15 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     rule = "-" * 74 + "\n"
     account = "prterun detected that one or more processes exited with non-zero status,\n"
     signal = "prterun noticed that process rank 1 exited on signal 9\n"
+    lined = "[1,0]<stderr>: " + rule
+    launch._forward_errors([lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined])
+    assert (
+        capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
+    )  # a rank's own words
+    launch._forward_errors(
+        [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
+    )
+    assert capsys.readouterr().err == ""
     launch._forward_errors(
         [
             "[1,2]<stderr>: rank 2 failed\n",

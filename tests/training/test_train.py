@@ -1,13 +1,15 @@
 """Training runs as users start them: real processes, real data."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from commlib import REDUCERS
-from tests.launching import BESIDE_PYTHON, DIGITS, launch, mpirun, python_on_ranks, run, tail
+from tests.launching import BESIDE_PYTHON, DIGITS, ENVIRONMENT, launch, mpirun, python_on_ranks, run, tail
 
 pytestmark = pytest.mark.launch
 
@@ -32,8 +34,8 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     lines = lines_of(tmp_path)
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["input_size"] for line in epochs] == [6] * 12 + [8] * 8
-    # Σ over ranks of 2·d·(P − 1)/P values, two thirds of them between the nodes, to the rounding of d/P
-    dense = 4 * 2 * PARAMETERS * 4 * (3 / 4) * (2 / 3)
+    # the ring's two links between nodes carry 2·d·(P − 1)/P values each, to the rounding of d/P
+    dense = 2 * 2 * PARAMETERS * 4 * (3 / 4)
     for line in epochs:
         assert line["dense_inter_bytes"] == pytest.approx(line["steps"] * dense, rel=1e-4)
         # Σ over ranks of (m − 1)·k̃ entries of 8 bytes, k̃ = round(0.01·d/2)
@@ -100,9 +102,11 @@ def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
         ("ranks_per_node=[1,2]", "ranks_per_node: expected counts that add to 2 ranks, got [1, 2]"),
         ("phases.0.batch_size=800", "phases[0].batch_size: expected at most the 1437 training samples"),
         ("output=/proc/none", "output: /proc/none: expected a folder that can be written"),
+        ("output=gone", "output: gone: expected a folder that can be written"),
     ],
 )
 def test_what_only_the_running_job_can_know_is_one_line_too(tmp_path, word, message):
+    (tmp_path / "gone").symlink_to(tmp_path / "unmounted")
     result = launch(2, DIGITS, word, cwd=tmp_path)
     assert result.returncode == 2, tail(result)
     assert result.stdout == ""
@@ -130,7 +134,9 @@ def test_an_error_that_one_rank_alone_has_ends_all_of_them_with_its_line():
     )
     result = python_on_ranks(4, program)
     assert result.returncode != 0
-    assert result.stderr.count("cloudtrain: this node has no such file") == 1
+    said = [line for line in result.stderr.splitlines() if line.startswith("cloudtrain: ")]
+    assert len(said) == 1
+    assert said[0].startswith("cloudtrain: this node has no such file (rank 2 on ")
     assert "went on" not in result.stdout
 
 
@@ -149,6 +155,62 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once():
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.count("RuntimeError: the disk is gone") == 1
     assert "went on" not in result.stdout
+
+
+def test_an_exception_on_all_ranks_is_told_once():
+    program = (
+        "from commlib.transport import mpi\n"
+        "comm = mpi.world()\n"
+        "with mpi.abort_on_error():\n"
+        "    comm.barrier()\n"
+        "    raise RuntimeError('all of us')\n"
+    )
+    result = python_on_ranks(4, program)
+    assert result.returncode != 0
+    assert result.stderr.count("Traceback") == 1
+    assert result.stderr.count("rank 0 of 4 on ") == 1
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_ranks_that_do_not_see_each_other_are_refused(tmp_path, name):
+    result = run("env", f"{name}=4", "cloudtrain", "train", DIGITS, cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{name} says that 4 ranks were started and MPI sees 1" in line
+    assert "cloudtrain launch -np 4 CONFIG" in line
+
+
+def test_a_launch_that_is_ended_takes_its_ranks_with_it(tmp_path):
+    with subprocess.Popen(
+        ["cloudtrain", "launch", "-np", "2", DIGITS, "phases.0.epochs=100000"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "2 ranks" in process.stdout.readline()  # they are training
+        process.terminate()
+        assert process.wait(60) == 128 + 15
+    for _ in range(100):  # mpirun is gone; what it has sent its ranks may still be on the way
+        left = subprocess.run(["pgrep", "-f", "phases.0.epochs=100000"], capture_output=True, check=False)
+        if not left.stdout:
+            break
+        time.sleep(0.1)
+    assert left.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("localhost 2", "-H: expected host:slots,host:slots,…, got 'localhost 2'"),
+        ("localhost:1", "-H: expected slots for 2 ranks, got 1 in localhost:1"),
+    ],
+)
+def test_hosts_that_cannot_hold_the_ranks_are_refused(hosts, message):
+    result = launch(2, DIGITS, "-H", hosts)
+    assert result.returncode == 2
+    assert result.stderr == f"cloudtrain: {message}\n"
 
 
 def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceback(tmp_path):
@@ -175,8 +237,12 @@ def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceba
 def test_training_that_diverges_ends_and_says_so(tmp_path):
     result = launch(2, DIGITS, *BRIEF, "phases.0.learning_rate={start: 1e30, end: 1e30}", cwd=tmp_path)
     assert result.returncode == 1, tail(result)
-    assert "20 steps in a row had a NaN or an infinity in their gradients" in result.stderr
-    assert "the learning rate is 1e+30: try a smaller one" in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert "20 steps in a row had a NaN or an infinity in their gradients" in line
+    assert "the learning rate is 1e+30: try a smaller one" in line
+    steps = [line for line in lines_of(tmp_path) if line["kind"] == "step"]
+    assert steps[-1]["finite"] is False
+    assert steps[-1]["loss"] is None
 
 
 def test_a_launch_over_gloo_is_refused_with_the_way_to_launch(tmp_path):
@@ -186,7 +252,7 @@ def test_a_launch_over_gloo_is_refused_with_the_way_to_launch(tmp_path):
     assert result.returncode != 0
     said = [line for line in result.stderr.splitlines() if "cloudtrain: " in line]
     assert len(said) == 1, tail(result)
-    assert "Horovod was started with 2 ranks and MPI with 1" in said[0]
+    assert "HOROVOD_SIZE says that 2 ranks were started and MPI sees 1 (horovodrun --gloo?)" in said[0]
     assert "cloudtrain launch -np 2 CONFIG" in said[0]
     assert list(tmp_path.iterdir()) == []
 
