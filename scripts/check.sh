@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint and types, as the tests also check them.
+# Style and types, as test.sh checks them first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
