@@ -16,11 +16,11 @@ from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
 Nodes = Sequence[Sequence[int]]
 
 
-def sparse_bytes(count: int, size: int) -> int:
+def sparse_bytes(count: int, size: int, value_bytes: int = VALUE_BYTES) -> int:
     """Return the bytes of ``count`` entries of a vector of ``size``: index and value each, dense past δ."""
-    if count >= delta(size):
-        return size * VALUE_BYTES
-    return count * (index_dtype(size).itemsize + VALUE_BYTES)
+    if count >= delta(size, value_bytes):
+        return size * value_bytes
+    return count * (index_dtype(size).itemsize + value_bytes)
 
 
 def dense(nodes: Nodes, rank: int, size: int) -> LinkBytes:

@@ -28,13 +28,13 @@ def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
     return np.dtype(np.int32 if size <= np.iinfo(np.int32).max else np.int64)
 
 
-def delta(size: int) -> float:
+def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
     """Return δ: with this many entries or more, the dense message is the shorter one.
 
-    >>> delta(1000)
-    500.0
+    >>> delta(1000), delta(900, value_bytes=2)
+    (500.0, 300.0)
     """
-    return size * VALUE_BYTES / (index_dtype(size).itemsize + VALUE_BYTES)
+    return size * value_bytes / (index_dtype(size).itemsize + value_bytes)
 
 
 def partition(size: int, parts: int) -> npt.NDArray[np.int64]:

@@ -19,6 +19,8 @@ RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 SAID_ALREADY = re.compile(
     r"MPI_ABORT was invoked|prterun (has exited due to|detected that one or more) process"
 )
+# mpirun, now and then, when it ends ranks of which one has just left
+LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
 HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")
 INTERRUPTED = 130
 PATIENCE_SECONDS = 10
@@ -142,7 +144,7 @@ def _forward_errors(lines: Iterable[str]) -> None:
     # Open MPI ends its last line with a NUL instead of a newline
     untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
     for line in _without_banners(untagged):
-        if line and not NOISE.search(line.encode()):
+        if line and not NOISE.search(line.encode()) and not LEFT_ALREADY.search(line):
             sys.stderr.write(line)
             sys.stderr.flush()
 

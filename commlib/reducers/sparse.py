@@ -13,7 +13,7 @@ from commlib.selection import make_selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, index_dtype
 from commlib.wire import Message, make_codec
-from commlib.wire.fp32 import Fp32
+from commlib.wire.plain import Fp32
 
 
 class SparseReducer(Reducer):

@@ -2,10 +2,12 @@
 
 from commlib.errors import look_up
 from commlib.wire.base import Codec, Message
-from commlib.wire.fp32 import Fp32
+from commlib.wire.plain import Bf16, Fp16, Fp32
 
 CODECS: dict[str, type[Codec]] = {
     "fp32": Fp32,
+    "fp16": Fp16,
+    "bf16": Bf16,
 }
 
 __all__ = ["CODECS", "Codec", "Message", "make_codec"]

@@ -65,6 +65,7 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     )  # a rank's own words
     launch._forward_errors(
         [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
+        + ["[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"]
     )
     assert capsys.readouterr().err == ""
     launch._forward_errors(

@@ -1,5 +1,7 @@
 """The promises of every codec, stated once. A line in CASES buys the whole suite."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,33 @@ from commlib import CODECS, InvalidArgument, SparseVector, UnknownName, cost
 from commlib.vectors import delta, index_dtype
 from commlib.wire import make_codec
 
-# Every lossless codec, and the bytes of its message as a function of entries and size.
-CASES = {"fp32": cost.sparse_bytes}
+# Every codec, and the bytes of its message as a function of entries and size.
+CASES = {
+    "fp32": cost.sparse_bytes,
+    "fp16": partial(cost.sparse_bytes, value_bytes=2),
+    "bf16": partial(cost.sparse_bytes, value_bytes=2),
+}
+
+
+def to_bfloat16(values):
+    """Round to the nearest number whose lower 16 bits are zero, ties to even; NaN and infinity stay."""
+    bits = values.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    largest = np.uint32(0x7F7F0000).view(np.float32)
+    return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values).astype(np.float32)
+
+
+def to_float16(values):
+    clipped = np.where(np.isfinite(values), np.clip(values, -65504, 65504), values)
+    return clipped.astype(np.float16).astype(np.float32)
+
+
+ROUNDING = {"fp32": np.array, "fp16": to_float16, "bf16": to_bfloat16}
+
+
+def rounded(name, vector):
+    """What the codec is to make of ``vector``."""
+    return SparseVector(vector.size, vector.indices, ROUNDING[name](vector.values))
 
 
 @pytest.fixture(params=CASES)
@@ -67,7 +94,8 @@ def test_every_codec_has_a_case():
 
 def test_what_is_decoded_is_what_was_encoded(name, vector):
     codec = make_codec(name)
-    assert_equal(codec.decode(codec.encode(vector), vector.size), vector)
+    assert_equal(codec.decode(codec.encode(vector), vector.size), rounded(name, vector))
+    assert codec.lossless == (name == "fp32")
 
 
 def test_the_message_is_as_long_as_the_cost_model_says(name, vector):
@@ -86,15 +114,16 @@ def test_any_vector_comes_back_in_a_message_of_the_promised_length(seed, size, s
     vector = drawn(size, round(share * size), seed)
     codec = make_codec(name)
     message = codec.encode(vector)
-    assert_equal(codec.decode(message, size), vector)
+    assert_equal(codec.decode(message, size), rounded(name, vector))
     assert len(message) == CASES[name](vector.entries, size)
 
 
 def test_the_decoded_vector_is_dense_from_delta_on(name):
     codec = make_codec(name)
-    for count in (499, 500):
+    value_bytes = 4 if name == "fp32" else 2
+    for count in (333, 334, 499, 500):
         decoded = codec.decode(codec.encode(drawn(1000, count)), 1000)
-        assert decoded.is_dense == (count >= delta(1000))
+        assert decoded.is_dense == (count >= delta(1000, value_bytes))
 
 
 def test_the_entries_of_a_sparse_message_come_back_as_they_are(name):
@@ -103,14 +132,18 @@ def test_the_entries_of_a_sparse_message_come_back_as_they_are(name):
     decoded = codec.decode(codec.encode(vector), 1000)
     assert decoded.indices.dtype == np.int32
     assert decoded.indices.tobytes() == vector.indices.tobytes()
-    assert decoded.values.tobytes() == vector.values.tobytes()
+    assert decoded.values.tobytes() == rounded(name, vector).values.tobytes()
 
 
-def test_extreme_values_come_back_bit_for_bit(name):
+def test_extreme_values_are_rounded_and_clipped_and_bad_ones_stay_bad(name):
     values = np.array([-0.0, 2.0**-149, np.finfo(np.float32).max, -np.inf, np.nan], np.float32)
+    expected = {"fp32": values[:3], "fp16": [-0.0, 0, 65504], "bf16": [-0.0, 0, 255 / 256 * 2.0**128]}[name]
     vector = SparseVector(1000, np.array([0, 1, 500, 998, 999], np.int32), values)
     codec = make_codec(name)
-    assert codec.decode(codec.encode(vector), 1000).values.tobytes() == values.tobytes()
+    decoded = codec.decode(codec.encode(vector), 1000).values
+    assert decoded[:3].tobytes() == np.array(expected, np.float32).tobytes()
+    assert decoded[3] == -np.inf
+    assert np.isnan(decoded[4])
 
 
 def test_beyond_32_bits_indices_come_back_whole(name):
