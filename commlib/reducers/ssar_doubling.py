@@ -10,7 +10,7 @@ class SSARDoubling(SelectingReducer):
     """In round ``t`` ranks ``2ᵗ`` apart exchange and add all they have, dense once δ is passed.
 
     Where ``P`` is no power of two, each rank beyond hands its entries to one within before, and gets the
-    result after. Both partners of a round add the lower rank's part first: their sums are equal to the bit.
+    result after. Addition commutes, also to the bit: both partners of a round hold the same sum.
     """
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
@@ -39,8 +39,7 @@ class SSARDoubling(SelectingReducer):
         comm = self.comm
         # All ranks of a group encode the same sum: one of them keeps what is rounded away.
         own = self.encode(combined, keeps=comm.rank % distance == 0)
-        theirs = exchange_message(comm, own, comm.rank ^ distance)
-        return self._add(theirs, own) if comm.rank & distance else self._add(own, theirs)
+        return self._add(own, exchange_message(comm, own, comm.rank ^ distance))
 
     def _add(self, first: Message, second: Message) -> SparseVector:
         return total([self.codec.decode(message, self.length) for message in (first, second)])
