@@ -5,6 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -193,11 +194,12 @@ def test_a_launch_that_is_ended_takes_its_ranks_with_it(tmp_path):
         process.terminate()
         assert process.wait(60) == 128 + 15
     for _ in range(100):  # mpirun is gone; what it has sent its ranks may still be on the way
-        left = subprocess.run(["pgrep", "-f", "phases.0.epochs=100000"], capture_output=True, check=False)
-        if not left.stdout:
+        running = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+        left = [words for words in running if "phases.0.epochs=100000" in words]
+        if not left:
             break
         time.sleep(0.1)
-    assert left.stdout == b""
+    assert left == []
 
 
 @pytest.mark.parametrize(
