@@ -94,7 +94,10 @@ class Trainer:
                 f"{config.dataset}: {data}; {model}; one rank, so nothing is exchanged and no reducer is used"
             )
         emulated = "emulated " if config.ranks_per_node else ""
-        return f"{config.dataset}: {data}; {model}; {self.size} ranks on {len(nodes)} {emulated}nodes {nodes}"
+        word = "node" if len(nodes) == 1 else "nodes"
+        return (
+            f"{config.dataset}: {data}; {model}; {self.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
+        )
 
     def _switch(self, before: Phase, after: Phase, folder: RunFolder | None, progress: Progress) -> None:
         config = self.config.reducer_config(after)
