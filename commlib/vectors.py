@@ -83,6 +83,11 @@ class SparseVector:
             raise InvalidArgument("indices: expected sorted and unique, got some that are not")
 
     @classmethod
+    def empty(cls, size: int) -> "SparseVector":
+        """Return the vector of ``size`` entries of which none is held."""
+        return cls(size, np.empty(0, index_dtype(size)), np.empty(0, np.float32))
+
+    @classmethod
     def from_dense(cls, vector: Float32) -> "SparseVector":
         """Return the non-zero entries of ``vector``; past δ, the dense representation of it (not copied)."""
         indices = np.flatnonzero(vector)

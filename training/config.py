@@ -117,6 +117,9 @@ class LearningRate(Record):
         return self.start + (self.end - self.start) * step / max(1, steps - 1)
 
 
+REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
+
+
 class Phase(Record):
     """A run of epochs with one input size, batch size and reducer."""
 
@@ -173,7 +176,7 @@ class Config(Record):
     def _phase_settings_have_an_effect(self) -> "Config":
         for number, phase in enumerate(self.phases):
             name = phase.reducer or self.reducer
-            for option in ("density", "selector", "wire"):
+            for option in REDUCER_KEYS:
                 value = getattr(phase, option)
                 if value is not None and option not in reducer_options(name):
                     raise _problem(
@@ -196,7 +199,7 @@ class Config(Record):
         phases = []
         for phase in self.phases:
             options = self.reducer_config(phase)
-            written = {option: value for option, value in options.items() if option in Phase.model_fields}
+            written = {option: value for option, value in options.items() if option in REDUCER_KEYS}
             phases.append(phase.model_copy(update={"reducer": options["name"], **written}))
         return self.model_copy(update={"phases": phases})
 
@@ -240,7 +243,7 @@ def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loade
 
 def _without_effect(config: Config) -> list[str]:
     """Return a line for every default that no phase takes."""
-    given = [option for option in ("density", "selector", "wire") if getattr(config, option) is not None]
+    given = [option for option in REDUCER_KEYS if getattr(config, option) is not None]
     taken = {
         option
         for phase in config.phases

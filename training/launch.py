@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from training.config import ConfigurationError, load
+from training.config import load
 from training.job import USAGE_ERROR, complain
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
@@ -62,7 +62,7 @@ def launch(ranks: int, path: str, overrides: Sequence[str], hosts: str | None, i
         load(path, overrides)
         if hosts:
             check_hosts(hosts, ranks)
-    except (ConfigurationError, ValueError) as error:
+    except ValueError as error:
         complain(str(error))
         return USAGE_ERROR
     signal.signal(signal.SIGTERM, _end)

@@ -3,7 +3,6 @@
 Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2.
 """
 
-import hashlib
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Communicator, RanksDisagree
+from commlib.agreement import differing, digest
 
 
 def broadcast_weights(model: Any, optimizer: Any) -> None:
@@ -35,11 +35,6 @@ def average_statistics(model: Any) -> None:
 
 def check_equal_weights(model: Any, comm: Communicator) -> None:
     """Raise :class:`commlib.RanksDisagree` where the ranks' trainable weights differ by a bit."""
-    digest = hashlib.blake2b(digest_size=8)
-    for variable in model.trainable_variables:
-        digest.update(variable.numpy().tobytes())
-    own = int.from_bytes(digest.digest(), "little", signed=True)
-    digests = comm.agree([own])[:, 0]
-    if (digests != digests[0]).any():
-        others = np.flatnonzero(digests != digests[0]).tolist()
+    own = digest(variable.numpy().tobytes() for variable in model.trainable_variables)
+    if others := differing(comm.agree([own])[:, 0]):
         raise RanksDisagree(f"the weights of ranks {others} differ from those of rank 0")

@@ -4,7 +4,6 @@
 agreement on whether the step counts.
 """
 
-import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from commlib.agreement import differing, digest
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32
@@ -78,6 +78,7 @@ class Reducer(ABC):
         self.last: Report | None = None
         self.seconds = StageSeconds()
         self._carried: Float32 | None = None
+        self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
         self.agree(True)
 
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
@@ -155,11 +156,8 @@ class Reducer(ABC):
         One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
         :class:`commlib.errors.RanksDisagree` is raised on every rank.
         """
-        shared = repr((self.settings(), self.steps)).encode()
-        digest = int.from_bytes(hashlib.blake2b(shared, digest_size=8).digest(), "little", signed=True)
-        rows = self.topology.world.agree([finite, digest, *values])
-        if (rows[:, 1] != rows[0, 1]).any():
-            others = np.flatnonzero(rows[:, 1] != rows[0, 1]).tolist()
-            here = shared.decode()
+        here = f"{self._shared}, step {self.steps}"
+        rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
+        if others := differing(rows[:, 1]):
             raise RanksDisagree(f"ranks {others} differ from rank 0 in settings or step; here: {here}")
         return rows[:, 2:] if rows[:, 0].all() else None

@@ -63,13 +63,17 @@ class OkTopK(SelectingReducer):
         with self.seconds.measure(self.link):
             if self._counted % self._repartition_every == 0:
                 self._regions = self._repartition(selected)
-            reduced = self._split_and_reduce(selected)
+            messages = self._split(selected)
+            reduced = self._reduce_region(messages)
             if not self.comm.agree([reduced.is_finite]).all():  # finite parts may add up to an infinity
                 return void(self.length)
             kept = self._above_global_threshold(reduced)
             combined = self._balance_and_allgather(kept)
         with self.seconds.measure("combine"):
-            self._keep_leftovers(selected, reduced, kept, combined)
+            if self._sender_keeps:
+                self._keep_unapplied(selected, messages, combined)
+            else:
+                self.drop(reduced.without(kept), at=int(self._regions[self.comm.rank]))
         self._counted += 1
         return combined
 
@@ -85,20 +89,19 @@ class OkTopK(SelectingReducer):
         averages = comm.agree([int(of_this_region.sum()) // comm.size])[:, 0]
         return np.array([0, *averages[1:], self.length], np.int64)
 
-    def _split_and_reduce(self, selected: SparseVector) -> SparseVector:
+    def _split(self, selected: SparseVector) -> list[Message]:
+        """Return the messages to the owners of the regions."""
+        bounds = [int(bound) for bound in self._regions]
+        return [
+            self.encode(selected.slice(low, high), at=low, keeps=not self._sender_keeps)
+            for low, high in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+
+    def _reduce_region(self, messages: list[Message]) -> SparseVector:
         """Return the sum of this rank's region: each sends to its right neighbour first, and goes round."""
         comm, size = self.comm, self.comm.size
-        bounds = [int(bound) for bound in self._regions]
-        slices = [selected.slice(low, high) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
-        messages = [
-            self.encode(part, at=low, keeps=not self._sender_keeps)
-            for part, low in zip(slices, bounds[:-1], strict=True)
-        ]
-        self._sent = [
-            self.codec.decode(message, part.size) for message, part in zip(messages, slices, strict=True)
-        ]
         lengths = comm.swap([len(message) for message in messages])
-        reduced, previous = self._sent[comm.rank], list[Message]()
+        reduced, previous = self._decode(messages[comm.rank], comm.rank), list[Message]()
         for start in range(1, size, BUCKET_RANKS):
             distances = range(start, min(size, start + BUCKET_RANKS))
             incoming = {away: np.empty(lengths[comm.rank - away], np.uint8) for away in distances}
@@ -117,7 +120,10 @@ class OkTopK(SelectingReducer):
         return self._add(reduced, previous)
 
     def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
-        return total([reduced, *(self.codec.decode(message, reduced.size) for message in messages)])
+        return total([reduced, *(self._decode(message, self.comm.rank) for message in messages)])
+
+    def _decode(self, message: Message, region: int) -> SparseVector:
+        return self.codec.decode(message, int(self._regions[region + 1] - self._regions[region]))
 
     def _above_global_threshold(self, reduced: SparseVector) -> SparseVector:
         """Return the entries of the region that belong to the global top-k."""
@@ -178,20 +184,16 @@ class OkTopK(SelectingReducer):
             comm.exchange(np.split(array, cuts[1:-1]), np.split(received, come_from.cumsum()[:-1]))
         return *balanced, np.diff(wanted)
 
-    def _keep_leftovers(
-        self, selected: SparseVector, reduced: SparseVector, kept: SparseVector, combined: SparseVector
+    def _keep_unapplied(
+        self, selected: SparseVector, messages: list[Message], combined: SparseVector
     ) -> None:
-        """Drop what has not reached the result, on the rank that ``leftovers`` names."""
-        if self._sender_keeps:
-            # Residuals are cleared at local ∩ global indices only (line 14).
-            not_applied = selected.without(combined)
-            self.drop(not_applied)
-            if not self.codec.lossless:
-                sent = concatenate(self._sent)
-                self.drop(selected.without(not_applied))
-                self.drop(sent.without(sent.without(combined)).divided_by(-1))
-        else:
-            self.drop(reduced.without(kept), at=int(self._regions[self.comm.rank]))
+        """Drop what this rank sent and is not in the result: only local ∩ global is cleared (line 14)."""
+        not_applied = selected.without(combined)
+        self.drop(not_applied)
+        if not self.codec.lossless:
+            sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])
+            self.drop(selected.without(not_applied))
+            self.drop(sent.without(sent.without(combined)).divided_by(-1))
 
     def settings(self) -> tuple[Any, ...]:
         """See :meth:`Reducer.settings`."""

@@ -11,7 +11,7 @@ from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.base import Outcome, Reducer
 from commlib.selection import make_selector
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector, index_dtype
+from commlib.vectors import Float32, SparseVector
 from commlib.wire import Message, make_codec
 from commlib.wire.plain import Fp32
 
@@ -48,8 +48,7 @@ class SparseReducer(Reducer):
             try:
                 return self.selector.select(vector, k), True
             except NonFiniteInput:
-                none = np.empty(0, index_dtype(len(vector)))
-                return SparseVector(len(vector), none, np.empty(0, np.float32)), False
+                return SparseVector.empty(len(vector)), False
 
 
 class SelectingReducer(SparseReducer):

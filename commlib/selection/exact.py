@@ -18,10 +18,9 @@ class Exact(Selector):
         size = len(vector)
         k = min(k, size)
         if k == 0:
-            indices = np.empty(0, index_dtype(size))
-        else:
-            threshold = np.partition(magnitudes, size - k)[size - k]
-            above = np.flatnonzero(magnitudes > threshold)
-            ties = np.flatnonzero(magnitudes == threshold)[: k - len(above)]
-            indices = np.sort(np.concatenate([above, ties])).astype(index_dtype(size))
+            return SparseVector.empty(size)
+        threshold = np.partition(magnitudes, size - k)[size - k]
+        above = np.flatnonzero(magnitudes > threshold)
+        ties = np.flatnonzero(magnitudes == threshold)[: k - len(above)]
+        indices = np.sort(np.concatenate([above, ties])).astype(index_dtype(size))
         return SparseVector(size, indices, vector[indices])

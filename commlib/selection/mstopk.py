@@ -36,7 +36,7 @@ class MSTopK(Selector):
             raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
         k = min(k, size)
         if k == 0:
-            return SparseVector(size, np.empty(0, index_dtype(size)), np.empty(0, np.float32))
+            return SparseVector.empty(size)
         from_bin = counts[::-1].cumsum()[::-1]  # from_bin[b]: entries in bin b or above
         threshold_bin = int(np.flatnonzero(from_bin >= k)[-1])
         candidates = np.empty(from_bin[threshold_bin] + 1, index_dtype(size))

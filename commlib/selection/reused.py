@@ -37,7 +37,7 @@ class Reused(Selector):
             indices = np.empty(count + 1, index_dtype(len(vector)))
             compact(bits, self._threshold, indices)
             selected = SparseVector(len(vector), indices[:-1], vector[indices[:-1]])
-            if not np.isfinite(selected.values).all():  # they reach every threshold
+            if not selected.is_finite:  # such entries reach every threshold
                 raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
         self._calls += 1
         return selected

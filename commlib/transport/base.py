@@ -1,8 +1,8 @@
 """What a transport does: move arrays between ranks. Nothing here adds gradients but one fixed order.
 
-A transport implements point-to-point messages, one small all-gather and ``split``. The collectives below
-are built from those, so that every transport moves the same bytes and adds in the same order: results are
-bitwise equal on all ranks, in all runs, and on all transports.
+A transport implements point-to-point messages, three tiny exchanges for set-up and lengths, and ``split``.
+The collectives below are built from those, so that every transport moves the same bytes and adds in the same
+order: results are bitwise equal on all ranks, in all runs, and on all transports.
 """
 
 from abc import ABC, abstractmethod
