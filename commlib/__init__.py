@@ -20,6 +20,7 @@ from commlib.errors import (
     RanksDisagree,
     UnknownName,
 )
+from commlib.network import Link, Network
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
 from commlib.selection import SELECTORS, Selector, select
 from commlib.topology import LinkBytes, Topology, Traffic
@@ -36,7 +37,9 @@ __all__ = [
     "CommlibError",
     "Communicator",
     "InvalidArgument",
+    "Link",
     "LinkBytes",
+    "Network",
     "NonFiniteInput",
     "PeerFailed",
     "RanksDisagree",

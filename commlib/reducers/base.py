@@ -4,7 +4,6 @@
 agreement on whether the step counts.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,19 +21,15 @@ from commlib.vectors import Float32
 
 @dataclass
 class StageSeconds:
-    """Wall time of one call by stage: picking entries, inside the node, between nodes, adding up."""
+    """Time of one call by stage: picking entries, inside the node, between nodes, adding up.
+
+    By the transport's clock: wall time, or on simulated ranks the predicted time of the messages.
+    """
 
     select: float = 0.0
     intra: float = 0.0
     inter: float = 0.0
     combine: float = 0.0
-
-    @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
-        """Add the time of the body to ``stage``."""
-        start = time.perf_counter()
-        yield
-        setattr(self, stage, getattr(self, stage) + time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -104,6 +99,14 @@ class Reducer(ABC):
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
         return outcome.mean if outcome.mean is not None else np.full(self.size, np.nan, np.float32)
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Add the time of the body to ``stage`` of the report."""
+        clock = self.topology.world.now
+        start = clock()
+        yield
+        setattr(self.seconds, stage, getattr(self.seconds, stage) + clock() - start)
 
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:

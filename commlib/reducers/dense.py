@@ -33,17 +33,17 @@ class Dense(Reducer):
         arriving = np.empty(max(map(len, parts)), np.float32)
         for step in range(world.size - 1):
             into = parts[(self._place - step - 1) % world.size]
-            with self.seconds.measure(link):
+            with self.measure(link):
                 self._pass_on(parts[(self._place - step) % world.size], arriving[: len(into)])
-            with self.seconds.measure("combine"):
+            with self.measure("combine"):
                 np.add(arriving[: len(into)], into, out=into)
         complete = parts[(self._place + 1) % world.size]
-        with self.seconds.measure("combine"):
+        with self.measure("combine"):
             complete /= np.float32(world.size)
             finite = bool(np.isfinite(complete).all())
         if self.agree(finite) is None:
             return Outcome(None)
-        with self.seconds.measure(link):
+        with self.measure(link):
             for step in range(world.size - 1):
                 own = parts[(self._place + 1 - step) % world.size]
                 self._pass_on(own, parts[(self._place - step) % world.size])

@@ -30,21 +30,21 @@ class ShardReducer(SelectingReducer):
 
     def _collect(self, gradient: Float32) -> Float32:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
-        with self.seconds.measure("intra"):
+        with self.measure("intra"):
             return self.topology.node.reduce_scatter(gradient, self._shard_bounds)
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
-        node, seconds = self.topology.node, self.seconds
+        node = self.topology.node
         shard = combined.divided_by(self.topology.world.size)
         message = self.lossless.encode(shard)
-        with seconds.measure("intra"):
+        with self.measure("intra"):
             # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
             shards = node.agree([len(message), shard.entries, shard.is_finite])
             if not shards[:, 2].all():
                 return Outcome(None)
             messages = gather_messages(node, message, shards[:, 0])
-        with seconds.measure("combine"):
+        with self.measure("combine"):
             mean = np.zeros(self.size, np.float32)
             for low, high, each in zip(
                 self._shard_bounds[:-1], self._shard_bounds[1:], messages, strict=True

@@ -60,7 +60,7 @@ class OkTopK(SelectingReducer):
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         if self.agree(finite) is None:
             return None
-        with self.seconds.measure(self.link):
+        with self.measure(self.link):
             if self._counted % self._repartition_every == 0:
                 self._regions = self._repartition(selected)
             messages = self._split(selected)
@@ -69,7 +69,7 @@ class OkTopK(SelectingReducer):
                 return void(self.length)
             kept = self._above_global_threshold(reduced)
             combined = self._balance_and_allgather(kept)
-        with self.seconds.measure("combine"):
+        with self.measure("combine"):
             if self._sender_keeps:
                 self._keep_unapplied(selected, messages, combined)
             else:

@@ -44,7 +44,7 @@ class SparseReducer(Reducer):
 
     def select(self, vector: Float32, k: int) -> tuple[SparseVector, bool]:
         """Return ``k`` entries of ``vector`` and true; none and false where it is not finite."""
-        with self.seconds.measure("select"):
+        with self.measure("select"):
             try:
                 return self.selector.select(vector, k), True
             except NonFiniteInput:
@@ -85,7 +85,7 @@ class SelectingReducer(SparseReducer):
         if outcome.mean is None:
             self._take_back(remembered)
         else:
-            with self.seconds.measure("combine"):
+            with self.measure("combine"):
                 selected.subtract_from(accumulated)
                 for low, vector in self._dropped:
                     vector.add_to(accumulated[low : low + vector.size])
@@ -115,7 +115,7 @@ class SelectingReducer(SparseReducer):
         """Return the mean; no mean where finite parts have added up to an infinity."""
         if not combined.is_finite:  # all ranks hold the same sum, and see it
             return Outcome(None)
-        with self.seconds.measure("combine"):
+        with self.measure("combine"):
             mean = combined.divided_by(self.topology.world.size).to_dense()
         return Outcome(mean, selected, combined.entries)
 

@@ -19,11 +19,11 @@ class SplitReducer(SelectingReducer):
         """Return the sum of this rank's range, or ``None`` where a rank is not finite."""
         comm = self.comm
         messages = [self.encode(selected.slice(low, high), at=low) for low, high in self._ranges]
-        with self.seconds.measure(self.link):
+        with self.measure(self.link):
             if self.agree(finite) is None:
                 return None
             received = swap_messages(comm, messages)
-        with self.seconds.measure("combine"):
+        with self.measure("combine"):
             low, high = self._ranges[comm.rank]
             return total([self.codec.decode(message, high - low) for message in received])
 
@@ -37,10 +37,10 @@ class SSARSplit(SplitReducer):
             return None
         comm = self.comm
         message = self.encode(own, at=self._ranges[comm.rank][0])
-        with self.seconds.measure(self.link):
+        with self.measure(self.link):
             lengths = comm.agree([len(message)])[:, 0]
             messages = gather_messages(comm, message, lengths)
-        with self.seconds.measure("combine"):
+        with self.measure("combine"):
             decoded = [
                 self.codec.decode(each, high - low)
                 for each, (low, high) in zip(messages, self._ranges, strict=True)
@@ -56,6 +56,6 @@ class DSARSplit(SplitReducer):
         if own is None:
             return None
         combined = np.empty(self.length, np.float32)
-        with self.seconds.measure(self.link):
+        with self.measure(self.link):
             self.comm.allgather(own.to_dense(), [combined[low:high] for low, high in self._ranges])
         return SparseVector(self.length, None, combined)

@@ -19,7 +19,7 @@ class SSARDoubling(SelectingReducer):
         comm = self.comm
         within = 1 << (comm.size.bit_length() - 1)  # the largest power of two that is not above P
         partner = comm.rank ^ within
-        with self.seconds.measure(self.link):
+        with self.measure(self.link):
             if comm.rank >= within:
                 send_message(comm, self.encode(selected), partner)
                 return self.lossless.decode(receive_message(comm, partner), self.length)

@@ -25,20 +25,20 @@ class Torus2D(Reducer):
         self._slices = partition(int(high - low), topology.stream.size)
 
     def _reduce(self, gradient: Float32) -> Outcome:
-        topology, seconds = self.topology, self.seconds
-        with seconds.measure("intra"):
+        topology = self.topology
+        with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds)
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
-        with seconds.measure("inter"):
+        with self.measure("inter"):
             own = topology.stream.reduce_scatter(shard, self._slices)
-        with seconds.measure("combine"):
+        with self.measure("combine"):
             own /= np.float32(topology.world.size)
             finite = bool(np.isfinite(own).all())
         if self.agree(finite) is None:
             return Outcome(None)
-        with seconds.measure("inter"):
+        with self.measure("inter"):
             topology.stream.allgather(own, np.split(shard, self._slices[1:-1]))
         mean = np.empty(self.size, np.float32)
-        with seconds.measure("intra"):
+        with self.measure("intra"):
             topology.node.allgather(shard, np.split(mean, self._bounds[1:-1]))
         return Outcome(mean, selected=self.size, applied=self.size)

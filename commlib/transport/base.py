@@ -5,6 +5,7 @@ The collectives below are built from those, so that every transport moves the sa
 order: results are bitwise equal on all ranks, in all runs, and on all transports.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +52,10 @@ class Communicator(ABC):
         self.host = host
         self.sent_bytes = np.zeros(size, np.int64)
         self.received_bytes = np.zeros(size, np.int64)
+
+    def now(self) -> float:
+        """Return the seconds of a clock that only goes forward; differences of it are durations."""
+        return time.perf_counter()
 
     @abstractmethod
     def split(self, color: int) -> "Communicator":

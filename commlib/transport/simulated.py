@@ -1,159 +1,241 @@
-"""Ranks as threads of one process: real algorithms, real data, no launcher. For tests, also users' own."""
+"""Ranks as threads of one process: real algorithms, real data, no launcher, and a clock that predicts.
+
+For tests, also users' own, and for clusters that are not at hand: each message moves a virtual clock by the
+α-β model of its link (see :class:`commlib.network.Network`).
+"""
 
 import copy
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument, PeerFailed
+from commlib.network import Network
 from commlib.topology import node_of_ranks
 from commlib.transport.base import Array, Communicator, Request, check_color
+from commlib.transport.clock import Action, Clock, Line
 
 Result = TypeVar("Result")
 
-_POLL_SECONDS = 0.2
+_INTEGER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message as the virtual clock saw it: world ranks, bytes, and seconds since the run began.
+
+    ``left``: its last byte left the sender's card; ``arrived``: it was whole at the receiver.
+    """
+
+    source: int
+    destination: int
+    message_bytes: int
+    is_inter: bool
+    sent: float
+    left: float
+    arrived: float
+
+
+class _Cluster:
+    """Moves messages: each waits for its rank's port, for its node's card, for the receiver's card."""
+
+    def __init__(
+        self, clock: Clock, nodes: Sequence[int], network: Network, record: list[Transfer] | None
+    ) -> None:
+        self.clock, self.nodes = clock, nodes
+        self._network, self._record = network, record
+        self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
+        self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
+
+    def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
+        """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
+        clock, sent = self.clock, self.clock.time
+        is_inter = self.nodes[source] != self.nodes[destination]
+        link = self._network.inter if is_inter else self._network.intra
+        # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
+        out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
+        port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
+
+        def leave() -> None:
+            left = clock.time
+            arrived = max(left, self._taken_in[is_inter, into] + size * link.beta)
+            self._taken_in[is_inter, into] = arrived
+            if self._record is not None:
+                self._record.append(Transfer(source, destination, size, is_inter, sent, left, arrived))
+            clock.at(arrived, on_arrived)
+            on_left()
+            card.leave()
+            port.leave()
+
+        def take_card() -> None:
+            card.enter(lambda: clock.at(clock.time + size * link.beta, leave))
+
+        port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
+
+    def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
+        """Return what an exchange of a few integers among ranks takes: ``α·⌈log₂ P⌉`` and their bytes."""
+        is_inter = len({self.nodes[rank] for rank in members}) > 1
+        link = self._network.inter if is_inter else self._network.intra
+        rounds = (len(members) - 1).bit_length()
+        return rounds * link.alpha + _INTEGER_BYTES * integers * (len(members) - 1) * link.beta
 
 
 class _Job:
-    """What the ranks of one run share: its mailboxes, its groups, and whether one of them failed."""
+    """What the ranks of one run share."""
 
-    def __init__(self, patience_seconds: float) -> None:
-        self.patience_seconds = patience_seconds
-        self.failed = threading.Event()
-        self._lock = threading.Lock()
-        self._mailboxes: dict[tuple[Any, int, int], _Mailbox] = {}
-        self._groups: dict[Any, _Group] = {}
-
-    def mailbox(self, group: Any, source: int, destination: int) -> "_Mailbox":
-        with self._lock:
-            return self._mailboxes.setdefault((group, source, destination), _Mailbox())
-
-    def group(self, key: Any, size: int) -> "_Group":
-        with self._lock:
-            group = self._groups.setdefault(key, _Group(size))
-            if self.failed.is_set():
-                group.barrier.abort()
-            return group
-
-    def fail(self) -> None:
-        with self._lock:
-            self.failed.set()
-            for group in self._groups.values():
-                group.barrier.abort()
+    def __init__(self, cluster: _Cluster) -> None:
+        self.cluster, self.clock = cluster, cluster.clock
+        self.mailboxes: defaultdict[tuple[Any, int, int], _Mailbox] = defaultdict(_Mailbox)
+        self.meetings: dict[Any, _Meeting] = {}
 
 
-class _Group:
-    """The place where the ranks of one communicator lay down a value each."""
+class _Meeting:
+    """The values that the ranks of one communicator lay down; each exchange is a meeting of its own."""
 
     def __init__(self, size: int) -> None:
-        self.slots: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size)
+        self.values: list[Any] = [None] * size
+        self.missing = size
+        self.result: Any = None
+        self.is_over = False
 
 
 class _Sent(Request):
+    def __init__(self, comm: "SimulatedCommunicator") -> None:
+        self._comm, self._has_left = comm, False
+
+    def leave(self) -> None:
+        self._has_left = True
+        self._comm.wake()
+
     def wait(self) -> None:
-        """Return at once: the message was copied when it was sent."""
+        self._comm.pass_time(lambda: self._has_left, "sending")
 
 
 class _Receipt(Request):
-    def __init__(self, job: _Job, array: Array, what: str) -> None:
-        self._job, self._array, self._what = job, array, what
-        self._arrived = threading.Event()
-        self._bytes = 0
+    def __init__(self, comm: "SimulatedCommunicator", array: Array, source: int) -> None:
+        self._comm, self._array, self._source = comm, array, source
+        self._arrived_bytes: int | None = None
 
     def deliver(self, message: Array) -> None:
-        self._bytes = message.nbytes
+        self._arrived_bytes = message.nbytes
         if message.nbytes == self._array.nbytes:
             self._array.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
-        self._arrived.set()
+        self._comm.wake()
 
     def wait(self) -> None:
-        waited = 0.0
-        while not self._arrived.wait(_POLL_SECONDS):
-            waited += _POLL_SECONDS
-            if self._job.failed.is_set():
-                raise PeerFailed(f"{self._what}: another rank failed")
-            if waited > self._job.patience_seconds:
-                raise PeerFailed(f"{self._what}: nothing came in {self._job.patience_seconds} s")
-        if self._bytes != self._array.nbytes:
-            raise PeerFailed(f"{self._what}: expected {self._array.nbytes} bytes, got {self._bytes}")
+        what = f"receiving from rank {self._source}"
+        self._comm.pass_time(lambda: self._arrived_bytes is not None, what)
+        if self._arrived_bytes != self._array.nbytes:
+            expected, got = self._array.nbytes, self._arrived_bytes
+            raise PeerFailed(f"{self._comm}, {what}: expected {expected} bytes, got {got}")
 
 
 class _Mailbox:
     """The messages from one rank to another: like MPI's, they meet the receipts in the order of both."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._messages: deque[Array] = deque()
         self._receipts: deque[_Receipt] = deque()
 
     def put(self, message: Array) -> None:
-        with self._lock:
-            if self._receipts:
-                self._receipts.popleft().deliver(message)
-            else:
-                self._messages.append(message.copy())
+        if self._receipts:
+            self._receipts.popleft().deliver(message)
+        else:
+            self._messages.append(message)
 
     def post(self, receipt: _Receipt) -> None:
-        with self._lock:
-            if self._messages:
-                receipt.deliver(self._messages.popleft())
-            else:
-                self._receipts.append(receipt)
+        if self._messages:
+            receipt.deliver(self._messages.popleft())
+        else:
+            self._receipts.append(receipt)
 
 
 class SimulatedCommunicator(Communicator):
-    """Ranks that are threads of this process."""
+    """Ranks that are threads of this process. ``members``: their ranks in the world."""
 
-    def __init__(self, job: _Job, key: Any, rank: int, size: int, host: str) -> None:
-        super().__init__(rank, size, host)
-        self._job = job
-        self._key = key
-        self._group = job.group(key, size)
+    def __init__(self, job: _Job, key: Any, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, len(members), f"node{job.cluster.nodes[members[rank]]}")
+        self._job, self._key, self._members = job, key, members
+        self._world_rank = members[rank]
         self._splits = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+    def now(self) -> float:
+        """Return the virtual time of this rank in seconds since the run began."""
+        return self._job.clock.time
+
+    def pass_time(self, is_over: Callable[[], bool], what: str) -> None:
+        """Wait in virtual time; see :meth:`Clock.wait`."""
+        self._job.clock.wait(self._world_rank, is_over, f"{self}, {what}")
+
+    def wake(self) -> None:
+        """Let this rank go on if what it waits for has come."""
+        self._job.clock.wake(self._world_rank)
 
     def split(self, color: int) -> "SimulatedCommunicator":
         """See :meth:`Communicator.split`."""
         colors = self.allgather_objects(check_color(color))
-        members = [rank for rank, other in enumerate(colors) if other == color]
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
         self._splits += 1
         key = (self._key, self._splits, color)
-        return SimulatedCommunicator(self._job, key, members.index(self.rank), len(members), self.host)
+        members = [self._members[rank] for rank in ranks]
+        return SimulatedCommunicator(self._job, key, ranks.index(self.rank), members)
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""
-        return np.array(self.allgather_objects(list(values)), np.int64).reshape(self.size, len(values))
+        rows = self._meet(list(values), lambda each: np.array(each, np.int64), len(values))
+        return rows.reshape(self.size, len(values)).copy()  # type: ignore[no-any-return]
 
     def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.swap`."""
-        return np.array([given[self.rank] for given in self.allgather_objects(list(values))], np.int64)
+        given = self._meet(list(values), lambda each: np.array(each, np.int64), 1)
+        return given[:, self.rank].copy()  # type: ignore[no-any-return]
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
-        self._group.slots[self.rank] = value
-        self._meet()
-        values = copy.deepcopy(self._group.slots)
-        self._meet()
-        return values
+        return copy.deepcopy(self._meet(value, list, 1))  # type: ignore[no-any-return]
 
-    def _meet(self) -> None:
-        try:
-            self._group.barrier.wait(self._job.patience_seconds)
-        except threading.BrokenBarrierError:
-            raise PeerFailed(f"rank {self.rank} of {self.size}: another rank did not come") from None
+    def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
+        """Lay down ``value`` and return ``gather`` of all values, at the time when the last one came."""
+        meeting = self._job.meetings.setdefault(self._key, _Meeting(self.size))
+        meeting.values[self.rank] = value
+        meeting.missing -= 1
+        if meeting.missing == 0:
+            del self._job.meetings[self._key]  # the next exchange is another meeting
+            meeting.result = gather(meeting.values)
+            cluster = self._job.cluster
+            end = self.now() + cluster.meeting_seconds(self._members, integers)
+            self._job.clock.at(end, lambda: self._end(meeting))
+        self.pass_time(lambda: meeting.is_over, "meeting the other ranks")
+        return meeting.result
+
+    def _end(self, meeting: _Meeting) -> None:
+        meeting.is_over = True
+        for member in self._members:
+            self._job.clock.wake(member)
 
     def _send(self, array: Array, destination: int) -> Request:
-        self._job.mailbox(self._key, self.rank, destination).put(array)
-        return _Sent()
+        mailbox = self._job.mailboxes[self._key, self.rank, destination]
+        request, message = _Sent(self), array.copy()
+        self._job.cluster.transfer(
+            self._world_rank,
+            self._members[destination],
+            array.nbytes,
+            on_left=request.leave,
+            on_arrived=lambda: mailbox.put(message),
+        )
+        return request
 
     def _receive(self, array: Array, source: int) -> Request:
-        what = f"rank {self.rank} of {self.size}, receiving from rank {source}"
-        receipt = _Receipt(self._job, array, what)
-        self._job.mailbox(self._key, source, self.rank).post(receipt)
+        receipt = _Receipt(self, array, source)
+        self._job.mailboxes[self._key, source, self.rank].post(receipt)
         return receipt
 
 
@@ -161,14 +243,18 @@ def run(
     function: Callable[[Communicator], Result],
     world_size: int,
     ranks_per_node: int | Sequence[int] | None = None,
-    patience_seconds: float = 60.0,
+    network: Network | None = None,
+    record: list[Transfer] | None = None,
 ) -> list[Result]:
     """Call ``function(comm)`` on ``world_size`` ranks, a thread each, and return their results in rank order.
 
     ``ranks_per_node`` places the ranks on nodes (see :func:`commlib.topology.node_of_ranks`): ``comm.host``
     differs between nodes, so that ``Topology(comm)`` discovers them. All ranks share one node without it.
-    The first rank to raise ends the run and its exception is raised here; a rank that waits longer than
-    ``patience_seconds`` raises :class:`commlib.errors.PeerFailed`.
+    ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
+    list that is filled with every message. One rank runs at a time; runs repeat exactly.
+
+    The first rank to raise ends the run and its exception is raised here; ranks that wait for each other and
+    nothing else raise :class:`commlib.errors.PeerFailed`.
 
     >>> run(lambda comm: int(comm.agree([comm.rank]).sum()), world_size=3)
     [3, 3, 3]
@@ -176,23 +262,27 @@ def run(
     if world_size < 1:
         raise InvalidArgument(f"world_size: expected at least 1, got {world_size}")
     nodes = node_of_ranks(world_size, world_size if ranks_per_node is None else ranks_per_node)
-    job = _Job(patience_seconds)
+    clock = Clock(world_size)
+    job = _Job(_Cluster(clock, nodes, network or Network(), record))
     results: list[Any] = [None] * world_size
-    failures: list[BaseException] = []
 
     def body(rank: int) -> None:
-        comm = SimulatedCommunicator(job, "world", rank, world_size, f"node{nodes[rank]}")
+        clock.begin(rank)
+        if clock.failures:
+            return
         try:
-            results[rank] = function(comm)
+            results[rank] = function(SimulatedCommunicator(job, "world", rank, range(world_size)))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            failures.append(error)
-            job.fail()
+            clock.fail(error)
+        else:
+            clock.next()
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:
         thread.start()
+    clock.next()
     for thread in threads:
         thread.join()
-    if failures:
-        raise failures[0]
+    if clock.failures:
+        raise clock.failures[0]
     return results

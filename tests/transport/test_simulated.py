@@ -1,14 +1,14 @@
-"""The simulated transport: ranks as threads, and what happens when one of them fails."""
-
-import threading
+"""The simulated transport: ranks as threads, their virtual clock, and what happens when one of them fails."""
 
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, PeerFailed
+from commlib import InvalidArgument, Link, Network, PeerFailed
 from commlib.transport import simulated
+from commlib.transport.clock import Clock
 
-PATIENCE_SECONDS = 0.1  # long enough for threads that come, short for those that do not
+# Exact in binary: 1 s and 1/8 s a byte inside a node, 16 s and 1 s a byte between nodes.
+NETWORK = Network(intra=Link(1.0, 0.125), inter=Link(16.0, 1.0))
 
 
 class Broken(Exception):
@@ -16,15 +16,18 @@ class Broken(Exception):
 
 
 def test_results_come_in_rank_order_whoever_is_first():
-    turns = [threading.Event() for _ in range(6)]
+    order = []
 
     def body(comm):
         if comm.rank < 5:
-            turns[comm.rank + 1].wait()
-        turns[comm.rank].set()  # the last rank returns first
+            comm.receive(np.zeros(1), comm.rank + 1).wait()
+        if comm.rank > 0:
+            comm.send(np.zeros(1), comm.rank - 1)
+        order.append(comm.rank)  # the last rank returns first
         return f"rank {comm.rank} of {comm.size}"
 
     assert simulated.run(body, 6) == [f"rank {rank} of 6" for rank in range(6)]
+    assert order == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_function_may_return_anything_or_nothing():
@@ -75,10 +78,11 @@ def test_a_run_without_ranks_is_refused():
 # ------------------------------------------------------------- one rank fails
 
 
-def test_a_group_made_after_a_failure_keeps_nobody_waiting():
-    job = simulated._Job(patience_seconds=60.0)
-    job.fail()
-    assert job.group("late", 2).barrier.broken
+def test_nobody_begins_to_wait_after_a_failure():
+    clock = Clock(2)
+    clock.fail(Broken("over"))
+    with pytest.raises(PeerFailed, match="rank 1 of 2: another rank failed"):
+        clock.wait(1, lambda: False, "rank 1 of 2")
 
 
 WAITS = {
@@ -92,12 +96,14 @@ WAITS = {
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
 def test_the_exception_of_one_rank_ends_the_others_and_is_raised(wait):
-    """With an hour of patience, only the failure can end those that wait before the test's own limit."""
     ended = []
 
     def body(comm):
         if comm.rank == 2:
+            comm.receive(np.zeros(1), 3).wait()  # the others are waiting by then
             raise Broken("rank 2 had enough")
+        if comm.rank == 3:
+            comm.send(np.zeros(1), 2)
         try:
             wait(comm)
         except PeerFailed as error:
@@ -105,7 +111,7 @@ def test_the_exception_of_one_rank_ends_the_others_and_is_raised(wait):
             raise
 
     with pytest.raises(Broken, match="rank 2 had enough"):
-        simulated.run(body, 4, patience_seconds=3600)
+        simulated.run(body, 4)
     assert sorted(rank for rank, _ in ended) == [0, 1, 3]
     for rank, text in ended:
         assert f"rank {rank} of 4" in text
@@ -122,17 +128,13 @@ def test_a_rank_that_waits_in_a_group_is_ended_by_one_outside_of_it():
         comm.barrier()
 
     with pytest.raises(Broken, match="the odd one"):
-        simulated.run(body, 4, patience_seconds=3600)
+        simulated.run(body, 4)
 
 
 def test_the_first_error_is_raised_and_not_what_it_led_to():
-    is_first_done = threading.Event()
-
     def body(comm):
         if comm.rank == 3:
-            is_first_done.set()
             raise Broken("the first")
-        is_first_done.wait()
         try:
             comm.barrier()
         except PeerFailed as error:
@@ -170,24 +172,31 @@ def test_after_a_failed_run_the_next_one_works():
 # ------------------------------------------------------------- messages that do not fit or do not come
 
 
-def test_a_message_that_never_comes_names_both_ranks_and_the_patience():
+def test_a_message_that_never_comes_names_both_ranks():
     def body(comm):
         if comm.rank == 2:
             comm.receive(np.zeros(3), 1).wait()
 
     with pytest.raises(PeerFailed) as caught:
-        simulated.run(body, 3, patience_seconds=PATIENCE_SECONDS)
-    assert str(caught.value) == "rank 2 of 3, receiving from rank 1: nothing came in 0.1 s"
+        simulated.run(body, 3)
+    never = "it never comes, all others have ended or wait"
+    assert str(caught.value) == f"rank 2 of 3, receiving from rank 1: {never}"
 
 
-def test_a_rank_that_never_comes_is_missed_in_the_barrier():
+def test_a_rank_that_never_comes_is_missed_in_the_barrier_at_once():
     def body(comm):
         if comm.rank == 1:
             comm.barrier()
 
     with pytest.raises(PeerFailed) as caught:
-        simulated.run(body, 3, patience_seconds=PATIENCE_SECONDS)
-    assert str(caught.value) == "rank 1 of 3: another rank did not come"
+        simulated.run(body, 3)
+    never = "it never comes, all others have ended or wait"
+    assert str(caught.value) == f"rank 1 of 3, meeting the other ranks: {never}"
+
+
+def test_ranks_that_all_wait_for_their_neighbour_are_told_so():
+    with pytest.raises(PeerFailed, match="rank 0 of 4, receiving from rank 1: it never comes"):
+        simulated.run(lambda comm: comm.receive(np.zeros(1), (comm.rank + 1) % 4).wait(), 4)
 
 
 @pytest.mark.parametrize("sent", [1, 3], ids=["shorter", "longer"])
@@ -211,3 +220,190 @@ def test_a_message_of_another_type_and_the_same_length_keeps_its_bytes():
         return incoming.view(np.float32).tolist()
 
     assert simulated.run(body, 2) == [[1.5, -2.5]] * 2
+
+
+# ------------------------------------------------------------- the virtual clock
+
+
+def times(body, world_size, ranks_per_node):
+    """The clock of every rank at its end, in seconds since the beginning."""
+
+    def timed(comm):
+        body(comm)
+        return comm.now()
+
+    return simulated.run(timed, world_size, ranks_per_node, NETWORK)
+
+
+def test_computing_takes_no_virtual_time():
+    assert times(lambda comm: np.arange(10_000).sum(), 3, 1) == [0, 0, 0]
+
+
+def send_one(source, destination, size):
+    """A body in which one rank sends ``size`` bytes to another, and both wait for it."""
+
+    def body(comm):
+        if comm.rank == source:
+            comm.send(np.zeros(size, np.uint8), destination).wait()
+        if comm.rank == destination:
+            comm.receive(np.zeros(size, np.uint8), source).wait()
+
+    return body
+
+
+def test_a_message_takes_alpha_and_beta_of_its_link():
+    assert times(send_one(0, 1, 80), 3, 2) == [1 + 10, 1 + 10, 0]
+    assert times(send_one(1, 2, 80), 3, 2) == [0, 16 + 80, 16 + 80]
+
+
+def test_a_message_of_no_bytes_takes_its_latency():
+    assert times(send_one(0, 1, 0), 2, 1) == [16, 16]
+
+
+def test_a_rank_sends_one_message_after_the_other():
+    def body(comm):
+        if comm.rank == 0:
+            requests = [comm.send(np.zeros(8, np.uint8), other) for other in (1, 2, 3)]
+            for request in requests:
+                request.wait()
+        else:
+            comm.receive(np.zeros(8, np.uint8), 0).wait()
+
+    assert times(body, 4, 1) == [3 * (16 + 8), 16 + 8, 2 * (16 + 8), 3 * (16 + 8)]
+    assert times(body, 4, 4) == [3 * (1 + 1), 1 + 1, 2 * (1 + 1), 3 * (1 + 1)]
+
+
+def test_the_ranks_of_a_node_share_its_card_on_the_way_out():
+    def body(comm):  # ranks 0 and 1 on one node, 2 and 3 on nodes of their own
+        if comm.rank < 2:
+            comm.send(np.zeros(100, np.uint8), comm.rank + 2).wait()
+        else:
+            comm.receive(np.zeros(100, np.uint8), comm.rank - 2).wait()
+
+    assert times(body, 4, [2, 1, 1]) == [16 + 100, 16 + 200, 16 + 100, 16 + 200]
+    assert times(body, 4, 1) == [16 + 100] * 4
+
+
+def test_a_card_is_free_for_others_while_a_rank_prepares_its_next_message():
+    def body(comm):  # ranks 0 and 1 share a card, and send three messages each to nodes of their own
+        if comm.rank < 2:
+            for request in [comm.send(np.zeros(8, np.uint8), comm.rank + 2) for _ in range(3)]:
+                request.wait()
+        else:
+            for _ in range(3):
+                comm.receive(np.zeros(8, np.uint8), comm.rank - 2).wait()
+
+    # 16 + 8 s a message; the second rank's goes through the card while the first one's next gets ready
+    assert times(body, 4, [2, 1, 1]) == [3 * 24, 3 * 24 + 8, 3 * 24, 3 * 24 + 8]
+
+
+def test_the_ranks_of_a_node_share_its_card_on_the_way_in():
+    def body(comm):
+        if comm.rank < 2:
+            comm.send(np.zeros(100, np.uint8), comm.rank + 2).wait()
+        else:
+            comm.receive(np.zeros(100, np.uint8), comm.rank - 2).wait()
+
+    assert times(body, 4, [1, 1, 2]) == [16 + 100, 16 + 100, 16 + 100, 16 + 200]
+
+
+def test_a_card_sends_and_receives_at_the_same_time_and_beside_the_links_inside():
+    def body(comm):
+        partner = comm.rank ^ 2
+        neighbour = comm.rank ^ 1
+        requests = []
+        if comm.rank in (0, 2):
+            requests.append(comm.send(np.zeros(100, np.uint8), partner))
+            requests.append(comm.receive(np.zeros(100, np.uint8), partner))
+        requests.append(comm.receive(np.zeros(8, np.uint8), neighbour))
+        requests.append(comm.send(np.zeros(8, np.uint8), neighbour))
+        for request in requests:
+            request.wait()
+
+    assert times(body, 4, 2) == [116, 2, 116, 2]
+
+
+def test_receiving_late_costs_nothing_and_receiving_early_waits():
+    def body(comm):
+        if comm.rank == 0:
+            comm.send(np.zeros(4, np.uint8), 1)
+            comm.send(np.zeros(4, np.uint8), 1).wait()
+        if comm.rank == 1:
+            second = np.zeros(4, np.uint8)
+            receipts = [comm.receive(np.zeros(4, np.uint8), 0), comm.receive(second, 0)]
+            receipts[1].wait()
+            late = comm.now()
+            receipts[0].wait()
+            assert comm.now() == late == 2 * (16 + 4)
+
+    assert times(body, 2, 1) == [40, 40]
+
+
+def test_an_exchange_of_integers_ends_for_all_when_the_last_has_come():
+    def body(comm):
+        if comm.rank == 0:
+            comm.send(np.zeros(8, np.uint8), 1).wait()
+        comm.agree([7, 7])
+
+    # rank 0 comes after 16 + 8 s; two rounds of 16 s for three ranks; two integers to each of two others
+    assert times(body, 3, 1) == [24 + 2 * 16 + 2 * 2 * 8] * 3
+
+
+def test_a_split_communicator_has_the_clock_of_its_ranks():
+    def body(comm):
+        group = comm.split(comm.rank % 2)
+        before = comm.now()
+        if comm.rank == 0:
+            group.send(np.zeros(16, np.uint8), 1).wait()  # rank 2 of the world, on the same node
+        if comm.rank == 2:
+            group.receive(np.zeros(16, np.uint8), 0).wait()
+        assert group.now() == comm.now()
+        return comm.now() - before
+
+    assert simulated.run(body, 4, [4], NETWORK) == [3, 0, 3, 0]
+
+
+def test_a_record_holds_every_message_with_its_link_bytes_and_times():
+    record = []
+    simulated.run(send_one(1, 2, 80), 3, 2, NETWORK, record)
+    assert record == [simulated.Transfer(1, 2, 80, is_inter=True, sent=0.0, left=96.0, arrived=96.0)]
+
+
+def test_runs_take_turns_in_the_same_order_every_time():
+    def body(comm):
+        order.append(comm.rank)
+        right = (comm.rank + 1) % comm.size
+        comm.send(np.zeros(10 * comm.rank, np.uint8), right)
+        comm.receive(
+            np.zeros(10 * ((comm.rank - 1) % comm.size), np.uint8), (comm.rank - 1) % comm.size
+        ).wait()
+        order.append((comm.rank, comm.now()))
+
+    orders = []
+    for _ in range(3):
+        order = []
+        simulated.run(body, 7, 2, NETWORK)
+        orders.append(order)
+    assert orders[0] == orders[1] == orders[2]
+    clocks = [entry[1] for entry in orders[0] if isinstance(entry, tuple)]
+    assert clocks == sorted(clocks)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Link(-1.0, 0.0), "alpha: expected seconds from 0, got -1.0"),
+        (lambda: Link(0.0, float("nan")), "beta: expected seconds from 0, got nan"),
+        (lambda: Link.of(microseconds=1, gbit_per_second=0), "gbit_per_second: expected more than 0, got 0"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused(make, message):
+    with pytest.raises(InvalidArgument) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_a_link_of_25_gbit_moves_3_125_mb_in_a_millisecond():
+    link = Link.of(microseconds=30, gbit_per_second=25)
+    assert link.seconds(3_125_000) == pytest.approx(1.03e-3, rel=1e-12)  # a product and a sum round
+    assert Network().inter == link

@@ -1,0 +1,49 @@
+"""The α-β model of a cluster's two links, as the virtual clock and the cost model use it."""
+
+from dataclasses import dataclass
+
+from commlib.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Link:
+    """A message of ``b`` bytes takes ``alpha + b·beta`` seconds.
+
+    ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte.
+
+    >>> Link.of(microseconds=30, gbit_per_second=25).seconds(3_125_000)
+    0.00103
+    """
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidArgument(f"{name}: expected seconds from 0, got {getattr(self, name)!r}")
+
+    @classmethod
+    def of(cls, *, microseconds: float, gbit_per_second: float) -> "Link":
+        """Return the link of this latency and rate."""
+        if not gbit_per_second > 0:
+            raise InvalidArgument(f"gbit_per_second: expected more than 0, got {gbit_per_second!r}")
+        return cls(microseconds * 1e-6, 8e-9 / gbit_per_second)
+
+    def seconds(self, payload_bytes: float) -> float:
+        """Return how long one message takes on the idle link."""
+        return self.alpha + payload_bytes * self.beta
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links inside a node, one between each two ranks, and between nodes, where a node has one card.
+
+    A rank sends one message at a time over each kind of link. The ranks of a node share its card: what leaves
+    the node goes through it one after the other, and so does what arrives.
+
+    The default is HiTopKComm's cluster: NVLink (its V100 takes in 150 GB/s) and 25 Gbit/s Ethernet.
+    """
+
+    intra: Link = Link.of(microseconds=10, gbit_per_second=1200)
+    inter: Link = Link.of(microseconds=30, gbit_per_second=25)
