@@ -10,10 +10,10 @@ class AllGather(SelectingReducer):
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         message = self.encode(selected)
+        lengths = self.agree(finite, len(message))
+        if lengths is None:
+            return None
         with self.measure(self.link):
-            lengths = self.agree(finite, len(message))
-            if lengths is None:
-                return None
             messages = gather_messages(self.comm, message, lengths[self.peers, 0])
         with self.measure("combine"):
             return total([self.codec.decode(each, self.length) for each in messages])

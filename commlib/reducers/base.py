@@ -160,7 +160,8 @@ class Reducer(ABC):
         :class:`commlib.errors.RanksDisagree` is raised on every rank.
         """
         here = f"{self._shared}, step {self.steps}"
-        rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
+        with self.measure(self.topology.slowest_link):
+            rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
         if others := differing(rows[:, 1]):
             raise RanksDisagree(f"ranks {others} differ from rank 0 in settings or step; here: {here}")
         return rows[:, 2:] if rows[:, 0].all() else None

@@ -200,7 +200,7 @@ class SimulatedCommunicator(Communicator):
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
-        return copy.deepcopy(self._meet(value, list, 1))  # type: ignore[no-any-return]
+        return copy.deepcopy(self._meet(value, list, 1))
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         """Lay down ``value`` and return ``gather`` of all values, at the time when the last one came."""

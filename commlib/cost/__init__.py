@@ -1,0 +1,36 @@
+"""What each reducer costs, in closed form: the bytes that it sends and the seconds that these take."""
+
+from commlib.cost.seconds import Prediction, predict
+from commlib.cost.sent import (
+    FORMULAS,
+    Formula,
+    allgather,
+    dense,
+    dsar_split,
+    gtopk,
+    hioktopk,
+    hitopk,
+    oktopk,
+    sparse_bytes,
+    ssar_doubling,
+    ssar_split,
+    torus2d,
+)
+
+__all__ = [
+    "FORMULAS",
+    "Formula",
+    "Prediction",
+    "allgather",
+    "dense",
+    "dsar_split",
+    "gtopk",
+    "hioktopk",
+    "hitopk",
+    "oktopk",
+    "predict",
+    "sparse_bytes",
+    "ssar_doubling",
+    "ssar_split",
+    "torus2d",
+]

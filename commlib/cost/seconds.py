@@ -1,0 +1,310 @@
+"""Seconds of one step of each reducer, by the α-β model, on nodes of equally many ranks.
+
+The papers' equations count what one rank sends over one kind of link; here the ranks of a node share its
+card, and every message of ours is counted, also those that only announce lengths. How many entries a sum
+holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap more, and cost less.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commlib.cost.sent import FORMULAS, Nodes, sparse_bytes
+from commlib.density import entries
+from commlib.errors import look_up
+from commlib.network import Link, Network
+from commlib.topology import LinkBytes
+from commlib.vectors import VALUE_BYTES, index_dtype
+
+INTEGER_BYTES = 8
+HEADER_BYTES = 8
+# Ok-Topk's periods τ and τ′, over which the steps that re-evaluate are spread.
+REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step: seconds inside the node and between nodes, and the most that one rank sends."""
+
+    intra: float
+    inter: float
+    sent: LinkBytes
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the whole step but for computing."""
+        return self.intra + self.inter
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that exchange with each other: ``nodes`` of ``ranks`` each, and how many such groups there are.
+
+    ``sharing``: groups like this one that use the nodes' cards at the same time.
+    """
+
+    nodes: int
+    ranks: int
+    network: Network
+    sharing: int = 1
+
+    @property
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self.nodes * self.ranks
+
+    @property
+    def slowest(self) -> Link:
+        """Return the link that a meeting or a ring of the group waits for."""
+        return self.network.inter if self.nodes > 1 else self.network.intra
+
+    def agree(self, integers: int) -> float:
+        """Return the seconds in which all learn ``integers`` of each: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
+        rounds = (self.size - 1).bit_length()
+        return rounds * self.slowest.alpha + INTEGER_BYTES * integers * (self.size - 1) * self.slowest.beta
+
+    def exchange(self, message_bytes: float) -> float:
+        """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
+
+        Between nodes either the port of each rank or the card of each node is what takes longest.
+        """
+        if message_bytes == 0:
+            return 0.0
+        intra, inter = self.network.intra, self.network.inter
+        inside = (self.ranks - 1) * intra.seconds(message_bytes)
+        beyond = self.size - self.ranks
+        through_port = beyond * inter.seconds(message_bytes)
+        through_card = inter.alpha + beyond * self.ranks * self.sharing * message_bytes * inter.beta
+        return max(inside, through_port, through_card if beyond else 0.0)
+
+    def swap(self) -> float:
+        """Return the seconds in which each gives each an integer."""
+        return self.agree(1)
+
+    def hop(self, distance: int, message_bytes: float) -> float:
+        """Return the seconds of a message and its header to the rank ``distance`` beyond."""
+        is_inter = distance >= self.ranks and self.nodes > 1
+        link = self.network.inter if is_inter else self.network.intra
+        return 2 * link.alpha + (HEADER_BYTES + message_bytes) * link.beta
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be reduced: ``size`` entries at ``density`` on the ranks of ``world``.
+
+    ``streams``: of ranks that exchange between nodes, as many as the smallest node has ranks.
+    """
+
+    world: Group
+    size: int
+    density: float
+    streams: int
+
+    @property
+    def k(self) -> int:
+        """Return the entries that a rank selects from its whole gradient."""
+        return entries(self.density, self.size)
+
+    @property
+    def node(self) -> Group:
+        """Return the ranks of one node."""
+        return Group(1, self.world.ranks, self.world.network)
+
+    @property
+    def stream(self) -> Group:
+        """Return one rank of every node; the other streams share the cards."""
+        return Group(self.world.nodes, 1, self.world.network, sharing=self.streams)
+
+    @property
+    def shard(self) -> float:
+        """Return the entries of a rank's shard, ``d/n``."""
+        return self.size / self.streams
+
+    def agree(self, values: int = 0) -> float:
+        """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
+        return self.world.agree(2 + values)
+
+
+Stages = tuple[float, float]  # seconds inside the node, and between nodes
+
+
+def union(ranks: int, k: float, size: float) -> float:
+    """Return the entries of the sum of ``ranks`` selections: ``d·(1 − (1 − k/d)ᴾ)`` (SparCML, B.1).
+
+    >>> union(2, 50, 100)
+    75.0
+    """
+    return size * (1 - (1 - k / size) ** ranks) if size else 0.0
+
+
+def _flat(step: Step, seconds: float) -> Stages:
+    return (0.0, seconds) if step.world.nodes > 1 else (seconds, 0.0)
+
+
+def _message(count: float, size: float) -> float:
+    return sparse_bytes(round(count), round(size))
+
+
+def dense(step: Step) -> Stages:
+    """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
+    hops = 2 * (step.world.size - 1)
+    part = VALUE_BYTES * step.size / step.world.size
+    return _flat(step, hops * step.world.slowest.seconds(part) + step.agree())
+
+
+def torus2d(step: Step) -> Stages:
+    """``(n − 1)·(α + d/n·β)`` twice inside, ``(m − 1)·(α + d/(n·m)·β)`` twice between (HiTopKComm, 5.3)."""
+    inside = step.node.exchange(VALUE_BYTES * step.shard)
+    between = step.stream.exchange(VALUE_BYTES * step.shard / step.world.nodes)
+    intra, inter = _flat(step, step.agree())
+    return intra + 2 * inside, inter + 2 * between
+
+
+def allgather(step: Step) -> Stages:
+    """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
+    return _flat(step, step.agree(1) + step.world.exchange(_message(step.k, step.size)))
+
+
+def gtopk(step: Step) -> Stages:
+    """``2·log₂ P·(α + 2k·β)`` (gTop-k, equation 7), with a header before each message.
+
+    Where ``P`` is no power of two, a rank that sat a round out has sent before it is waited for.
+    """
+    world, message = step.world, _message(step.k, step.size)
+    done = [0.0] * world.size  # when each rank has merged, and later when it has passed on
+    distances = [1 << exponent for exponent in range((world.size - 1).bit_length())]
+    for distance in distances:
+        hop = world.hop(distance, message)
+        for rank in range(0, world.size - distance, 2 * distance):
+            done[rank] = max(done[rank], done[rank + distance] + hop)
+    for distance in reversed(distances):
+        hop = world.hop(distance, message)
+        for rank in range(0, world.size - distance, 2 * distance):
+            done[rank] += hop
+            done[rank + distance] = done[rank]
+    return _flat(step, step.agree() + max(done))
+
+
+def ssar_doubling(step: Step) -> Stages:
+    """``log₂ P·α + Σₜ 2·|Kₜ|·β``, ``|Kₜ|`` entries of ``2ᵗ`` ranks (SparCML, 5.3.1).
+
+    Beyond a power of two, one hop before and one after, with the whole sum.
+    """
+    world = step.world
+    within = 1 << (world.size.bit_length() - 1)
+    seconds = step.agree()
+    beyond = world.size - within
+    for exponent in range(within.bit_length() - 1):
+        ranks = (1 << exponent) + min(1 << exponent, beyond)
+        held = union(ranks, step.k, step.size)
+        seconds += _side_by_side(world, 1 << exponent, world.ranks, _message(held, step.size))
+    if beyond:
+        whole = union(world.size, step.k, step.size)
+        for count in (step.k, whole):
+            senders = min(beyond, world.ranks)
+            seconds += _side_by_side(world, within, senders, _message(count, step.size))
+    return _flat(step, seconds)
+
+
+def _side_by_side(world: Group, distance: int, senders: int, message_bytes: float) -> float:
+    """Return the seconds of a hop that ``senders`` of every node make at the same time, through one card."""
+    alone = world.hop(distance, message_bytes)
+    if distance < world.ranks or world.nodes == 1:
+        return alone
+    return alone + (senders - 1) * (HEADER_BYTES + message_bytes) * world.network.inter.beta
+
+
+def _split(step: Step) -> float:
+    """Agree, swap lengths, and send each range's ``k/P`` entries to its owner."""
+    world = step.world
+    return step.agree() + world.swap() + world.exchange(_message(step.k / world.size, step.size / world.size))
+
+
+def ssar_split(step: Step) -> Stages:
+    """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
+    own = step.size / step.world.size
+    sums = _message(union(step.world.size, step.k, step.size) / step.world.size, own)
+    return _flat(step, _split(step) + step.world.agree(1) + step.world.exchange(sums))
+
+
+def dsar_split(step: Step) -> Stages:
+    """``2·(P − 1)·α``, ``(P − 1)/P·2k·β`` and ``(P − 1)/P·d·β`` (SparCML, 5.3.3)."""
+    sums = VALUE_BYTES * step.size / step.world.size
+    return _flat(step, _split(step) + step.world.exchange(sums))
+
+
+def oktopk(step: Step) -> Stages:
+    """``6k·(P − 1)/P`` words at most (Ok-Topk, equation 3), on average over the steps of its periods."""
+    return _flat(step, step.agree() + _oktopk(step.world, step.k, step.size))
+
+
+def _oktopk(group: Group, k: float, size: float) -> float:
+    """Split and reduce, then balance and gather, among the ranks of ``group``."""
+    entry = index_dtype(round(size)).itemsize + VALUE_BYTES
+    parts = k / group.size
+    split = group.swap() + group.exchange(entry * parts)
+    gather = 3 * group.agree(1) + group.exchange(entry * parts - VALUE_BYTES * parts)
+    magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
+    regions = (group.swap() + group.agree(1)) / REPARTITION_EVERY
+    threshold = group.exchange(magnitudes) / REEVALUATE_EVERY
+    return split + gather + group.exchange(VALUE_BYTES * parts) + regions + threshold
+
+
+def hitopk(step: Step) -> Stages:
+    """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
+    k = entries(step.density, round(step.shard))
+    between = step.stream.exchange(_message(k, step.shard))
+    return _hierarchical(step, step.agree(1), between, union(step.world.nodes, k, step.shard))
+
+
+def hioktopk(step: Step) -> Stages:
+    """HiTopKComm's equations 7 and 10 inside the node, Ok-Topk's 3 between nodes."""
+    k = entries(step.density, round(step.shard))
+    return _hierarchical(step, step.agree(), _oktopk(step.stream, k, step.shard), k)
+
+
+def _hierarchical(step: Step, agreement: float, between: float, applied: float) -> Stages:
+    """Reduce-scatter inside, ``between``, and all-gather the ``applied`` entries of each shard inside."""
+    node = step.node
+    scatter = node.exchange(VALUE_BYTES * step.shard)
+    gather = node.agree(3) + node.exchange(_message(applied, step.shard))
+    intra, inter = _flat(step, agreement)
+    return intra + scatter + gather, inter + between
+
+
+SECONDS: dict[str, Callable[[Step], Stages]] = {
+    "dense": dense,
+    "torus2d": torus2d,
+    "allgather": allgather,
+    "gtopk": gtopk,
+    "ssar_doubling": ssar_doubling,
+    "ssar_split": ssar_split,
+    "dsar_split": dsar_split,
+    "oktopk": oktopk,
+    "hitopk": hitopk,
+    "hioktopk": hioktopk,
+}
+
+
+def predict(
+    name: str, nodes: Nodes, size: int, density: float | None = None, network: Network | None = None
+) -> Prediction:
+    """Return what one step of a reducer of ``REDUCERS`` takes, without computing.
+
+    ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
+    counts for all. ``size``: entries of the gradient; ``density``: of sparse reducers. What is sent is that
+    of the busiest rank, the seconds are those of an average step.
+
+    >>> round(predict("hitopk", [range(8), range(8, 16)], 1_000_000, density=0.01).seconds * 1e6)
+    370
+    """
+    seconds = look_up(SECONDS, "reducer", name)
+    world = Group(len(nodes), max(map(len, nodes)), network or Network())
+    density_of = {} if density is None else {"density": density}
+    ranks = [rank for node in nodes for rank in node]
+    sent = [FORMULAS[name].sent(nodes, rank, size, **density_of) for rank in ranks]
+    busiest = max(sent, key=lambda each: (each.inter, each.intra))
+    if len(ranks) == 1:
+        return Prediction(0.0, 0.0, busiest)
+    step = Step(world, size, 1.0 if density is None else density, streams=min(map(len, nodes)))
+    intra, inter = seconds(step)
+    return Prediction(intra, inter, busiest)

@@ -1,0 +1,121 @@
+"""The closed forms of seconds, against the virtual clock: two ways to the same time."""
+
+import numpy as np
+import pytest
+
+from commlib import REDUCERS, Link, Network, Topology, UnknownName, cost, make_reducer
+from commlib.transport import simulated
+from tests.test_cost import layout
+
+NETWORK = Network(Link.of(microseconds=7, gbit_per_second=300), Link.of(microseconds=40, gbit_per_second=10))
+DENSITY = 0.01
+STEPS = 3
+
+# The papers' cases: every message has one known length, and P is a power of two.
+EXACT = ["dense", "torus2d", "gtopk"]
+
+
+def simulated_seconds(name, world_size, ranks_per_node, size):
+    """Seconds of a step after the first, on the slowest rank: the mean of some, on independent gradients."""
+
+    def body(comm):
+        density = {"density": DENSITY} if REDUCERS[name].sparse else {}
+        reducer = make_reducer(name, Topology(comm), size, **density)
+        seconds = []
+        for step in range(STEPS):
+            # New each step, and much larger each time: what earlier steps left back is never selected.
+            gradient = 1e3**step * np.random.default_rng([comm.rank, step]).standard_normal(size)
+            comm.barrier()
+            start = comm.now()
+            reducer.reduce(gradient.astype(np.float32))
+            seconds.append(comm.now() - start)
+        return seconds[1:]
+
+    return np.mean(np.max(simulated.run(body, world_size, ranks_per_node, NETWORK), axis=0))
+
+
+def predicted(name, world_size, ranks_per_node, size):
+    density = DENSITY if REDUCERS[name].sparse else None
+    nodes = layout(world_size, ranks_per_node or world_size)
+    return cost.predict(name, nodes, size, density, NETWORK)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
+@pytest.mark.parametrize("name", EXACT)
+def test_where_every_length_is_known_the_closed_form_is_the_virtual_time(name, world_size, ranks_per_node):
+    size = 4096 * world_size
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # sums of a few hundred products, in another order
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "world_size, ranks_per_node",
+    [(2, 2), (3, 1), (4, 1), (6, 2), (7, 1), (8, 4), (12, 4), (16, 8)],
+)
+@pytest.mark.parametrize("name", sorted(set(REDUCERS) - {"oktopk", "hioktopk"}))
+def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, world_size, ranks_per_node):
+    size = 40_001
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # Sums of random selections vary by some percent, and where P is no power of two some ranks need not wait.
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(4, 1), (6, 2), (8, 4), (8, 1)])
+@pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
+def test_ok_topk_is_near_its_average_step(name, world_size, ranks_per_node):
+    """Here every step re-evaluates both thresholds: gradients that grow a thousandfold defeat their reuse."""
+    size = 40_001
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # re-evaluating costs an exchange of magnitudes, and saves one of counts
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.4)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_uneven_nodes_cost_about_what_the_larger_one_does(name):
+    assert predicted(name, 5, [3, 2], 40_001).seconds == pytest.approx(
+        simulated_seconds(name, 5, [3, 2], 40_001), rel=0.6 if "oktopk" in name else 0.2
+    )
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_one_rank_takes_no_time_and_sends_nothing(name):
+    prediction = predicted(name, 1, 1, 1000)
+    assert (prediction.seconds, prediction.sent.intra, prediction.sent.inter) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_time_is_spent_between_nodes_only_where_there_are_several(name):
+    together = predicted(name, 4, 4, 10_000)
+    assert together.inter == 0 < together.intra
+    apart = predicted(name, 4, 1, 10_000)
+    assert apart.inter > 0
+    is_hierarchical = name in ("torus2d", "hitopk", "hioktopk")
+    assert apart.intra == 0 or (is_hierarchical and apart.intra < 1e-9)
+
+
+def test_the_papers_order_of_algorithms_holds_on_its_cluster():
+    """HiTopKComm's figure 7, 16 nodes of 8 at 25 Gbit/s, 25 M entries: hierarchical sparse beats the rest."""
+    nodes = layout(128, 8)
+    density = {name: 0.01 if REDUCERS[name].sparse else None for name in REDUCERS}
+    seconds = {name: cost.predict(name, nodes, 25_000_000, density[name]).seconds for name in REDUCERS}
+    assert seconds["hitopk"] < seconds["torus2d"] < seconds["dense"]
+    assert seconds["hitopk"] < seconds["allgather"]
+    assert seconds["hioktopk"] < seconds["oktopk"] < seconds["allgather"]
+
+
+def test_hierarchical_ok_topk_does_not_grow_with_the_nodes_where_hitopk_does():
+    """At a density at which bytes count more than messages."""
+    few, many = [layout(8 * nodes, 8) for nodes in (4, 64)]
+    growth = {
+        name: cost.predict(name, many, 25_000_000, 0.01).inter
+        / cost.predict(name, few, 25_000_000, 0.01).inter
+        for name in ("hitopk", "hioktopk")
+    }
+    assert growth["hitopk"] > 10
+    assert growth["hioktopk"] < growth["hitopk"] / 2
+
+
+def test_an_unknown_reducer_is_named():
+    with pytest.raises(UnknownName, match='unknown reducer "hitop"'):
+        cost.predict("hitop", layout(2, 1), 10, 0.1)
