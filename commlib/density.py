@@ -1,8 +1,11 @@
-"""How many entries a density selects."""
+"""How many entries a density selects, and densities to begin a training with."""
 
 from numbers import Real
 
 from commlib.errors import InvalidArgument
+
+# Of the first four epochs (gTop-k, section IV).
+GTOPK_WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 
 
 def check_density(density: float) -> float:
@@ -20,3 +23,17 @@ def entries(density: float, size: int) -> int:
     (255570, 1, 0)
     """
     return min(size, max(1, round(density * size)))
+
+
+def exponential(first: float, last: float, epochs: int) -> tuple[float, ...]:
+    """Return the densities of ``epochs`` that come before ``last``, each the same share of the one before.
+
+    DGC's warm-up (section 3.3) is that of 0.25 … 0.001 in four epochs.
+
+    >>> [round(density, 4) for density in exponential(0.25, 0.001, 4)]
+    [0.25, 0.0629, 0.0158, 0.004]
+    """
+    first, last = check_density(first), check_density(last)
+    if epochs < 1:
+        raise InvalidArgument(f"epochs: expected at least 1, got {epochs}")
+    return tuple(first * (last / first) ** (epoch / epochs) for epoch in range(epochs))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib.compiled import compiled
 from commlib.errors import InvalidArgument
 
 Float32 = npt.NDArray[np.float32]
@@ -116,8 +117,10 @@ class SparseVector:
 
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
+        if self.indices is None:
+            return self.values.copy()
         vector = np.zeros(self.size, np.float32)
-        self.add_to(vector)
+        vector[self.indices] = self.values
         return vector
 
     def add_to(self, vector: Float32) -> None:
@@ -157,7 +160,7 @@ class SparseVector:
 
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices ``others`` does not hold."""
-        return self.where(~np.isin(self.places, others.places, assume_unique=True))
+        return self.where(_is_missing(self.places, others.places))
 
     @property
     def is_finite(self) -> bool:
@@ -167,6 +170,18 @@ class SparseVector:
     def divided_by(self, divisor: int) -> "SparseVector":
         """Return the vector with every value divided, in float32."""
         return SparseVector(self.size, self.indices, self.values / np.float32(divisor))
+
+
+@compiled
+def _is_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
+    """Return for each of ``indices`` whether ``others`` does not hold it; both are sorted."""
+    missing = np.ones(len(indices), np.bool_)
+    place = 0
+    for i in range(len(indices)):
+        while place < len(others) and others[place] < indices[i]:
+            place += 1
+        missing[i] = place == len(others) or others[place] != indices[i]
+    return missing
 
 
 def void(size: int) -> SparseVector:

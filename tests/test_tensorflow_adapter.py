@@ -103,3 +103,35 @@ def test_a_variable_without_a_gradient_is_named():
         return True
 
     assert simulated.run(body, world_size=1) == [True]
+
+
+def test_a_variable_without_a_gradient_on_one_rank_ends_the_others():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(), {"name": "dense"})
+        own = gradients(comm.rank)
+        if comm.rank == 1:
+            own[2] = None
+        distributed.reduce(own)
+
+    with pytest.raises(InvalidArgument, match="v2.* has none"):
+        simulated.run(body, world_size=3)
+
+
+def test_gradients_are_left_as_they_are_and_two_models_share_no_residual():
+    config = {"name": "hitopk", "density": 0.05}  # k = round(0.05 · 20) = 1
+
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=1)
+        first, second = (DistributedGradients(topology, variables(), config) for _ in range(2))
+        own, nothing = gradients(comm.rank), [tf.zeros(shape) for shape in SHAPES]
+        first.reduce(own)
+        (*_, of_second), _ = second.reduce(nothing)
+        (*_, of_first), _ = first.reduce(nothing)
+        untouched = np.concatenate([gradient.numpy().ravel() for gradient in own])
+        return untouched, np.count_nonzero(of_second), of_first.numpy().ravel().tolist()
+
+    for rank, (untouched, of_second, of_first) in enumerate(simulated.run(body, world_size=2)):
+        np.testing.assert_array_equal(untouched, 100 * rank + np.arange(20))
+        assert of_second == 0
+        # The first step sent entry 19 of both ranks; the largest that they kept is entry 18, 18 and 118.
+        assert of_first == [0, 0, 0, 0, 0, 0, 68, 0]

@@ -8,12 +8,12 @@ from tests.launching import mpirun, tail
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("processes", [2, 4, 5])
+@pytest.mark.parametrize("processes", [2, 4, 6])
 def test_the_same_bodies_pass_on_real_ranks(processes):
     result = mpirun(
         processes,
         *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
-        *("tests/reducers/test_promises.py", "tests/transport/test_communicator.py"),
+        *("tests/reducers/test_promises.py", "tests/test_around.py", "tests/transport/test_communicator.py"),
     )
     assert result.returncode == 0, tail(result)
     assert result.stdout.count(" passed in ") == processes, tail(result)

@@ -24,9 +24,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from commlib import CODECS, REDUCERS, SELECTORS
-from commlib.errors import UnknownName, look_up, suggestion
+from commlib import REDUCERS, SELECTORS
+from commlib.errors import InvalidArgument, UnknownName, look_up, suggestion
 from commlib.reducers import reducer_options
+from commlib.wire import make_codec
 from training.datasets import DATASETS
 from training.models import MODELS
 
@@ -63,6 +64,15 @@ def _name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _check_codec(name: str) -> str:
+    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
+    try:
+        make_codec(name)
+    except (UnknownName, InvalidArgument) as error:
+        raise _problem(str(error).removeprefix("wire: ")) from error
+    return name
+
+
 def _is_whole(value: Any, least: int) -> bool:
     return type(value) is int and value >= least  # True is an int to Python, and never what was meant
 
@@ -97,7 +107,7 @@ DatasetName = Annotated[str, _name_in(DATASETS, "dataset")]
 ModelName = Annotated[str, _name_in(MODELS, "model")]
 ReducerName = Annotated[str, _name_in(REDUCERS, "reducer")]
 SelectorName = Annotated[str, _name_in(SELECTORS, "selector")]
-CodecName = Annotated[str, _name_in(CODECS, "codec")]
+CodecName = Annotated[str, AfterValidator(_check_codec)]
 
 
 class Record(BaseModel):
@@ -137,7 +147,7 @@ class Phase(Record):
     selector: SelectorName | None = None
     """A name of ``commlib.SELECTORS``."""
     wire: CodecName | None = None
-    """A name of ``commlib.CODECS``."""
+    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
 
 
 Phases = Annotated[

@@ -7,6 +7,7 @@ holds follows from uniformly random selections (SparCML, appendix B.1); real one
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from commlib.cost.sent import FORMULAS, Nodes, sparse_bytes
 from commlib.density import entries
@@ -14,6 +15,7 @@ from commlib.errors import look_up
 from commlib.network import Link, Network
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, index_dtype
+from commlib.wire import VALUE_CODECS, Codec, ValueCodec, make_codec
 
 INTEGER_BYTES = 8
 HEADER_BYTES = 8
@@ -98,6 +100,8 @@ class Step:
     size: int
     density: float
     streams: int
+    codec: Codec
+    sums: ValueCodec
 
     @property
     def k(self) -> int:
@@ -118,6 +122,10 @@ class Step:
     def shard(self) -> float:
         """Return the entries of a rank's shard, ``d/n``."""
         return self.size / self.streams
+
+    def message(self, count: float, size: float) -> int:
+        """Return the bytes of ``count`` entries of ``size``."""
+        return self.codec.message_bytes(round(count), round(size))
 
     def agree(self, values: int = 0) -> float:
         """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
@@ -140,10 +148,6 @@ def _flat(step: Step, seconds: float) -> Stages:
     return (0.0, seconds) if step.world.nodes > 1 else (seconds, 0.0)
 
 
-def _message(count: float, size: float) -> float:
-    return sparse_bytes(round(count), round(size))
-
-
 def dense(step: Step) -> Stages:
     """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
     hops = 2 * (step.world.size - 1)
@@ -161,7 +165,7 @@ def torus2d(step: Step) -> Stages:
 
 def allgather(step: Step) -> Stages:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    return _flat(step, step.agree(1) + step.world.exchange(_message(step.k, step.size)))
+    return _flat(step, step.agree(1) + step.world.exchange(step.message(step.k, step.size)))
 
 
 def gtopk(step: Step) -> Stages:
@@ -169,15 +173,16 @@ def gtopk(step: Step) -> Stages:
 
     Where ``P`` is no power of two, a rank that sat a round out has sent before it is waited for.
     """
-    world, message = step.world, _message(step.k, step.size)
+    world = step.world
+    upwards, downwards = step.message(step.k, step.size), sparse_bytes(step.k, step.size)
     done = [0.0] * world.size  # when each rank has merged, and later when it has passed on
     distances = [1 << exponent for exponent in range((world.size - 1).bit_length())]
     for distance in distances:
-        hop = world.hop(distance, message)
+        hop = world.hop(distance, upwards)
         for rank in range(0, world.size - distance, 2 * distance):
             done[rank] = max(done[rank], done[rank + distance] + hop)
     for distance in reversed(distances):
-        hop = world.hop(distance, message)
+        hop = world.hop(distance, downwards)
         for rank in range(0, world.size - distance, 2 * distance):
             done[rank] += hop
             done[rank + distance] = done[rank]
@@ -196,12 +201,11 @@ def ssar_doubling(step: Step) -> Stages:
     for exponent in range(within.bit_length() - 1):
         ranks = (1 << exponent) + min(1 << exponent, beyond)
         held = union(ranks, step.k, step.size)
-        seconds += _side_by_side(world, 1 << exponent, world.ranks, _message(held, step.size))
+        seconds += _side_by_side(world, 1 << exponent, world.ranks, step.message(held, step.size))
     if beyond:
-        whole = union(world.size, step.k, step.size)
-        for count in (step.k, whole):
-            senders = min(beyond, world.ranks)
-            seconds += _side_by_side(world, within, senders, _message(count, step.size))
+        whole = round(union(world.size, step.k, step.size))
+        for message_bytes in (step.message(step.k, step.size), sparse_bytes(whole, step.size)):
+            seconds += _side_by_side(world, within, min(beyond, world.ranks), message_bytes)
     return _flat(step, seconds)
 
 
@@ -216,57 +220,59 @@ def _side_by_side(world: Group, distance: int, senders: int, message_bytes: floa
 def _split(step: Step) -> float:
     """Agree, swap lengths, and send each range's ``k/P`` entries to its owner."""
     world = step.world
-    return step.agree() + world.swap() + world.exchange(_message(step.k / world.size, step.size / world.size))
+    part = step.message(step.k / world.size, step.size / world.size)
+    return step.agree() + world.swap() + world.exchange(part)
 
 
 def ssar_split(step: Step) -> Stages:
     """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
     own = step.size / step.world.size
-    sums = _message(union(step.world.size, step.k, step.size) / step.world.size, own)
+    sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
     return _flat(step, _split(step) + step.world.agree(1) + step.world.exchange(sums))
 
 
 def dsar_split(step: Step) -> Stages:
     """``2·(P − 1)·α``, ``(P − 1)/P·2k·β`` and ``(P − 1)/P·d·β`` (SparCML, 5.3.3)."""
-    sums = VALUE_BYTES * step.size / step.world.size
+    sums = step.sums.message_bytes(round(step.size / step.world.size))
     return _flat(step, _split(step) + step.world.exchange(sums))
 
 
 def oktopk(step: Step) -> Stages:
     """``6k·(P − 1)/P`` words at most (Ok-Topk, equation 3), on average over the steps of its periods."""
-    return _flat(step, step.agree() + _oktopk(step.world, step.k, step.size))
+    return _flat(step, step.agree() + _oktopk(step, step.world, step.k, step.size))
 
 
-def _oktopk(group: Group, k: float, size: float) -> float:
+def _oktopk(step: Step, group: Group, k: float, size: float) -> float:
     """Split and reduce, then balance and gather, among the ranks of ``group``."""
     entry = index_dtype(round(size)).itemsize + VALUE_BYTES
     parts = k / group.size
-    split = group.swap() + group.exchange(entry * parts)
-    gather = 3 * group.agree(1) + group.exchange(entry * parts - VALUE_BYTES * parts)
+    split = group.swap() + group.exchange(step.message(parts, size / group.size))
+    indices, values = (entry - VALUE_BYTES) * parts, VALUE_BYTES * parts
+    gather = 3 * group.agree(1) + group.exchange(indices) + group.exchange(values)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
     regions = (group.swap() + group.agree(1)) / REPARTITION_EVERY
     threshold = group.exchange(magnitudes) / REEVALUATE_EVERY
-    return split + gather + group.exchange(VALUE_BYTES * parts) + regions + threshold
+    return split + gather + regions + threshold
 
 
 def hitopk(step: Step) -> Stages:
     """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
     k = entries(step.density, round(step.shard))
-    between = step.stream.exchange(_message(k, step.shard))
+    between = step.stream.exchange(step.message(k, step.shard))
     return _hierarchical(step, step.agree(1), between, union(step.world.nodes, k, step.shard))
 
 
 def hioktopk(step: Step) -> Stages:
     """HiTopKComm's equations 7 and 10 inside the node, Ok-Topk's 3 between nodes."""
     k = entries(step.density, round(step.shard))
-    return _hierarchical(step, step.agree(), _oktopk(step.stream, k, step.shard), k)
+    return _hierarchical(step, step.agree(), _oktopk(step, step.stream, k, step.shard), k)
 
 
 def _hierarchical(step: Step, agreement: float, between: float, applied: float) -> Stages:
     """Reduce-scatter inside, ``between``, and all-gather the ``applied`` entries of each shard inside."""
     node = step.node
     scatter = node.exchange(VALUE_BYTES * step.shard)
-    gather = node.agree(3) + node.exchange(_message(applied, step.shard))
+    gather = node.agree(3) + node.exchange(sparse_bytes(round(applied), round(step.shard)))
     intra, inter = _flat(step, agreement)
     return intra + scatter + gather, inter + between
 
@@ -286,25 +292,31 @@ SECONDS: dict[str, Callable[[Step], Stages]] = {
 
 
 def predict(
-    name: str, nodes: Nodes, size: int, density: float | None = None, network: Network | None = None
+    name: str,
+    nodes: Nodes,
+    size: int,
+    density: float | None = None,
+    network: Network | None = None,
+    **codecs: str,
 ) -> Prediction:
     """Return what one step of a reducer of ``REDUCERS`` takes, without computing.
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
-    counts for all. ``size``: entries of the gradient; ``density``: of sparse reducers. What is sent is that
-    of the busiest rank, the seconds are those of an average step.
+    counts for all. ``size``: entries of the gradient. Of sparse reducers: ``density``, ``wire``, and ``sums``
+    of ``dsar_split``. What is sent is that of the busiest rank, the seconds are those of an average step.
 
     >>> round(predict("hitopk", [range(8), range(8, 16)], 1_000_000, density=0.01).seconds * 1e6)
     370
     """
     seconds = look_up(SECONDS, "reducer", name)
     world = Group(len(nodes), max(map(len, nodes)), network or Network())
-    density_of = {} if density is None else {"density": density}
+    settings: dict[str, Any] = codecs if density is None else {"density": density, **codecs}
     ranks = [rank for node in nodes for rank in node]
-    sent = [FORMULAS[name].sent(nodes, rank, size, **density_of) for rank in ranks]
+    sent = [FORMULAS[name].sent(nodes, rank, size, **settings) for rank in ranks]
     busiest = max(sent, key=lambda each: (each.inter, each.intra))
     if len(ranks) == 1:
         return Prediction(0.0, 0.0, busiest)
-    step = Step(world, size, 1.0 if density is None else density, streams=min(map(len, nodes)))
-    intra, inter = seconds(step)
+    codec, sums = make_codec(codecs.get("wire", "fp32")), VALUE_CODECS[codecs.get("sums", "fp32")]()
+    streams = min(map(len, nodes))
+    intra, inter = seconds(Step(world, size, 1.0 if density is None else density, streams, codec, sums))
     return Prediction(intra, inter, busiest)

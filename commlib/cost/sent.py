@@ -1,7 +1,8 @@
 """What each reducer sends, in closed form. The accounting of every call is held to these formulas.
 
 ``nodes`` are the world ranks of every node, as in ``Topology.nodes``; all results are payload bytes that one
-rank sends in one call.
+rank sends in one call. ``k`` is what the selector returns: up to twice as many entries for ``reused`` and
+``gaussian``.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from commlib.density import entries
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
+from commlib.wire import VALUE_CODECS, make_codec
 
 Nodes = Sequence[Sequence[int]]
 
@@ -47,40 +49,41 @@ def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
 
 
-def allgather(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def allgather(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return the bytes sent by ``allgather``, exact: ``(P − 1)·k`` entries."""
-    message = sparse_bytes(entries(density, size), size)
+    message = make_codec(wire).message_bytes(entries(density, size), size)
     return _by_link(nodes, rank, lambda to: message)
 
 
-def gtopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def gtopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return the bytes sent by ``gtopk``, exact: ``k`` entries to the parent in the tree and to each child.
 
     That is at most ``k·⌈log₂ P⌉`` entries, on the root.
     """
-    message = sparse_bytes(entries(density, size), size)
+    k = entries(density, size)
+    to_parent, to_child = make_codec(wire).message_bytes(k, size), sparse_bytes(k, size)
     rounds = range(sum(map(len, nodes)).bit_length())
     lowest_bit = rank & -rank if rank else 1 << len(rounds)
-    partners = {rank + (1 << each) for each in rounds if 1 << each < lowest_bit}
+    to_each = {rank + (1 << each): to_child for each in rounds if 1 << each < lowest_bit}
     if rank:
-        partners.add(rank - lowest_bit)
-    return _by_link(nodes, rank, lambda to: message if to in partners else 0)
+        to_each[rank - lowest_bit] = to_parent
+    return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
 
 
-def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return what ``ssar_doubling`` sends at most: ``2ᵗ·k`` entries in round ``t``, never above dense.
 
     SparCML's bounds: between ``k·log₂ P`` entries (equal indices everywhere) and ``(P − 1)·k`` (disjoint).
     """
-    k, world_size = entries(density, size), sum(map(len, nodes))
+    k, world_size, codec = entries(density, size), sum(map(len, nodes)), make_codec(wire)
     within = 1 << (world_size.bit_length() - 1)
 
     def most(ranks: int) -> int:
-        return sparse_bytes(min(size, ranks * k), size)
+        return codec.message_bytes(min(size, ranks * k), size)
 
     if rank >= within:
         return _by_link(nodes, rank, lambda to: most(1) if to == rank - within else 0)
-    to_each = {rank + within: most(world_size)}
+    to_each = {rank + within: _sums_bytes(wire, k, world_size, size)}
     for exponent in range(within.bit_length() - 1):
         distance = 1 << exponent
         first = rank & ~(distance - 1)
@@ -89,25 +92,28 @@ def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float) -> LinkByt
     return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
 
 
-def ssar_split(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def ssar_split(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return what ``ssar_split`` sends at most: ``k`` entries, then its sums ``P − 1`` times.
 
     SparCML's bounds: between ``2·k·(P − 1)/P`` entries and ``P·k``.
     """
-    k, lengths = entries(density, size), np.diff(partition(size, sum(map(len, nodes))))
-    own = int(lengths[rank])
-    sums = sparse_bytes(min(own, len(lengths) * k), own)
-    return _by_link(nodes, rank, lambda to: sparse_bytes(min(k, int(lengths[to])), int(lengths[to])) + sums)
+    lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
+    k, codec, own = entries(density, size), make_codec(wire), lengths[rank]
+    sums = codec.message_bytes(min(own, len(lengths) * k), own)
+    return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + sums)
 
 
-def dsar_split(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def dsar_split(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", sums: str = "fp32"
+) -> LinkBytes:
     """Return what ``dsar_split`` sends at most: ``k`` entries, then ``(P − 1)·d/P`` values."""
-    k, lengths = entries(density, size), np.diff(partition(size, sum(map(len, nodes))))
-    sums = VALUE_BYTES * int(lengths[rank])
-    return _by_link(nodes, rank, lambda to: sparse_bytes(min(k, int(lengths[to])), int(lengths[to])) + sums)
+    lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
+    k, codec = entries(density, size), make_codec(wire)
+    own = VALUE_CODECS[sums]().message_bytes(lengths[rank])
+    return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + own)
 
 
-def oktopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def oktopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return what ``oktopk`` sends at most in a step that re-evaluates the global threshold.
 
     Ok-Topk's equation 3 puts an ordinary balanced step at most at ``6·k·(P − 1)/P`` words.
@@ -115,7 +121,7 @@ def oktopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     return _oktopk(nodes, rank, entries(density, size), size)
 
 
-def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def hitopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return the bytes sent by ``hitopk``: ``inter`` exact, ``(m − 1)·ρ·d/n`` entries; ``intra`` at most.
 
     HiTopKComm's equations 7, 9 and 10: inside the node at most ``(n − 1)/n·d`` values and ``(n − 1)·m·ρ·d/n``
@@ -124,12 +130,12 @@ def hitopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
     node, local_rank, shards = _shards(nodes, rank, size)
     own = shards[local_rank]
     k = entries(density, own)
-    inter = (len(nodes) - 1) * sparse_bytes(k, own)
-    gathered = (len(node) - 1) * sparse_bytes(len(nodes) * k, own)
+    inter = (len(nodes) - 1) * make_codec(wire).message_bytes(k, own)
+    gathered = (len(node) - 1) * _sums_bytes(wire, k, len(nodes), own)
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 
-def hioktopk(nodes: Nodes, rank: int, size: int, density: float) -> LinkBytes:
+def hioktopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
     """Return what ``hioktopk`` sends at most: ``oktopk`` on the stream; in the node as ``hitopk``."""
     node, local_rank, shards = _shards(nodes, rank, size)
     own = shards[local_rank]
@@ -151,6 +157,17 @@ def _oktopk(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
     selected = min(size, 2 * k)
     sums = VALUE_BYTES * min(size, world_size * selected)
     return _by_link(nodes, rank, lambda to: 3 * selected * entry + sums)
+
+
+def _sums_bytes(wire: str, k: int, ranks: int, size: int) -> int:
+    """Return the most that a lossless message of the sum of ``ranks`` messages of ``k`` entries takes.
+
+    A dense message makes the sum dense: few bits a value are dense from few entries on.
+    """
+    codec = make_codec(wire)
+    most = min(size, ranks * k)
+    is_dense = codec.message_bytes(most, size) == codec.message_bytes(size, size)
+    return size * VALUE_BYTES if is_dense else sparse_bytes(most, size)
 
 
 def _by_link(nodes: Nodes, rank: int, bytes_to: Callable[[int], int]) -> LinkBytes:

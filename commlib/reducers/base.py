@@ -83,7 +83,8 @@ class Reducer(ABC):
         the residual. A NaN or an infinity on any rank voids the step on all: the result is all NaN,
         ``last.finite`` is false and every residual is as before.
         """
-        vector = np.ascontiguousarray(gradient, np.float32)
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
+            vector = np.ascontiguousarray(gradient, np.float32)
         if vector.shape != (self.size,):
             raise InvalidArgument(f"gradient: expected shape ({self.size},), got {vector.shape}")
         if self._carried is not None:
@@ -128,11 +129,13 @@ class Reducer(ABC):
 
         So a predecessor's residual is flushed into the first step of its successor.
         """
-        if residual.shape != (self.size,) or not np.isfinite(residual).all():
-            finite = "finite" if np.isfinite(residual).all() else "not finite"
-            raise InvalidArgument(f"residual: expected ({self.size},) finite, got {residual.shape} {finite}")
-        carried = 0 if self._carried is None else self._carried
-        self._carried = np.asarray(residual + carried, np.float32)
+        if residual.shape != (self.size,):
+            raise InvalidArgument(f"residual: expected shape ({self.size},), got {residual.shape}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.asarray(residual if self._carried is None else residual + self._carried, np.float32)
+        if not np.isfinite(total).all():
+            raise InvalidArgument("residual: expected what adds up to finite float32 values, got others")
+        self._carried = total.copy() if total is residual else total
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a restored reducer needs to go on bitwise; the arrays are copies."""
@@ -144,14 +147,18 @@ class Reducer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned on the same rank of an equal topology; arrays are copied."""
-        if tuple(state["settings"]) != self.settings():
-            raise InvalidArgument(f"state: it is of {state['settings']}, this reducer is {self.settings()}")
+        self.check_state(state)
         self.steps = state["steps"]
         self._carried = None if state["carried"] is None else state["carried"].copy()
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ``InvalidArgument`` where ``state`` is of other settings; nothing is changed then."""
+        if tuple(state["settings"]) != self.settings():
+            raise InvalidArgument(f"state: it is of {state['settings']}, this reducer is {self.settings()}")
+
     def settings(self) -> tuple[Any, ...]:
         """Return what must be equal on all ranks."""
-        return (type(self).__name__, self.size)
+        return (type(self).__name__, self.size, self.topology.nodes)
 
     def agree(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
         """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.

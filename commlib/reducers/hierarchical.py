@@ -8,7 +8,7 @@ from commlib.reducers.base import Outcome
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector
+from commlib.vectors import Float32, Index, SparseVector
 
 
 class ShardReducer(SelectingReducer):
@@ -32,6 +32,10 @@ class ShardReducer(SelectingReducer):
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
         with self.measure("intra"):
             return self.topology.node.reduce_scatter(gradient, self._shard_bounds)
+
+    def given_away(self, mean: Float32) -> Index:
+        """Return the places that were applied: a node selects together, and only owners know their part."""
+        return np.flatnonzero(mean) if self.topology.world.size > 1 else super().given_away(mean)
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""

@@ -57,6 +57,11 @@ class OkTopK(SelectingReducer):
         super()._own_range(low, high)
         self._regions = partition(self.length, self.comm.size)
 
+    def set_density(self, density: float) -> None:
+        """See :meth:`SparseReducer.set_density`; the global threshold is found anew in the next step."""
+        super().set_density(density)
+        self._global_threshold = np.float32(np.inf)
+
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         if self.agree(finite) is None:
             return None

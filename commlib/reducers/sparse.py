@@ -11,9 +11,8 @@ from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.base import Outcome, Reducer
 from commlib.selection import make_selector
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector
+from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Message, make_codec
-from commlib.wire.plain import Fp32
 
 
 class SparseReducer(Reducer):
@@ -34,7 +33,7 @@ class SparseReducer(Reducer):
         self.selector = make_selector(selector)
         self.codec = make_codec(wire)
         # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
-        self.lossless = Fp32()
+        self.lossless = make_codec("fp32")
         self._names = (selector, wire)
         super().__init__(topology, size)
 
@@ -42,13 +41,25 @@ class SparseReducer(Reducer):
         """See :meth:`Reducer.settings`."""
         return (*super().settings(), self.density, *self._names)
 
-    def select(self, vector: Float32, k: int) -> tuple[SparseVector, bool]:
-        """Return ``k`` entries of ``vector`` and true; none and false where it is not finite."""
+    def set_density(self, density: float) -> None:
+        """Select another share of the entries from the next step on; the residual stays as it is.
+
+        All ranks call it between the same two steps; those that did not are found in the next one.
+        """
+        self.density = check_density(density)
+        self.selector = make_selector(self._names[0])  # what the old one remembers is of another count
+        self._shared = repr(self.settings())
+
+    def select(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> tuple[SparseVector, bool]:
+        """Write ``gradient + residual`` to ``out``; return ``k`` entries of it and true.
+
+        None and false where it is not finite.
+        """
         with self.measure("select"):
             try:
-                return self.selector.select(vector, k), True
+                return self.selector.select_sum(gradient, residual, k, out), True
             except NonFiniteInput:
-                return SparseVector.empty(len(vector)), False
+                return SparseVector.empty(len(out)), False
 
 
 class SelectingReducer(SparseReducer):
@@ -73,12 +84,27 @@ class SelectingReducer(SparseReducer):
         self._low, self.length = low, high - low
         self.k = entries(self.density, self.length)
         self._residual = np.zeros(self.length, np.float32)
+        self._spare = np.empty(self.length, np.float32)  # the next residual is made in it
+        self._selected = SparseVector.empty(self.length)
         self._dropped: list[tuple[int, SparseVector]] = []
 
+    def set_density(self, density: float) -> None:
+        """See :meth:`SparseReducer.set_density`."""
+        super().set_density(density)
+        self.k = entries(self.density, self.length)
+
+    def given_away(self, mean: Float32) -> Index:
+        """Return the places of the gradient whose entries left this rank in the latest step.
+
+        ``mean`` is what that step returned. With one rank, there is nobody to give them to.
+        """
+        held = self._residual[self._selected.places]
+        return self._selected.where(held != self._selected.values).places
+
     def _reduce(self, gradient: Float32) -> Outcome:
-        accumulated = self._collect(gradient) + self._residual
+        collected, accumulated = self._collect(gradient), self._spare
         remembered = self._remember()
-        selected, finite = self.select(accumulated, self.k)
+        selected, finite = self.select(collected, self._residual, self.k, out=accumulated)
         self._dropped = []
         combined = self._combine(selected, finite)
         outcome = Outcome(None) if combined is None else self._spread(combined, selected.entries)
@@ -89,7 +115,8 @@ class SelectingReducer(SparseReducer):
                 selected.subtract_from(accumulated)
                 for low, vector in self._dropped:
                     vector.add_to(accumulated[low : low + vector.size])
-                self._residual = accumulated
+                self._residual, self._spare = accumulated, self._residual
+                self._selected = selected
         return outcome
 
     def _remember(self) -> dict[str, Any]:
@@ -116,12 +143,11 @@ class SelectingReducer(SparseReducer):
         if not combined.is_finite:  # all ranks hold the same sum, and see it
             return Outcome(None)
         with self.measure("combine"):
-            mean = combined.divided_by(self.topology.world.size).to_dense()
+            if combined.is_dense:  # nobody else has it: no second dense vector is made
+                mean = np.divide(combined.values, np.float32(self.topology.world.size), out=combined.values)
+            else:
+                mean = combined.divided_by(self.topology.world.size).to_dense()
         return Outcome(mean, selected, combined.entries)
-
-    def settings(self) -> tuple[Any, ...]:
-        """See :meth:`Reducer.settings`."""
-        return (*super().settings(), self.topology.nodes)
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
@@ -151,6 +177,7 @@ class SelectingReducer(SparseReducer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Reducer.load_state_dict`."""
+        self.check_state(state)
         if state["residual"].shape != (self.length,):
             found = len(state["residual"])
             raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {self.length}")

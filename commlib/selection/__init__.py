@@ -4,7 +4,10 @@ import numpy as np
 
 from commlib.errors import InvalidArgument, look_up
 from commlib.selection.base import Selector
+from commlib.selection.bucketed import Bucketed
+from commlib.selection.dgc import DGC
 from commlib.selection.exact import Exact
+from commlib.selection.gaussian import Gaussian
 from commlib.selection.mstopk import MSTopK
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector
@@ -12,7 +15,10 @@ from commlib.vectors import Float32, SparseVector
 SELECTORS: dict[str, type[Selector]] = {
     "exact": Exact,
     "mstopk": MSTopK,
+    "dgc": DGC,
+    "gaussian": Gaussian,
     "reused": Reused,
+    "bucketed": Bucketed,
 }
 
 __all__ = ["SELECTORS", "Selector", "make_selector", "select"]
@@ -24,7 +30,10 @@ def make_selector(name: str) -> Selector:
 
 
 def select(name: str, vector: Float32, k: int) -> SparseVector:
-    """Return exactly ``min(k, d)`` entries of ``vector``, float32 of shape ``(d,)``.
+    """Return the entries of ``vector``, float32 of shape ``(d,)``, that the selector ``name`` picks.
+
+    They are ``min(k, d)``, but for ``gaussian``, which settles for ``3k/4`` to ``2k``. A NaN or an infinity
+    in ``vector`` raises ``NonFiniteInput``.
 
     >>> import numpy as np
     >>> select("mstopk", np.array([1, -5, 3, 5], np.float32), 2).indices

@@ -1,28 +1,115 @@
-"""What a codec is."""
+"""What a codec is: an index codec and a value codec, and a dense form where indices do not pay."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.vectors import SparseVector
+from commlib.errors import InvalidArgument
+from commlib.vectors import Float32, Index, SparseVector
 
 Message = npt.NDArray[np.uint8]
 
 
-class Codec(ABC):
-    """Turns a sparse vector into bytes and back.
+class IndexCodec(ABC):
+    """Turns sorted unique indices below ``size`` into bytes and back, without loss; one or more of them."""
 
-    A lossy codec's error stays in the sender's residual: a rank applies to itself what the others decode.
+    @abstractmethod
+    def message_bytes(self, entries: int, size: int) -> int:
+        """Return the most bytes that ``encode`` makes of ``entries`` indices, a multiple of four."""
+
+    @abstractmethod
+    def encode(self, indices: Index, size: int) -> Message:
+        """Return an array of bytes, a multiple of four; it may share the memory of ``indices``."""
+
+    @abstractmethod
+    def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
+        """Return the indices at the start of ``message``, and its other bytes, which are those of the values.
+
+        ``value_bytes(n)`` is what ``n`` values take. The message may be damaged: ``InvalidArgument`` is
+        raised where no indices can be read; the caller checks that they are sorted, in range and as many as
+        the values.
+        """
+
+
+class ValueCodec(ABC):
+    """Turns float32 values into bytes and back.
+
+    What is lost is never more than the value itself, ``|x − Q(x)| ≤ |x|``, and 0 stays 0, so that residuals
+    do not grow. A NaN or an infinity makes some decoded value not finite.
     """
 
     lossless: ClassVar[bool]
 
     @abstractmethod
-    def encode(self, vector: SparseVector) -> Message:
-        """Return a new array of bytes."""
+    def message_bytes(self, entries: int) -> int:
+        """Return the bytes that ``entries`` values take."""
 
     @abstractmethod
+    def encode(self, values: Float32) -> Message:
+        """Return an array of bytes; it may share the memory of ``values``."""
+
+    @abstractmethod
+    def decode(self, message: Message, entries: int) -> Float32:
+        """Return the values of a message of ``message_bytes(entries)`` bytes; they may share its memory."""
+
+
+class Codec:
+    """Turns a sparse vector into bytes and back: the bytes of the indices, then those of the values.
+
+    A message is dense, all values and no indices, wherever the sparse one would not be shorter: so its
+    length tells the two apart. A vector without entries is a message without bytes.
+
+    A lossy codec's error stays in the sender's residual: a rank applies to itself what the others decode.
+    """
+
+    def __init__(self, indices: IndexCodec, values: ValueCodec) -> None:
+        self._indices = indices
+        self._values = values
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the decoded values are those that were encoded."""
+        return self._values.lossless
+
+    def message_bytes(self, entries: int, size: int) -> int:
+        """Return the bytes of a message; where the indices take a varying number of bytes, the most."""
+        if entries == 0:
+            return 0
+        sparse = self._indices.message_bytes(entries, size) + self._values.message_bytes(entries)
+        return min(sparse, self._values.message_bytes(size))
+
+    def encode(self, vector: SparseVector) -> Message:
+        """Return a new array of bytes."""
+        if vector.indices is not None:
+            if vector.entries == 0:
+                return np.empty(0, np.uint8)
+            indices = self._indices.encode(vector.indices, vector.size)
+            sparse = len(indices) + self._values.message_bytes(vector.entries)
+            if sparse < self._values.message_bytes(vector.size):
+                return np.concatenate([indices, self._values.encode(vector.values)])
+        return self._values.encode(vector.to_dense())
+
     def decode(self, message: Message, size: int) -> SparseVector:
-        """Return the vector of ``size`` entries that ``message`` holds; it may share the message's memory."""
+        """Return the vector of ``size`` entries that ``message`` holds; it may share the message's memory.
+
+        A message that is none of such a vector, whatever its bytes, raises ``InvalidArgument``.
+        """
+        dense = self._values.message_bytes(size)
+        if len(message) == dense:
+            return SparseVector(size, None, self._values.decode(message, size))
+        if len(message) == 0:
+            return SparseVector.empty(size)
+        try:
+            return self._decode_sparse(message, size)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"message: {len(message)} bytes are no vector of {size} entries") from error
+
+    def _decode_sparse(self, message: Message, size: int) -> SparseVector:
+        indices, values = self._indices.decode(message, size, self._values.message_bytes)
+        expected = self._values.message_bytes(len(indices))
+        if len(values) != expected:
+            raise InvalidArgument(f"values: expected {expected} bytes, got {len(values)}")
+        return SparseVector(size, indices, self._values.decode(values, len(indices)))

@@ -1,54 +1,67 @@
-"""Plain indices and values of one floating-point type, or all the values where that is shorter."""
+"""Plain indices, and plain values of one floating-point type."""
 
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from commlib.errors import InvalidArgument
-from commlib.vectors import SparseVector, delta, index_dtype
-from commlib.wire.base import Codec, Message
+from commlib.vectors import Float32, Index, index_dtype
+from commlib.wire.base import IndexCodec, Message, ValueCodec
 
 
-class Plain(Codec):
-    """Indices (32 bits, 64 past 2³¹ − 1), then values; dense past δ, told apart by its length."""
+class Raw32(IndexCodec):
+    """Indices of 32 bits, 64 past 2³¹ − 1."""
 
-    value_dtype: ClassVar["np.dtype[Any]"]
+    def message_bytes(self, entries: int, size: int) -> int:
+        """See :meth:`IndexCodec.message_bytes`; exact."""
+        return entries * index_dtype(size).itemsize
+
+    def encode(self, indices: Index, size: int) -> Message:
+        """See :meth:`IndexCodec.encode`."""
+        return indices.view(np.uint8)
+
+    def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
+        """See :meth:`IndexCodec.decode`."""
+        dtype = index_dtype(size)
+        # No header: how many entries there are follows from the length, which grows with each of them.
+        most = len(message) // dtype.itemsize
+        entries = bisect_right(
+            range(most + 1), len(message), key=lambda count: count * dtype.itemsize + value_bytes(count)
+        )
+        values_from = (entries - 1) * dtype.itemsize
+        return message[:values_from].view(dtype), message[values_from:]
+
+
+class Plain(ValueCodec):
+    """One value after the other, each rounded to the nearest of its type."""
+
+    dtype: ClassVar["np.dtype[Any]"]
     largest: ClassVar[float]
 
-    def encode(self, vector: SparseVector) -> Message:
-        """See :meth:`Codec.encode`."""
-        if vector.indices is None or vector.entries >= delta(vector.size, self.value_dtype.itemsize):
-            return self._rounded(vector.to_dense())
-        return np.concatenate([vector.indices.view(np.uint8), self._rounded(vector.values)])
+    def message_bytes(self, entries: int) -> int:
+        """See :meth:`ValueCodec.message_bytes`."""
+        return entries * self.dtype.itemsize
 
-    def decode(self, message: Message, size: int) -> SparseVector:
-        """See :meth:`Codec.decode`."""
-        value_bytes = self.value_dtype.itemsize
-        if len(message) == size * value_bytes:
-            return SparseVector(size, None, self._values(message))
-        dtype = index_dtype(size)
-        if len(message) % (dtype.itemsize + value_bytes):
-            raise InvalidArgument(f"message: {len(message)} bytes are no vector of {size} entries")
-        values_from = len(message) // (dtype.itemsize + value_bytes) * dtype.itemsize
-        return SparseVector(size, message[:values_from].view(dtype), self._values(message[values_from:]))
-
-    def _rounded(self, values: "np.ndarray[Any, np.dtype[np.float32]]") -> Message:
+    def encode(self, values: Float32) -> Message:
+        """See :meth:`ValueCodec.encode`."""
         if not self.lossless:
             # A value beyond the type goes as its largest, the rest later: as an infinity it would void the
             # step, and every step after it. What is infinite or NaN by itself stays so.
             values = np.where(np.isfinite(values), np.clip(values, -self.largest, self.largest), values)
-        return values.astype(self.value_dtype).view(np.uint8)
+        return values.astype(self.dtype, copy=False).view(np.uint8)
 
-    def _values(self, message: Message) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        return message.view(self.value_dtype).astype(np.float32, copy=False)
+    def decode(self, message: Message, entries: int) -> Float32:
+        """See :meth:`ValueCodec.decode`."""
+        return message.view(self.dtype).astype(np.float32, copy=False)
 
 
 class Fp32(Plain):
     """Values as they are."""
 
     lossless = True
-    value_dtype = np.dtype(np.float32)
+    dtype = np.dtype(np.float32)
     largest = float(np.finfo(np.float32).max)
 
 
@@ -56,7 +69,7 @@ class Fp16(Plain):
     """Values as IEEE half precision: 11 bits of mantissa, up to 65,504."""
 
     lossless = False
-    value_dtype = np.dtype(np.float16)
+    dtype = np.dtype(np.float16)
     largest = float(np.finfo(np.float16).max)
 
 
@@ -64,5 +77,5 @@ class Bf16(Plain):
     """Values as bfloat16: 8 bits of mantissa, the range of float32."""
 
     lossless = False
-    value_dtype = np.dtype(ml_dtypes.bfloat16)
+    dtype = np.dtype(ml_dtypes.bfloat16)
     largest = float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))

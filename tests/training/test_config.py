@@ -41,6 +41,11 @@ def test_the_command_line_reaches_into_phases():
     assert config.phases[1].learning_rate.end == 0.5
 
 
+def test_an_index_codec_and_a_value_codec_are_joined_by_a_plus():
+    config = load(DIGITS, ["wire=gap+qsgd8"])
+    assert config.reducer_config(config.phases[0])["wire"] == "gap+qsgd8"
+
+
 def test_the_resolved_configuration_is_read_back_equal(tmp_path):
     config = load(DIGITS, ["density=0.25"])
     (tmp_path / "config.yaml").write_text(config.to_yaml())
@@ -77,8 +82,12 @@ WRONG = {
     "phases.1.density=0.1": "phases[1].density: expected none, the reducer of this phase (dense) takes no",
     "reducer=hitopkk": 'reducer: unknown reducer "hitopkk" (known: dense, torus2d, ',
     "reducer=hitopk2": ', hioktopk), did you mean "hitopk"?',
-    "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, reused), did you mean "exact"',
-    "wire=fp33": 'wire: unknown codec "fp33" (known: fp32, fp16, bf16), did you mean "fp32"',
+    "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
+    "selector=exakt": ', reused, bucketed), did you mean "exact"?',
+    "wire=fp33": 'wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
+    "wire=gap+fp33": ', qsgd2), did you mean "fp32"?',
+    "wire=gap+bitmap": "wire: expected an index codec, a value codec or one of each joined by +, got 'gap+b",
+    "phases.0.wire=fp16+gap+fp16": "phases[0].wire: expected an index codec, a value codec or one of each",
     "model=resnet9": 'model: unknown model "resnet9" (known: resnet8), did you mean "resnet8"?',
     "dataset=digit": 'dataset: unknown dataset "digit" (known: digits), did you mean "digits"?',
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",

@@ -1,0 +1,173 @@
+"""What is put around a reducer: each is used like the reducer inside of it, and all can be nested.
+
+>>> from commlib import Topology, make_reducer, transport
+>>> def step(comm):
+...     reducer = make_reducer("hitopk", Topology(comm), size=1000, density=0.01)
+...     reducer = WarmUp(MomentumCorrection(LocalClipping(reducer, norm=1.0), 0.9), (0.25, 0.05), 100)
+...     reducer.reduce(np.arange(1000))
+...     return reducer.last.selected
+>>> transport.simulated.run(step, world_size=2)
+[125, 125]
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.density import check_density
+from commlib.errors import InvalidArgument
+from commlib.reducers.base import Report
+from commlib.reducers.sparse import SelectingReducer
+from commlib.topology import Topology
+from commlib.vectors import Float32, Index
+
+Sparse: TypeAlias = "SelectingReducer | Around"
+
+
+class Around:
+    """Passes everything on to ``reducer``; subclasses change what they are about."""
+
+    def __init__(self, reducer: Sparse) -> None:
+        if not isinstance(reducer, (SelectingReducer, Around)):
+            raise InvalidArgument(f"reducer: expected a sparse one, got {type(reducer).__name__}")
+        self.reducer = reducer
+        self.topology: Topology = reducer.topology
+        self.size: int = reducer.size
+
+    @property
+    def density(self) -> float:
+        """Return the density of the next step."""
+        return self.reducer.density
+
+    @property
+    def last(self) -> Report | None:
+        """See :class:`commlib.Reducer`."""
+        return self.reducer.last
+
+    @property
+    def residual(self) -> Float32:
+        """See :attr:`commlib.Reducer.residual`."""
+        return self.reducer.residual
+
+    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+        """See :meth:`commlib.Reducer.reduce`."""
+        return self.reducer.reduce(gradient)
+
+    def given_away(self, mean: Float32) -> Index:
+        """See :meth:`commlib.reducers.SelectingReducer.given_away`."""
+        return self.reducer.given_away(mean)
+
+    def set_density(self, density: float) -> None:
+        """See :meth:`commlib.reducers.SelectingReducer.set_density`."""
+        self.reducer.set_density(density)
+
+    def absorb(self, residual: Float32) -> None:
+        """See :meth:`commlib.Reducer.absorb`."""
+        self.reducer.absorb(residual)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a restored one needs to go on bitwise; the arrays are copies."""
+        return {"reducer": self.reducer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        self.reducer.load_state_dict(state["reducer"])
+
+
+class LocalClipping(Around):
+    """Scales each rank's gradient down to a norm of ``norm/√P`` before it is accumulated (DGC, section 3.2).
+
+    So the sum over ranks of independent gradients has about the norm ``norm``.
+    """
+
+    def __init__(self, reducer: Sparse, norm: float) -> None:
+        if not 0 < norm < float("inf"):
+            raise InvalidArgument(f"norm: expected a number above 0, got {norm!r}")
+        super().__init__(reducer)
+        self._most = norm / self.topology.world.size**0.5
+
+    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+        """See :meth:`commlib.Reducer.reduce`."""
+        vector = np.asarray(gradient, np.float32)
+        largest = float(np.abs(vector).max(initial=0))
+        if 0 < largest < float("inf"):  # what is not finite voids the step
+            # Squares of float32 overflow at 2e19: those of the vector over its largest do not.
+            norm = largest * float(np.linalg.norm(vector / np.float32(largest)))
+            if norm > self._most:
+                vector = vector * np.float32(self._most / norm)
+        return self.reducer.reduce(vector)
+
+
+class MomentumCorrection(Around):
+    """Accumulates velocities instead of gradients: ``u ← m·u + g`` (DGC, equation 4 and section 3.2).
+
+    The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts anew when the entry
+    has been given away, so that no stale momentum is carried on (DGC's momentum factor masking). What the
+    reducer promises not to lose are then the velocities.
+    """
+
+    def __init__(self, reducer: Sparse, momentum: float, *, masking: bool = True) -> None:
+        if not 0 <= momentum < 1:
+            raise InvalidArgument(f"momentum: expected a number in [0, 1), got {momentum!r}")
+        super().__init__(reducer)
+        self._momentum, self._masking = np.float32(momentum), masking
+        self._velocity = np.zeros(self.size, np.float32)
+
+    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+        """See :meth:`commlib.Reducer.reduce`; a void step leaves the velocity as it was."""
+        velocity = self._momentum * self._velocity + np.asarray(gradient, np.float32)
+        mean = self.reducer.reduce(velocity)
+        if self.last is not None and self.last.finite:
+            if self._masking:
+                velocity[self.reducer.given_away(mean)] = 0
+            self._velocity = velocity
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Around.state_dict`."""
+        return super().state_dict() | {"velocity": self._velocity.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Around.load_state_dict`."""
+        super().load_state_dict(state)
+        self._velocity = state["velocity"].copy()
+
+
+class WarmUp(Around):
+    """Begins with more entries: ``densities[e]`` in epoch ``e``, then the reducer's own (gTop-k, section IV).
+
+    ``commlib.density`` has gTop-k's four and makes exponential ones. ``steps_per_epoch``: of ``reduce``.
+    """
+
+    def __init__(self, reducer: Sparse, densities: Sequence[float], steps_per_epoch: int) -> None:
+        if steps_per_epoch < 1:
+            raise InvalidArgument(f"steps_per_epoch: expected at least 1, got {steps_per_epoch}")
+        super().__init__(reducer)
+        self._densities = [*map(check_density, densities), reducer.density]
+        self._steps_per_epoch = steps_per_epoch
+        self._steps = 0
+        self._follow()
+
+    def _follow(self) -> None:
+        epoch = min(self._steps // self._steps_per_epoch, len(self._densities) - 1)
+        if self._densities[epoch] != self.density:
+            self.reducer.set_density(self._densities[epoch])
+
+    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+        """See :meth:`commlib.Reducer.reduce`."""
+        mean = self.reducer.reduce(gradient)
+        self._steps += 1
+        self._follow()
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Around.state_dict`."""
+        return super().state_dict() | {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Around.load_state_dict`."""
+        self._steps = state["steps"]
+        self._follow()
+        super().load_state_dict(state)

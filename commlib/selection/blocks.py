@@ -1,0 +1,110 @@
+"""Kernels that look at a vector by blocks of 64 entries, so that most of it is read only once.
+
+Magnitudes of finite floats order like their bits without the sign, and those of infinity and NaN come above
+all others. Hence everything here compares integers: ``bits`` is a float32 vector viewed as uint32, and a
+magnitude is ``bits & MAGNITUDE``.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.compiled import compiled
+from commlib.errors import NonFiniteInput
+from commlib.vectors import Float32, Index, SparseVector, index_dtype
+
+MAGNITUDE = np.uint32(0x7FFF_FFFF)
+INFINITY = np.uint32(0x7F80_0000)
+BLOCK = 64  # entries: as many as a uint64 has bits
+
+Bits = npt.NDArray[np.uint32]
+
+# Two is a primitive root modulo 67: every power of two below 2^64 leaves another remainder.
+_LOG2 = np.zeros(67, np.int64)
+_LOG2[[pow(2, exponent, 67) for exponent in range(BLOCK)]] = np.arange(BLOCK)
+
+
+def check_finite(maxima: Bits) -> None:
+    """Raise ``NonFiniteInput`` where the largest magnitude of a block is a NaN or an infinity."""
+    if maxima.max(initial=0) >= INFINITY:
+        raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
+
+
+def reaching(
+    vector: Float32, maxima: Bits, lowest: np.uint32, at_most: int, enough: int | None = None
+) -> SparseVector | None:
+    """Return the entries whose magnitudes reach the bits ``lowest``; ``None`` for more than ``at_most``.
+
+    ``maxima``: what ``block_maxima`` returns for ``vector``. Who only wants the ``enough`` largest says so:
+    ties with ``lowest`` that come after so many entries are then left out.
+    """
+    size = len(vector)
+    room = min(at_most, size) + BLOCK
+    indices, values = np.empty(room, index_dtype(size)), np.empty(room, np.float32)
+    enough = size + 1 if enough is None else enough
+    filled = _compact(vector.view(np.uint32), maxima, lowest, enough, indices, values.view(np.uint32))
+    return SparseVector(size, indices[:filled], values[:filled]) if filled <= at_most else None
+
+
+@compiled
+def block_maxima(bits: Bits) -> Bits:
+    """Return the largest magnitude of each 64 entries; the last block may be shorter."""
+    whole = len(bits) // BLOCK
+    rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    maxima = np.empty((len(bits) + BLOCK - 1) // BLOCK, np.uint32)
+    for block in range(whole):
+        maxima[block] = _largest(rows[block], BLOCK)
+    if whole < len(maxima):
+        maxima[whole] = _largest(bits[whole * BLOCK :], len(bits) - whole * BLOCK)
+    return maxima
+
+
+@compiled
+def _largest(row: Bits, length: int) -> np.uint32:
+    largest = np.uint32(0)
+    for i in range(length):
+        largest = max(largest, row[i] & MAGNITUDE)
+    return largest
+
+
+@compiled
+def mask_reaching(row: Bits, length: int, lowest: np.uint32) -> np.uint64:
+    """Return a mask whose bit ``i`` says that entry ``i`` of the block reaches ``lowest``."""
+    mask = np.uint64(0)
+    for i in range(length):
+        mask |= np.uint64((row[i] & MAGNITUDE) >= lowest) << np.uint64(i)
+    return mask
+
+
+@compiled
+def write_places(mask: np.uint64, first: int, indices: Index, filled: int) -> int:
+    """Write ``first + i`` for every bit ``i`` of ``mask``; return how many indices are filled now."""
+    while mask:
+        lowest_bit = mask & (~mask + np.uint64(1))
+        indices[filled] = first + _LOG2[lowest_bit % np.uint64(67)]
+        filled += 1
+        mask ^= lowest_bit
+    return filled
+
+
+@compiled
+def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: Index, values: Bits) -> int:
+    """Fill ``indices`` and ``values`` as ``reaching`` says, or until less than a block's room is left."""
+    filled = 0
+    whole = len(bits) // BLOCK
+    rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    for block in range(whole):
+        if maxima[block] >= lowest:
+            before = filled
+            mask = mask_reaching(rows[block], BLOCK, lowest)
+            filled = write_places(mask, block * BLOCK, indices, filled)
+            for i in range(before, filled):
+                values[i] = bits[indices[i]]
+            if filled + BLOCK > len(indices):
+                return filled
+            if filled >= enough:
+                lowest, enough = np.uint32(lowest + 1), len(bits) + 1
+    for i in range(whole * BLOCK, len(bits)):
+        if bits[i] & MAGNITUDE >= lowest:
+            indices[filled], values[filled] = i, bits[i]
+            filled += 1
+    return filled

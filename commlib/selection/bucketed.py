@@ -1,0 +1,97 @@
+"""SparCML's selection: so many of every 512 consecutive entries (Renggli et al. 2019, section 8.3)."""
+
+import numpy as np
+
+from commlib.compiled import compiled
+from commlib.errors import NonFiniteInput
+from commlib.selection.base import Selector
+from commlib.selection.blocks import BLOCK, INFINITY, MAGNITUDE, Bits, mask_reaching, write_places
+from commlib.vectors import Float32, Index, SparseVector, index_dtype
+
+BUCKET = 512  # entries
+FIRST_STEP = np.uint32(1 << 20)  # of the search, in bits of the magnitude: an eighth of an octave
+
+
+class Bucketed(Selector):
+    """The largest magnitudes of each bucket of 512 entries, ties by lowest index; ``min(k, d)`` in total.
+
+    Of the buckets that end at entry ``n``, ``⌊n·k/d⌋`` are selected: each gives its proportional share to
+    within one, also the last bucket, which may be shorter. No bucket's threshold depends on another's.
+    """
+
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """See :meth:`Selector.select`."""
+        size = len(vector)
+        k = min(k, size)
+        indices = np.empty(k, index_dtype(size))
+        if not _select(vector.view(np.uint32), k, indices):
+            raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
+        return SparseVector(size, indices, vector[indices])
+
+
+@compiled
+def _select(bits: Bits, k: int, indices: Index) -> bool:
+    """Fill ``indices`` with the ``k`` places and return true; false where an entry is not finite."""
+    magnitudes, places = np.empty(BUCKET, np.uint32), np.empty(BUCKET, np.int64)
+    filled, owed = 0, 0
+    for first in range(0, len(bits), BUCKET):
+        bucket = bits[first : first + BUCKET]
+        for i in range(len(bucket)):
+            magnitudes[i] = bucket[i] & MAGNITUDE
+        magnitudes[len(bucket) :] = 0  # they come last, so that they lose every tie
+        largest = np.uint32(0)
+        for i in range(BUCKET):
+            largest = max(largest, magnitudes[i])
+        if largest >= INFINITY:
+            return False
+        owed += k * len(bucket)
+        share = owed // len(bits)
+        owed -= share * len(bits)
+        if share:
+            _find_places(magnitudes, share, _threshold(magnitudes, share, largest), places)
+            for i in range(share):
+                indices[filled + i] = first + places[i]
+            filled += share
+    return True
+
+
+@compiled
+def _count(magnitudes: Bits, lowest: np.uint32) -> int:
+    count = 0
+    for i in range(BUCKET):
+        count += magnitudes[i] >= lowest
+    return count
+
+
+@compiled
+def _threshold(magnitudes: Bits, share: int, largest: np.uint32) -> np.uint32:
+    """Return a magnitude that ``share`` of ``magnitudes`` reach, or more where that many tie."""
+    above, lowest, step = np.uint32(largest + 1), largest, FIRST_STEP
+    count = _count(magnitudes, lowest)
+    while count < share:  # steps down, each double the last, until the threshold is enclosed
+        above, lowest = lowest, np.uint32(lowest - min(step, lowest))
+        step = np.uint32(2 * step)
+        count = _count(magnitudes, lowest)
+    while count > share and above - lowest > 1:
+        middle = np.uint32(lowest + (above - lowest) // 2)
+        reached = _count(magnitudes, middle)
+        if reached < share:
+            above = middle
+        else:
+            lowest, count = middle, reached
+    return lowest
+
+
+@compiled
+def _find_places(magnitudes: Bits, share: int, lowest: np.uint32, places: Index) -> None:
+    """Fill ``places`` with the ``share`` that reach ``lowest``, of ties with it the first."""
+    found = 0
+    for i in range(0, BUCKET, BLOCK):
+        found = write_places(mask_reaching(magnitudes[i:], BLOCK, lowest), i, places, found)
+    surplus, kept = found - share, found
+    while surplus > 0:  # the last ties are too many
+        kept -= 1
+        surplus -= magnitudes[places[kept]] == lowest
+    for i in range(kept, found):
+        places[kept] = places[i]
+        kept += magnitudes[places[i]] > lowest

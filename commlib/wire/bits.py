@@ -1,0 +1,67 @@
+"""Bits in words: ones are counted and found 64 at a time."""
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.compiled import compiled
+from commlib.vectors import Index
+from commlib.wire.base import Message
+
+Words = npt.NDArray[np.uint64]
+
+
+def bytes_of_bits(bits: int) -> int:
+    """Return the bytes of the 32-bit words that hold so many bits.
+
+    >>> bytes_of_bits(32), bytes_of_bits(33)
+    (4, 8)
+    """
+    return (bits + 31) // 32 * 4
+
+
+def words_of(message: Message) -> Words:
+    """Return a copy of the bytes as 64-bit words; zeros follow, one word of them or more."""
+    words = np.zeros(len(message) // 8 + 2, np.uint64)
+    words.view(np.uint8)[: len(message)] = message
+    return words
+
+
+@compiled
+def ones_in(word: np.uint64) -> int:
+    """Return how many bits are set; LLVM makes one instruction of the loop."""
+    count = 0
+    while word:
+        word &= word - np.uint64(1)  # clears the lowest one
+        count += 1
+    return count
+
+
+@compiled
+def count_ones(words: Words) -> int:
+    """Return how many bits are set in all words."""
+    count = 0
+    for word in words:
+        count += ones_in(word)
+    return count
+
+
+@compiled
+def find_ones(words: Words, first: int, places: Index) -> int:
+    """Write the places of the ones from bit ``first`` on, counted from there, until ``places`` is full.
+
+    Return how many were found.
+    """
+    number, found = first >> 6, 0
+    left = words[number] >> np.uint64(first & 63) << np.uint64(first & 63)
+    while True:
+        while left:
+            if found == len(places):
+                return found
+            below_lowest_one = left - np.uint64(1) & ~left
+            places[found] = number * 64 - first + ones_in(below_lowest_one)
+            left &= left - np.uint64(1)
+            found += 1
+        number += 1
+        if number == len(words):
+            return found
+        left = words[number]

@@ -1,0 +1,124 @@
+"""Values in 8, 4 or 2 bits: QSGD's buckets and levels (SparCML, section 6), rounded to the nearest.
+
+QSGD rounds at random, so that the mean is right without any feedback. Here what rounding takes away stays in
+the residual, and error feedback wants each step's error small, not its mean zero: rounding to the nearest
+level makes the smallest error there is, and ranks that encode equal sums make equal bytes.
+
+``|x − Q(x)| ≤ |x|``: with ``s`` between levels, ``|x| < s/2`` goes to 0, and the others to at most ``2·|x|``.
+The largest of ``B`` values is exact, so that ``‖x − Q(x)‖² ≤ (1 − 1/B)·‖x‖²``: a contraction.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.compiled import compiled
+from commlib.vectors import Float32
+from commlib.wire.base import Message, ValueCodec
+
+BUCKET = 512
+SCALE_BYTES = 4
+
+Levels = npt.NDArray[np.int8]
+
+
+class Qsgd(ValueCodec):
+    """For every 512 values a float32 scale, their largest magnitude; then a signed level of each value.
+
+    Levels are ``−L … L`` with ``L = 2^(bits − 1) − 1``. A value comes back as ``level·(scale/L)``, the
+    largest of a bucket exactly as it was; all of one that holds a NaN or an infinity come back as NaN.
+    """
+
+    lossless = False
+    bits: ClassVar[int]
+
+    def message_bytes(self, entries: int) -> int:
+        """See :meth:`ValueCodec.message_bytes`."""
+        return SCALE_BYTES * _buckets(entries) + (entries * self.bits + 7) // 8
+
+    def encode(self, values: Float32) -> Message:
+        """See :meth:`ValueCodec.encode`."""
+        scales = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BUCKET))
+        levels = np.empty(len(values), np.int8)
+        _quantize(values, scales, self._largest_level(), levels)
+        return np.concatenate([scales.view(np.uint8), _pack(levels, self.bits)])
+
+    def decode(self, message: Message, entries: int) -> Float32:
+        """See :meth:`ValueCodec.decode`."""
+        levels_from = SCALE_BYTES * _buckets(entries)
+        scales = message[:levels_from].copy().view(np.float32)
+        levels = _unpack(message[levels_from:], self.bits, entries)
+        values = np.empty(entries, np.float32)
+        _restore(levels, scales, self._largest_level(), values)
+        return values
+
+    def _largest_level(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+
+class Qsgd8(Qsgd):
+    """Levels −127 … 127."""
+
+    bits = 8
+
+
+class Qsgd4(Qsgd):
+    """Levels −7 … 7."""
+
+    bits = 4
+
+
+class Qsgd2(Qsgd):
+    """Levels −1, 0 and 1: the sign of what is above half the largest of its bucket."""
+
+    bits = 2
+
+
+def _buckets(entries: int) -> int:
+    return (entries + BUCKET - 1) // BUCKET
+
+
+@compiled
+def _quantize(values: Float32, scales: Float32, largest_level: int, levels: Levels) -> None:
+    for bucket in range(len(scales)):
+        start, stop = bucket * BUCKET, min(len(values), (bucket + 1) * BUCKET)
+        # In float64 neither the smallest nor the largest float32 is out of range, and the step is exact
+        # enough for level L to round back to the scale itself.
+        scale = np.float64(scales[bucket])
+        if not 0 < scale < np.inf:
+            levels[start:stop] = 0
+            continue
+        levels_per_unit = largest_level / scale
+        for i in range(start, stop):
+            levels[i] = np.int8(np.rint(values[i] * levels_per_unit))
+
+
+@compiled
+def _restore(levels: Levels, scales: Float32, largest_level: int, values: Float32) -> None:
+    for bucket in range(len(scales)):
+        step = np.float64(scales[bucket]) / largest_level
+        for i in range(bucket * BUCKET, min(len(values), (bucket + 1) * BUCKET)):
+            values[i] = levels[i] * step
+
+
+def _pack(levels: Levels, bits: int) -> Message:
+    """Return the low ``bits`` of each level, the first level in the lowest bits of the first byte."""
+    per_byte = 8 // bits
+    codes = levels.view(np.uint8) & ((1 << bits) - 1)
+    packed = np.zeros((len(levels) + per_byte - 1) // per_byte, np.uint8)
+    for place in range(per_byte):
+        own = codes[place::per_byte]
+        packed[: len(own)] |= np.left_shift(own, place * bits)
+    return packed
+
+
+def _unpack(packed: Message, bits: int, entries: int) -> Levels:
+    """Return the first ``entries`` levels that ``_pack`` wrote."""
+    per_byte = 8 // bits
+    codes = np.empty(len(packed) * per_byte, np.uint8)
+    for place in range(per_byte):
+        codes[place::per_byte] = packed >> (place * bits)
+    sign = 1 << (bits - 1)
+    codes &= (1 << bits) - 1
+    return ((codes[:entries] ^ sign) - sign).view(np.int8)
