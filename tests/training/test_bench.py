@@ -1,0 +1,483 @@
+"""The benches: what they print, that they measure fairly, and that they refuse to time what is wrong."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, cost, make_reducer
+from commlib.reducers import Reducer, SparseReducer
+from commlib.reducers.base import Outcome
+from commlib.selection import Selector
+from commlib.transport import simulated
+from tests.launching import mpirun, run, tail
+from training.bench import memory, timing
+from training.bench.checks import WrongResult, check_selection, ranking
+from training.bench.inputs import Gradients
+from training.bench.oktopk_numpy import PlainOkTopK
+from training.bench.record import Record
+from training.bench.selection import partition_and_compare
+from training.bench.timing import Seconds, alternate, rotations
+from training.cli import app
+
+KEYS = {
+    *("bench", "case", "subject", "peer", "seconds", "peer_seconds", "ratio", "bytes"),
+    *("machine", "command"),
+}
+REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction", "memory"}
+SMALL = ("--size", "5003", "--density", "0.01")
+
+
+def bench(*words: str):
+    """Run ``cloudtrain bench`` in this process."""
+    return CliRunner().invoke(app, ["bench", *words])
+
+
+def lines(*words: str) -> list[dict]:
+    """Return the records that a bench prints with ``--json``."""
+    result = bench(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# ------------------------------------------------------------- timing
+
+
+def test_contenders_alternate_and_each_call_gets_the_next_input():
+    calls = []
+    contenders = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
+    alternate(contenders, [10, 20], runs=2)
+    rounds = timing.WARM_UP_RUNS + 2
+    assert "".join(name for name, _ in calls) == "ABC" * rounds
+    assert [given for _, given in calls] == ([10, 20] * 3 * rounds)[: 3 * rounds]
+
+
+def test_the_first_runs_do_not_count():
+    now = 0.0
+    durations = iter([50, 50, 3, 1, 8])  # two to warm up
+
+    def clock():
+        return now
+
+    def work(_):
+        nonlocal now
+        now += next(durations)
+
+    (seconds,) = alternate({"A": work}, [None], runs=3, clock=clock).values()
+    assert seconds == Seconds(median=3, min=1, max=8, runs=3)
+
+
+def test_inputs_are_rotations_that_together_exceed_the_caches(monkeypatch):
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 10_000)
+    vector = np.arange(700, dtype=np.float32)  # 2,800 bytes: eight of them are more than twice the cache
+    turned = rotations(vector)
+    assert len(turned) == 8
+    assert all(np.array_equal(np.sort(each), vector) for each in turned)
+    assert len({float(each[0]) for each in turned}) == 8
+    assert len(rotations(np.zeros(100_000, np.float32))) == 2
+
+
+# ------------------------------------------------------------- records
+
+
+def record(**changes) -> Record:
+    values = {"bench": "selection", "case": {"size": 3}, "subject": "s", "seconds": Seconds(2.0, 1.0, 4.0, 5)}
+    return Record(**(values | changes))
+
+
+def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/cloudtrain", "bench", "selection", "--size", "a b"])
+    line = record(peer="p", peer_seconds=Seconds(5.0, 4.0, 6.0, 5), bytes=LinkBytes(1, 2)).line()
+    assert "\n" not in line
+    told = json.loads(line)
+    assert set(told) == KEYS
+    assert told["seconds"] == {"median": 2.0, "min": 1.0, "max": 4.0, "runs": 5}
+    assert told["ratio"] == 2.5  # 5.0 / 2.0: the subject is the faster one
+    assert told["bytes"] == {"intra": 1, "inter": 2}
+    assert told["command"] == "cloudtrain bench selection --size 'a b'"
+    assert set(told["machine"]) == {
+        *("cpu", "cores", "memory_gib", "python", "numpy", "numba", "platform"),
+    }
+
+
+def test_without_a_peer_or_without_time_there_is_no_ratio():
+    assert record().ratio is None
+    nothing = Seconds(0.0, 0.0, 0.0, 5)
+    assert json.loads(record(seconds=nothing, peer_seconds=nothing).line())["ratio"] is None
+
+
+def test_a_number_that_is_not_finite_is_never_printed():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record(seconds=Seconds(float("nan"), 0.0, 0.0, 1)).line()
+
+
+# ------------------------------------------------------------- selection
+
+
+def test_bench_selection_prints_every_selector_with_every_peer(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    told = lines("selection", *SMALL)
+    peers = ["torch.topk", "np.partition", "read"]
+    for law in ("gaussian", "student-t, 2 degrees"):
+        own = [line for line in told if line["case"]["input"] == law]
+        assert [(line["subject"], line["peer"]) for line in own] == [
+            (subject, peer) for subject in SELECTORS for peer in peers
+        ]
+    assert len(told) == 2 * len(SELECTORS) * len(peers)
+    for line in told:
+        is_missing = line["peer"] == "torch.topk"
+        assert set(line) == (KEYS | {"missing"} if is_missing else KEYS)
+        assert (line["peer_seconds"] is None) == (line["ratio"] is None) == is_missing
+        assert line["case"]["size"] == 5003
+        assert line["case"]["k"] == 50
+        assert line["case"]["quick"] is False
+        assert line["case"].get("state") == ("reused threshold" if line["subject"] == "reused" else None)
+        assert line["seconds"]["runs"] == 11
+    assert {line["missing"] for line in told if "missing" in line} == {"torch is not installed"}
+
+
+def test_torch_is_measured_where_it_is_installed(monkeypatch):
+    class Tensor(np.ndarray):
+        def abs(self):
+            return np.abs(self)
+
+    class Torch:
+        threads = []
+        set_num_threads = threads.append
+
+        @staticmethod
+        def from_numpy(vector):
+            return vector.view(Tensor)
+
+        @staticmethod
+        def topk(tensor, k, sorted):  # noqa: A002 - torch's name for it
+            return type("Result", (), {"indices": np.argsort(tensor)[-k:]})
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    told = [line for line in lines("selection", *SMALL, "--quick") if line["peer"] == "torch.topk"]
+    assert len(told) == 2 * len(SELECTORS)
+    assert all(line["peer_seconds"]["runs"] == 5 and line["case"]["quick"] for line in told)
+    assert set(Torch.threads) == {1}
+
+
+def test_the_peer_in_numpy_selects_what_exact_does():
+    vector = np.random.default_rng().standard_normal(3001).astype(np.float32)
+    indices, values = partition_and_compare(vector, 37)
+    np.testing.assert_array_equal(indices, np.sort(ranking(vector, 37)))
+    np.testing.assert_array_equal(values, vector[indices])
+
+
+def test_tables_have_a_line_a_selector_and_no_colours_in_a_file(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = bench("selection", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert "5,003 entries, gaussian, density 1.000%, k = 50" in result.stdout
+    assert "× torch.topk: torch is not installed" in result.stdout
+    (header, *_) = [line.split() for line in result.stdout.splitlines() if line.startswith("selector")]
+    assert header[:6] == ["selector", "ms", "min", "ms", "max", "ms"]
+    firsts = [line.split()[0] for line in result.stdout.splitlines() if line]
+    assert [firsts.count(name) for name in SELECTORS] == [2] * len(SELECTORS)
+
+
+class Smallest(Selector):
+    """Selects what is not worth sending."""
+
+    def select(self, vector, k):
+        indices = np.sort(np.argsort(np.abs(vector), kind="stable")[:k]).astype(np.int32)
+        return SparseVector(len(vector), indices, vector[indices])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mstopk", "mstopk: expected the 50 largest entries, got 50 entries, 50 of them others"),
+        ("new", "new: expected the 50 largest entries, got 50 entries, 50 of them others"),
+        ("reused", "reused: expected the largest of every 5003 entries, got smaller ones in 1 of 1"),
+        ("bucketed", "bucketed: expected the largest of every 512 entries, got smaller ones in "),
+    ],
+)
+def test_a_selector_that_selects_others_is_not_timed(monkeypatch, name, message):
+    monkeypatch.setitem(SELECTORS, name, Smallest)
+    result = bench("selection", *SMALL, "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"cloudtrain: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def selected(vector: np.ndarray, places) -> SparseVector:
+    indices = np.sort(np.asarray(places)).astype(np.int32)
+    return SparseVector(len(vector), indices, vector[indices])
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "is_right"),
+    [
+        *(("reused", entries, 25 <= entries <= 100) for entries in (24, 25, 100, 101)),
+        *(("gaussian", entries, 38 <= entries <= 100) for entries in (37, 38, 100, 101)),
+        *(("mstopk", entries, entries == 50) for entries in (49, 50, 51)),
+    ],
+)
+def test_how_many_entries_a_selector_may_select(name, entries, is_right):
+    vector = np.random.default_rng().standard_normal(2003).astype(np.float32)
+    largest = ranking(vector, 101)
+    result = selected(vector, largest[:entries])
+    if is_right:
+        check_selection(name, vector, largest[:50], result)
+    else:
+        with pytest.raises(WrongResult, match=f"{name}: expected .* got {entries}"):
+            check_selection(name, vector, largest[:50], result)
+
+
+def test_entries_with_other_values_than_the_vector_s_are_wrong():
+    vector = np.arange(1, 101, dtype=np.float32)
+    wrong = SparseVector(100, np.array([98, 99], np.int32), np.array([99, 99], np.float32))
+    with pytest.raises(WrongResult, match="exact: expected values of the vector"):
+        check_selection("exact", vector, ranking(vector, 2), wrong)
+
+
+def test_ties_rank_by_the_lowest_index():
+    assert ranking(np.array([1, -3, 3, 2, 3], np.float32), 3).tolist() == [1, 2, 4]
+
+
+# ------------------------------------------------------------- reducers
+
+
+def test_bench_reducers_prints_every_reducer_beside_dense():
+    told = lines("reducers", "-np", "4", "--ranks-per-node", "2", "--size", "4000", "--steps", "3")
+    assert [line["subject"] for line in told] == list(REDUCERS)
+    nodes = [[0, 1], [2, 3]]
+    for line in told:
+        name, sparse = line["subject"], REDUCERS[line["subject"]].sparse
+        assert set(line) == REDUCERS_KEYS
+        assert line["peer"] == (None if name == "dense" else "dense")
+        assert (line["ratio"] is None) == (name == "dense")
+        assert line["seconds"]["runs"] == 3
+        assert line["case"]["clock"] == "virtual"
+        assert line["case"]["ranks_of_nodes"] == [2, 2]
+        assert line["case"]["density"] == (0.01 if sparse else None)
+        density = {"density": 0.01} if sparse else {}
+        if cost.FORMULAS[name].is_exact:
+            sent = [cost.FORMULAS[name].sent(nodes, rank, 4000, **density).inter for rank in range(4)]
+            assert line["bytes"]["inter"] == max(sent)
+            assert line["bytes_of_all_ranks"]["inter"] == sum(sent)
+        assert line["entries"]["selected"] == 4000 or sparse
+        assert set(line["stages"]) == {"select", "intra", "inter", "combine"}
+        prediction = cost.predict(name, nodes, 4000, **density)
+        assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
+        assert line["memory"]["dense_vectors"] >= 1  # the result
+
+
+def test_the_links_given_are_those_of_the_virtual_clock_and_of_the_prediction():
+    options = ("-np", "2", "--ranks-per-node", "1", "--size", "1000", "--reducer", "dense", "--steps", "2")
+    (line,) = lines("reducers", *options, "--inter-gbit", "8", "--inter-microseconds", "1000")
+    # a ring of two: 2 hops of 2,000 bytes at 1 ns a byte, and the agreement of two integers each
+    expected = 2 * (1e-3 + 2000e-9) + (1e-3 + 16e-9)
+    assert line["seconds"]["median"] == pytest.approx(expected)
+    assert line["prediction"]["seconds"] == pytest.approx(expected)
+
+
+def test_steps_and_ranks_see_gradients_of_their_own_partly_shared():
+    gradients = Gradients(30_011)
+    drawn = {place: gradients.of(*place) for place in ((0, 0), (1, 0), (0, 1))}
+    np.testing.assert_array_equal(Gradients(30_011).of(1, 0), drawn[1, 0])
+    for place in ((1, 0), (0, 1)):
+        correlation = np.corrcoef(drawn[0, 0], drawn[place])[0, 1]
+        assert 0.2 < correlation < 0.9  # 2/3 and 1/3 of equal variances, by the layers' scales more or less
+    # three parts of equal variance on every rank: two that were the same would make √(5/3) of it
+    assert drawn[1, 0].std() == pytest.approx(drawn[0, 0].std(), rel=0.1)
+
+
+class Wrong(SparseReducer):
+    """Sums gradients in the clear, with what a test wants to go wrong."""
+
+    def _reduce(self, gradient):
+        world = self.topology.world
+        mean = np.sum(world.allgather_objects(gradient), axis=0) / np.float32(world.size)
+        return Outcome(self.spoil(mean.astype(np.float32)), self.size, self.size)
+
+    def spoil(self, mean):
+        return mean
+
+
+class Lossy(Wrong):
+    def spoil(self, mean):
+        mean[7] *= 1 + 1e-5
+        return mean
+
+
+class Void(Wrong):
+    def spoil(self, mean):
+        return np.full_like(mean, np.nan)
+
+
+class Disagreeing(Wrong):
+    def spoil(self, mean):
+        mean[:1] = np.nextafter(mean[:1], np.float32(self.topology.world.rank // 2 * 2))
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("reducer", "message"),
+    [
+        (Lossy, "P·mean + Σ residual differs from Σ gradients in 1 of 999 entries"),
+        (Void, "P·mean + Σ residual differs from Σ gradients in 999 of 999 entries"),
+        (Disagreeing, "ranks [2] hold another mean than rank 0"),
+    ],
+)
+def test_a_reducer_that_is_wrong_is_not_timed(monkeypatch, reducer, message):
+    monkeypatch.setitem(REDUCERS, "new", reducer)
+    result = bench("reducers", "-np", "3", "--size", "999", "--reducer", "new")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == f"cloudtrain: new: {message}\n"
+
+
+def test_a_reducer_that_the_cost_model_does_not_know_has_no_prediction(monkeypatch):
+    monkeypatch.setitem(REDUCERS, "new", Wrong)
+    (line,) = lines("reducers", "-np", "3", "--size", "999", "--reducer", "new")
+    assert line["prediction"] is None
+    result = bench("reducers", "-np", "3", "--size", "999", "--reducer", "new", "--quick")
+    assert result.exit_code == 0, result.output
+    assert "999 entries, 3 ranks on 1 nodes, clock: virtual  (quick)" in result.stdout
+
+
+class Hungry(Reducer):
+    """Holds one vector, and for a moment three more, the last of which is the result."""
+
+    sparse = False
+
+    def __init__(self, topology, size):
+        super().__init__(topology, size)
+        self.held = np.ones(size, np.float32)
+
+    def _reduce(self, gradient):
+        comm = self.topology.world
+        outgoing, incoming = gradient + self.held, gradient - self.held
+        request = comm.receive(incoming, (comm.rank - 1) % comm.size)
+        comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
+        request.wait()
+        return Outcome(outgoing + incoming, self.size, self.size)
+
+
+def test_memory_is_counted_a_rank_and_without_what_the_transport_copies():
+    gradients = Gradients(250_007)
+
+    def step(comm):
+        return memory.dense_vectors(comm, lambda metered: Hungry(Topology(metered), 250_007), gradients)
+
+    with memory.traced():
+        held = simulated.run(step, world_size=3)
+    # held, outgoing, incoming and the result; all small objects are less than a hundredth of a vector
+    assert held == [held[0]] * 3
+    assert held[0] == pytest.approx(4, abs=0.02)
+
+
+# ------------------------------------------------------------- the transcription of Ok-Topk
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 6])
+def test_the_transcription_of_ok_topk_loses_nothing_and_its_ranks_agree(world_size):
+    size, steps = 1013, 70  # thresholds are found anew at 32 and 64, regions at 64
+    given = np.random.default_rng().standard_t(3, (steps, world_size, size)).astype(np.float32)
+    given[1:, :, : size // 10] *= 30  # the regions of step 0 become uneven: of six, one has nearly all
+
+    def body(comm):
+        reducer = PlainOkTopK(Topology(comm), size, density=0.05)
+        return [reducer.reduce(step[comm.rank]) for step in given], reducer.residual
+
+    results = simulated.run(body, world_size)
+    for means, _ in results[1:]:
+        assert np.array_equal(means, results[0][0])
+    accounted = world_size * np.sum(results[0][0], axis=0, dtype=np.float64)
+    accounted += np.sum([residual for _, residual in results], axis=0, dtype=np.float64)
+    # in each step P sums, a division and a product, rounded to 24 bits of at most all magnitudes together
+    allowed = steps * (world_size + 2) * 2.0**-24 * np.abs(given).sum(axis=(0, 1), dtype=np.float64)
+    assert (np.abs(accounted - given.sum(axis=(0, 1), dtype=np.float64)) <= allowed).all()
+
+
+def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
+    size = 2011
+    gradients = Gradients(size)
+
+    def body(comm):
+        topology, gradient = Topology(comm), gradients.of(comm.rank, 0)
+        plain = PlainOkTopK(topology, size, density=0.02)
+        return plain.reduce(gradient), make_reducer("oktopk", topology, size, density=0.02).reduce(gradient)
+
+    # each of both adds four values in an order of its own and divides, rounding to 24 bits
+    allowed = 2 * 4 * 2.0**-24 * sum(np.abs(gradients.of(rank, 0)) for rank in range(4))
+    for plain, reducer in simulated.run(body, world_size=4):
+        np.testing.assert_array_equal(np.flatnonzero(plain), np.flatnonzero(reducer))
+        assert (np.abs(plain - reducer) <= allowed).all()
+
+
+def test_bench_reducers_peers_takes_turns_with_the_transcription():
+    own, plain = lines("reducers", "--peers", "-np", "3", "--size", "3001", "--steps", "2")
+    assert (own["subject"], own["peer"]) == ("oktopk", "oktopk_numpy")
+    assert (plain["subject"], plain["peer"]) == ("oktopk_numpy", None)
+    assert own["peer_seconds"] == plain["seconds"]
+    assert own["case"]["clock"] == plain["case"]["clock"] == "cpu"
+    assert own["stages"] is plain["stages"] is plain["prediction"] is None
+    assert plain["entries"]["selected"] >= 1
+    assert plain["bytes"]["inter"] == 0  # three ranks on one node of up to four
+
+
+# ------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("selection", "--size", "0"), "--size: expected at least 1, got 0"),
+        (("selection", "--density", "2"), "density: expected a number in (0, 1], got 2.0"),
+        (("reducers", "--density", "nan"), "density: expected a number in (0, 1], got nan"),
+        (("reducers", "-np", "0"), "-np: expected at least 1, got 0"),
+        (("reducers", "--ranks-per-node", "-1"), "--ranks-per-node: expected at least 1, got -1"),
+        (("reducers", "--steps", "0"), "--steps: expected at least 1, got 0"),
+        (("reducers", "--inter-gbit", "0"), "--inter-microseconds, --inter-gbit: gbit_per_second: expected"),
+        (("reducers", "--reducer", "hitopkk"), 'unknown reducer "hitopkk" (known: dense, '),
+        (
+            ("reducers", "--peers", "--reducer", "dense"),
+            "--reducer: expected one with --peers (oktopk), got dense",
+        ),
+    ],
+)
+def test_a_bad_value_is_one_line_and_status_2(words, message):
+    result = bench(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"cloudtrain: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_benches_load_no_framework_and_start_no_mpi():
+    program = (
+        "import sys; from training.cli import app;"
+        "brief = ('--quick', '--size', '999', '--json');"
+        "app(['bench', 'selection', *brief], standalone_mode=False);"
+        "app(['bench', 'reducers', *brief, '--reducer', 'hitopk'], standalone_mode=False);"
+        "heavy = {'tensorflow', 'keras', 'horovod', 'cupy', 'mpi4py.MPI'};"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
+    )
+    result = run(sys.executable, "-c", program)
+    assert (result.returncode, result.stderr) == (0, ""), tail(result)
+
+
+@pytest.mark.launch
+def test_on_real_ranks_rank_0_prints_wall_time():
+    options = ("--quick", "--size", "3001", "--ranks-per-node", "1", "--json")
+    result = mpirun(2, "cloudtrain", "bench", "reducers", *options, "--reducer=hitopk", "--reducer=dense")
+    assert result.returncode == 0, tail(result)
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["subject"] for line in told] == ["hitopk", "dense"]
+    for line in told:
+        assert line["case"]["clock"] == "wall"
+        assert line["case"]["ranks_of_nodes"] == [1, 1]
+        assert line["case"]["quick"] is True
+    k = round(0.01 * 3001)
+    assert told[0]["bytes"] == {"intra": 0, "inter": 8 * k}  # (m − 1)·k entries of 8 bytes
+    assert told[0]["entries"]["selected"] == k

@@ -1,0 +1,49 @@
+"""What the benches feed in: drawn from a seed, so that a repeated run sees the same numbers."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from commlib.vectors import Float32
+
+SEED = 20_221_121
+DEGREES_OF_FREEDOM = 3  # of gradients: a variance, but far outliers
+LAYERS = 24  # with a scale each: large entries lie in clusters, as in real gradients
+
+LAWS: dict[str, Callable[[np.random.Generator, int], "np.typing.NDArray[np.float64]"]] = {
+    "gaussian": lambda generator, size: generator.standard_normal(size),
+    "student-t, 2 degrees": lambda generator, size: generator.standard_t(2, size),
+}
+
+
+def draw(law: str, size: int) -> Float32:
+    """Return ``size`` entries of one of the ``LAWS``, float32."""
+    return LAWS[law](np.random.default_rng(SEED), size).astype(np.float32)
+
+
+class Gradients:
+    """Gradients that resemble those of training: heavy tailed, in clusters, partly shared between ranks.
+
+    An entry is ``scale·(lasting + step + own)``: the first equal on all ranks in all steps, the second on all
+    ranks in one step, the third of one rank in one step.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        generator = np.random.default_rng(SEED)
+        scales = np.exp(generator.normal(size=LAYERS)).astype(np.float32)
+        lasting, noise = generator.standard_t(DEGREES_OF_FREEDOM, (2, size)).astype(np.float32)
+        self._scale = scales[np.arange(size) * LAYERS // size]
+        self._lasting = lasting
+        self._noise = np.tile(noise, 2)  # drawn once: every window of it is a rotation, as good as a new draw
+
+    def of(self, rank: int, step: int) -> Float32:
+        """Return the gradient of one rank in one step, a new float32 array of shape ``(size,)``."""
+        gradient: Float32 = self._lasting + self._window(step, 0)
+        gradient += self._window(step, 1 + rank)
+        gradient *= self._scale
+        return gradient
+
+    def _window(self, step: int, number: int) -> Float32:
+        start = int(np.random.default_rng([SEED, step, number]).integers(self.size))
+        return self._noise[start : start + self.size]

@@ -1,0 +1,138 @@
+"""What a bench tells: one record a line as JSON, or tables."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from commlib import LinkBytes
+from training.bench.timing import Seconds
+
+WIDTH = 180  # more than any table has: a terminal may break lines, numbers are not cut off
+
+
+@dataclass(frozen=True)
+class Record:
+    """A subject measured in a case, beside one peer or none.
+
+    ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step.
+    ``more``: keys of this bench alone.
+    """
+
+    bench: str
+    case: dict[str, Any]
+    subject: str
+    seconds: Seconds
+    peer: str | None = None
+    peer_seconds: Seconds | None = None
+    missing: str | None = None
+    bytes: LinkBytes = LinkBytes()
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the peer's median over the subject's: above 1 the subject is the faster one."""
+        if self.peer_seconds is None or self.seconds.median == 0:
+            return None
+        return self.peer_seconds.median / self.seconds.median
+
+    def line(self) -> str:
+        """Return the record as one JSON object without a NaN or an infinity."""
+        keys = {
+            "bench": self.bench,
+            "case": self.case,
+            "subject": self.subject,
+            "peer": self.peer,
+            **({"missing": self.missing} if self.missing else {}),
+            "seconds": asdict(self.seconds),
+            "peer_seconds": self.peer_seconds and asdict(self.peer_seconds),
+            "ratio": self.ratio,
+            "bytes": asdict(self.bytes),
+            **self.more,
+            "machine": machine(),
+            "command": command(),
+        }
+        return json.dumps(keys, allow_nan=False, ensure_ascii=False)
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, cores of this process, memory, versions."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / (1 << 30), 1),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "numba": version("numba"),
+        "platform": platform.platform(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def command() -> str:
+    """Return the command line of this process, as a shell takes it."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def print_lines(records: Iterable[Record]) -> None:
+    """Print each record as a line of JSON as soon as it is there."""
+    for record in records:
+        print(record.line(), flush=True)
+
+
+def print_table(
+    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
+) -> None:
+    """Print a table, its title above and the notes below it; plain where standard output is no terminal."""
+    # Open MPI gives its ranks a terminal that it has made up.
+    is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
+    console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if place else "left", vertical="bottom", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(title, markup=False)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False)
+    console.print()
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds in ms, without the unit.
+
+    >>> milliseconds(0.0123456), milliseconds(1.5)
+    ('12.346', '1,500.0')
+    """
+    return f"{seconds * 1e3:,.{1 if seconds >= 0.1 else 3}f}"
+
+
+def times(ratio: float | None) -> str:
+    """Return how many times as fast, or a dash where there is nothing to compare with.
+
+    >>> times(12.345), times(0.0123), times(None)
+    ('12.3', '0.0123', '–')
+    """
+    return "–" if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"

@@ -1,0 +1,177 @@
+"""``cloudtrain bench selection``: every selector beside torch.topk, np.partition and a bare read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib import SELECTORS
+from commlib.compiled import compiled
+from commlib.density import check_density, entries
+from commlib.errors import InvalidArgument
+from commlib.selection import make_selector
+from commlib.vectors import Float32
+from training.bench.checks import Order, WrongResult, check_selection, ranking
+from training.bench.inputs import LAWS, draw
+from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.timing import WARM_UP_RUNS, alternate, rotations
+from training.job import FAILURE, complain, refuse
+
+SIZES, QUICK_SIZES = (1_000_000, 25_000_000), (1_000_000, 4_000_000)
+DENSITIES = (0.001, 0.01)
+RUNS, QUICK_RUNS = 11, 5
+# What a selector remembers while it is timed; its first calls, before the check, have seen to it.
+STATES = {"reused": {"state": "reused threshold"}}
+
+Contender = Callable[[Float32], Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Sizes in entries and densities to measure; empty ones stand for the defaults."""
+
+    sizes: Sequence[int] = ()
+    densities: Sequence[float] = ()
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if size < 1:
+                raise InvalidArgument(f"--size: expected at least 1, got {size}")
+        for density in self.densities:
+            check_density(density)
+
+
+def bench(as_json: bool, **options: Any) -> int:
+    """Print the records of all cases and return the exit status."""
+    try:
+        cases = measure(Options(**options))
+    except InvalidArgument as error:
+        refuse(str(error))
+    try:
+        for records in cases:
+            if as_json:
+                print_lines(records)
+            else:
+                _print_case(records)
+    except WrongResult as error:
+        complain(str(error))
+        return FAILURE
+    return 0
+
+
+def measure(options: Options) -> Iterator[list[Record]]:
+    """Yield the records of one case after the other: size, input, density."""
+    densities = options.densities or DENSITIES
+    for size in options.sizes or (QUICK_SIZES if options.quick else SIZES):
+        for law in LAWS:
+            inputs = rotations(draw(law, size))
+            order = ranking(inputs[0], max(entries(density, size) for density in densities))
+            for density in densities:
+                k = entries(density, size)
+                case = {"size": size, "density": density, "k": k, "input": law, "inputs": len(inputs)}
+                yield _measure_case(case | {"quick": options.quick}, inputs, order[:k])
+
+
+def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Order) -> list[Record]:
+    k = len(largest)
+    subjects: dict[str, Contender] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
+    peers = {name: find(k) for name, find in PEERS.items()}
+    found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
+    seconds = alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS)
+    return [
+        Record(
+            bench="selection",
+            case=case | STATES.get(subject, {}),
+            subject=subject,
+            seconds=seconds[subject],
+            peer=name,
+            peer_seconds=seconds.get(name),
+            missing=peer if isinstance(peer, str) else None,
+        )
+        for subject in subjects
+        for name, peer in peers.items()
+    ]
+
+
+def _checked(name: str, vector: Float32, largest: Order) -> Contender:
+    """Return a selector whose third result, in the state that is timed, was right."""
+    selector = make_selector(name)
+    for _ in range(WARM_UP_RUNS):
+        selector.select(vector, len(largest))
+    check_selection(name, vector, largest, selector.select(vector, len(largest)))
+    return lambda given: selector.select(given, len(largest))
+
+
+def _torch_topk(k: int) -> Contender | str:
+    """Return ``torch.topk`` of the magnitudes on one thread, or why there is none."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    torch.set_num_threads(1)
+
+    def select(vector: Float32) -> Any:
+        tensor = torch.from_numpy(vector)
+        indices = torch.topk(tensor.abs(), k, sorted=False).indices
+        return indices, tensor[indices]
+
+    return select
+
+
+def _np_partition(k: int) -> Contender:
+    return partial(partition_and_compare, k=k)
+
+
+def partition_and_compare(vector: Float32, k: int) -> tuple[npt.NDArray[np.int64], Float32]:
+    """Return indices and values of what reaches the ``k``-th largest magnitude, in plain NumPy."""
+    magnitudes = np.abs(vector)
+    threshold = np.partition(magnitudes, len(vector) - k)[len(vector) - k]
+    indices = np.flatnonzero(magnitudes >= threshold)
+    return indices, vector[indices]
+
+
+def _read(k: int) -> Contender:
+    return lambda vector: largest_magnitude(vector.view(np.uint32))
+
+
+@compiled
+def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
+    """Return the largest magnitude, as bits: what one pass over the vector takes, and no selector less."""
+    largest = np.uint32(0)
+    for i in range(len(bits)):  # by index: LLVM makes vector instructions of this, and none of an iterator
+        largest = max(largest, bits[i] & np.uint32(0x7FFF_FFFF))
+    return largest
+
+
+PEERS: dict[str, Callable[[int], Contender | str]] = {
+    "torch.topk": _torch_topk,
+    "np.partition": _np_partition,
+    "read": _read,
+}
+
+
+def _print_case(records: Sequence[Record]) -> None:
+    """Print a table: a line a selector, a column a peer."""
+    case = records[0].case
+    title = f"{case['size']:,} entries, {case['input']}, density {case['density']:.3%}, k = {case['k']:,}"
+    rows = []
+    for subject in dict.fromkeys(record.subject for record in records):
+        own = [record for record in records if record.subject == subject]
+        seconds = own[0].seconds
+        spread = [milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)]
+        rows.append([subject, *spread, *(times(record.ratio) for record in own)])
+    peers = {record.peer: record for record in records}
+    header = ["selector", "ms", "min ms", "max ms", *(f"× {name}" for name in peers)]
+    notes = [_note(record) for record in peers.values()]
+    print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
+
+
+def _note(record: Record) -> str:
+    if record.peer_seconds is None:
+        return f"× {record.peer}: {record.missing}"
+    median = milliseconds(record.peer_seconds.median)
+    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {record.seconds.runs}"

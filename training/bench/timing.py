@@ -1,0 +1,75 @@
+"""Samples of seconds, and how they are taken: contenders alternate, on inputs that no cache holds."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from commlib.vectors import Float32
+
+Input = TypeVar("Input")
+
+WARM_UP_RUNS = 2
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_CACHE_BYTES = 32 << 20  # where the machine does not say
+MOST_INPUTS = 256
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What several runs took."""
+
+    median: float
+    min: float
+    max: float
+    runs: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Seconds":
+        """Return the summary of one sample or more.
+
+        >>> Seconds.of([3.0, 1.0, 2.0])
+        Seconds(median=2.0, min=1.0, max=3.0, runs=3)
+        """
+        return cls(statistics.median(samples), min(samples), max(samples), len(samples))
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[Input], object]],
+    inputs: Sequence[Input],
+    runs: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Seconds]:
+    """Return the seconds of each contender; in every run each is called once, in the order given.
+
+    So whatever else the machine does meets all of them. Each call gets the next of ``inputs``, round and
+    round. The first runs are not counted.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    rotated = cycle(inputs)
+    for _ in range(WARM_UP_RUNS + runs):
+        for name, contender in contenders.items():
+            given = next(rotated)
+            start = clock()
+            result = contender(given)
+            samples[name].append(clock() - start)
+            del result  # only now: giving memory back is not part of the work
+    return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
+
+
+def rotations(vector: Float32) -> list[Float32]:
+    """Return ``vector`` and rotated copies of it: two or more, together twice as large as the caches."""
+    count = min(MOST_INPUTS, max(2, -(-2 * cache_bytes() // vector.nbytes)))
+    return [np.roll(vector, turn * len(vector) // count) for turn in range(count)]
+
+
+def cache_bytes() -> int:
+    """Return the size of the processor's largest cache."""
+    sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=USUAL_CACHE_BYTES)
