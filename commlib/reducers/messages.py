@@ -1,11 +1,12 @@
-"""Messages whose lengths only their senders know."""
+"""Messages whose lengths only their senders know, and entries that move until all ranks hold equally many."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.transport.base import Communicator, Request
+from commlib.transport.base import Array, Communicator, Request
+from commlib.vectors import partition
 from commlib.wire import Message
 
 
@@ -22,6 +23,23 @@ def swap_messages(comm: Communicator, outgoing: Sequence[Message]) -> list[Messa
     incoming = [np.empty(length, np.uint8) for length in lengths]
     comm.exchange(outgoing, incoming)
     return incoming
+
+
+def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
+    """Move entries between ranks until all hold equal shares, in the order of the ranks.
+
+    ``held``: arrays of ``counts[comm.rank]`` entries each. Who sends what to whom follows from the counts
+    that all ranks know, so nothing is asked.
+    """
+    ends = np.concatenate([[0], counts.cumsum()])
+    wanted = partition(int(ends[-1]), comm.size)
+    first, last = ends[comm.rank : comm.rank + 2]
+    cuts = np.clip(wanted, first, last) - first
+    come_from = np.diff(np.clip(ends, wanted[comm.rank], wanted[comm.rank + 1]))
+    evened = [np.empty(wanted[comm.rank + 1] - wanted[comm.rank], array.dtype) for array in held]
+    for array, received in zip(held, evened, strict=True):
+        comm.exchange(np.split(array, cuts[1:-1]), np.split(received, come_from.cumsum()[:-1]))
+    return evened
 
 
 def send_message(comm: Communicator, message: Message, destination: int) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
+from commlib.reducers.messages import even_out
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.transport.base import Request
-from commlib.vectors import Float32, Index, SparseVector, concatenate, index_dtype, partition, total, void
+from commlib.vectors import SparseVector, concatenate, index_dtype, partition, total, void
 from commlib.wire import Message
 
 BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
@@ -164,30 +165,13 @@ class OkTopK(SelectingReducer):
         indices += indices.dtype.type(self._regions[comm.rank])
         values, counts = kept.values, comm.agree([kept.entries])[:, 0]
         if counts.max() * comm.size > IMBALANCE * counts.sum():
-            indices, values, counts = self._balance(indices, values, counts)
+            indices, values = even_out(comm, [indices, values], counts)
+            counts = np.diff(partition(int(counts.sum()), comm.size))
         parts = [(np.empty(count, indices.dtype), np.empty(count, np.float32)) for count in counts]
         comm.allgather(indices, [part for part, _ in parts])
         comm.allgather(values, [part for _, part in parts])
         all_indices = np.concatenate([part for part, _ in parts])
         return SparseVector(self.length, all_indices, np.concatenate([part for _, part in parts]))
-
-    def _balance(
-        self, indices: Index, values: Float32, counts: npt.NDArray[np.int64]
-    ) -> tuple[Index, Float32, npt.NDArray[np.int64]]:
-        """Move entries between ranks until all hold equal shares, in the order of their indices.
-
-        Who sends what to whom follows from the counts that all ranks know.
-        """
-        comm = self.comm
-        held = np.concatenate([[0], counts.cumsum()])
-        wanted = partition(int(held[-1]), comm.size)
-        cuts = np.clip(wanted, held[comm.rank], held[comm.rank + 1]) - held[comm.rank]
-        come_from = np.diff(np.clip(held, wanted[comm.rank], wanted[comm.rank + 1]))
-        share = int(wanted[comm.rank + 1] - wanted[comm.rank])
-        balanced = np.empty(share, indices.dtype), np.empty(share, np.float32)
-        for array, received in zip((indices, values), balanced, strict=True):
-            comm.exchange(np.split(array, cuts[1:-1]), np.split(received, come_from.cumsum()[:-1]))
-        return *balanced, np.diff(wanted)
 
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector

@@ -12,7 +12,7 @@ from commlib.reducers.base import Outcome, Reducer
 from commlib.selection import make_selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector
-from commlib.wire import Message, make_codec
+from commlib.wire import Codec, Message, make_codec
 
 
 class SparseReducer(Reducer):
@@ -153,15 +153,18 @@ class SelectingReducer(SparseReducer):
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
         self._dropped.append((at, vector))
 
-    def encode(self, vector: SparseVector, at: int = 0, *, keeps: bool = True) -> Message:
-        """Return the message for ``vector``, which begins at ``at`` of the own range.
+    def encode(
+        self, vector: SparseVector, at: int = 0, *, codec: Codec | None = None, keeps: bool = True
+    ) -> Message:
+        """Return the message for ``vector``, which begins at ``at`` of the own range, in the reducer's codec.
 
         What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it.
         """
-        message = self.codec.encode(vector)
-        if keeps and not self.codec.lossless:
+        codec = codec or self.codec
+        message = codec.encode(vector)
+        if keeps and not codec.lossless:
             self.drop(vector, at)
-            self.drop(self.codec.decode(message, vector.size).divided_by(-1), at)
+            self.drop(codec.decode(message, vector.size).divided_by(-1), at)
         return message
 
     @property

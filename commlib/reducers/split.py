@@ -3,13 +3,14 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import SparseVector, concatenate, partition, total
-from commlib.wire import VALUE_CODECS
+from commlib.wire import VALUE_CODECS, Codec, Message, make_codec
 
 
 class SplitReducer(SelectingReducer):
@@ -32,6 +33,33 @@ class SplitReducer(SelectingReducer):
             low, high = self._ranges[comm.rank]
             return total([self.codec.decode(message, high - low) for message in received])
 
+    def _gather_ranges(self, message: Message, lengths: npt.NDArray[np.int64], codec: Codec) -> SparseVector:
+        """Return the vector of which every rank sends its range, ``lengths[r]`` bytes from rank ``r``.
+
+        Where one of them is dense, so is the vector, and plain float32 arrive in their place in it.
+        """
+        sizes = [high - low for low, high in self._ranges]
+        is_dense = [
+            0 < codec.message_bytes(size, size) == length for size, length in zip(sizes, lengths, strict=True)
+        ]
+        if not any(is_dense):
+            with self.measure(self.link):
+                messages = gather_messages(self.comm, message, lengths)
+            with self.measure("combine"):
+                return concatenate(list(map(codec.decode, messages, sizes)))
+        combined = np.empty(self.length, np.float32)
+        parts = [combined[low:high] for low, high in self._ranges]
+        messages = [
+            part.view(np.uint8) if part.nbytes == length else np.empty(length, np.uint8)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+        with self.measure(self.link):
+            self.comm.allgather(message, messages)
+        with self.measure("combine"):
+            for part, each in zip(parts, messages, strict=True):
+                part[...] = codec.decode(each, len(part)).to_dense()
+        return SparseVector(self.length, None, combined)
+
 
 class SSARSplit(SplitReducer):
     """Split, add up, all-gather the sums as sparse vectors (SparCML, SSAR_Split_allgather)."""
@@ -40,17 +68,10 @@ class SSARSplit(SplitReducer):
         own = self._add_up_own_range(selected, finite)
         if own is None:
             return None
-        comm = self.comm
-        message = self.encode(own, at=self._ranges[comm.rank][0])
+        message = self.encode(own, at=self._ranges[self.comm.rank][0])
         with self.measure(self.link):
-            lengths = comm.agree([len(message)])[:, 0]
-            messages = gather_messages(comm, message, lengths)
-        with self.measure("combine"):
-            decoded = [
-                self.codec.decode(each, high - low)
-                for each, (low, high) in zip(messages, self._ranges, strict=True)
-            ]
-            return concatenate(decoded)
+            lengths = self.comm.agree([len(message)])[:, 0]
+        return self._gather_ranges(message, lengths, self.codec)
 
 
 class DSARSplit(SplitReducer):
@@ -63,27 +84,17 @@ class DSARSplit(SplitReducer):
     def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **settings: Any) -> None:
         if sums not in VALUE_CODECS:
             raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {sums!r}")
-        self._sums_name, self._sums = sums, VALUE_CODECS[sums]()
+        self._sums_name, self._sums = sums, make_codec(sums)
         super().__init__(topology, size, **settings)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         own = self._add_up_own_range(selected, finite)
         if own is None:
             return None
-        sums, lengths = own.to_dense(), [high - low for low, high in self._ranges]
-        message = self._sums.encode(sums)
-        message_bytes = np.array([self._sums.message_bytes(length) for length in lengths])
-        with self.measure(self.link):
-            messages = gather_messages(self.comm, message, message_bytes)
-        with self.measure("combine"):
-            decoded = [
-                self._sums.decode(each, length) for each, length in zip(messages, lengths, strict=True)
-            ]
-            rank = self.comm.rank
-            if not self._sums.lossless:
-                lost = SparseVector(lengths[rank], None, sums - decoded[rank])
-                self.drop(lost, at=self._ranges[rank][0])
-            return SparseVector(self.length, None, np.concatenate(decoded))
+        dense = SparseVector(own.size, None, own.to_dense())
+        message = self.encode(dense, at=self._ranges[self.comm.rank][0], codec=self._sums)
+        lengths = [self._sums.message_bytes(high - low, high - low) for low, high in self._ranges]
+        return self._gather_ranges(message, np.array(lengths), self._sums)
 
     def settings(self) -> tuple[Any, ...]:
         """See :meth:`Reducer.settings`."""
