@@ -207,8 +207,9 @@ def test_infinities_of_both_signs_that_meet_in_a_sum_void_the_step_and_leave_no_
 
     seen = ranks.run(body)
     assert {finite for finite, _, _ in seen} == {seen[0][0]}
-    # 3e38 alone is finite, and so is its difference from another; from four ranks on there is an infinity
-    assert not seen[0][0] or ranks.size < 4 or clips(options)
+    # 3e38 alone is finite, and so is its difference from another. With four ranks or eight, whatever the
+    # algorithm adds first has one sign; with six, ssar_doubling folds ranks of both signs together.
+    assert not seen[0][0] or ranks.size not in (4, 8) or clips(options)
     assert all(clean and finite_after for _, clean, finite_after in seen)
 
 
