@@ -1,7 +1,8 @@
 """Whether ranks hold the same: compared by digests of eight bytes."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,3 +28,20 @@ def differing(digests: npt.NDArray[np.int64]) -> list[int]:
     """
     ranks: list[int] = np.flatnonzero(digests != digests[0]).tolist()
     return ranks
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> str:
+    """Return what differs between the settings of ranks 0, 1, …, and who has what.
+
+    >>> differences([{"size": 8, "density": 0.1}, {"size": 8, "density": 0.2}, {"size": 8, "density": 0.2}])
+    'density is 0.1 on ranks [0], 0.2 on ranks [1, 2]'
+    """
+    lines = []
+    for key in dict.fromkeys(key for each in settings for key in each):
+        ranks_with: dict[str, list[int]] = {}
+        for rank, each in enumerate(settings):
+            ranks_with.setdefault(repr(each.get(key)), []).append(rank)
+        if len(ranks_with) > 1:
+            values = ", ".join(f"{value} on ranks {ranks}" for value, ranks in ranks_with.items())
+            lines.append(f"{key} is {values}")
+    return "; ".join(lines)

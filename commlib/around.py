@@ -1,9 +1,11 @@
 """What is put around a reducer: each is used like the reducer inside of it, and all can be nested.
 
+The outermost sees the gradient first: clip, then correct the momentum.
+
 >>> from commlib import Topology, make_reducer, transport
 >>> def step(comm):
 ...     reducer = make_reducer("hitopk", Topology(comm), size=1000, density=0.01)
-...     reducer = WarmUp(MomentumCorrection(LocalClipping(reducer, norm=1.0), 0.9), (0.25, 0.05), 100)
+...     reducer = WarmUp(LocalClipping(MomentumCorrection(reducer, 0.9), norm=1.0), (0.25, 0.05), 100)
 ...     reducer.reduce(np.arange(1000))
 ...     return reducer.last.selected
 >>> transport.simulated.run(step, world_size=2)
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Report
+from commlib.reducers.base import Report, as_gradient, check_settings
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index
@@ -67,12 +69,17 @@ class Around:
         """See :meth:`commlib.Reducer.absorb`."""
         self.reducer.absorb(residual)
 
+    def settings(self) -> dict[str, Any]:
+        """Return what this one was made with, by name."""
+        return {"around": type(self).__name__}
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a restored one needs to go on bitwise; the arrays are copies."""
-        return {"reducer": self.reducer.state_dict()}
+        return {"settings": self.settings(), "reducer": self.reducer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
+        """Restore what ``state_dict`` returned; that of other settings is refused, and changes nothing."""
+        check_settings(state["settings"], self.settings())
         self.reducer.load_state_dict(state["reducer"])
 
 
@@ -86,11 +93,12 @@ class LocalClipping(Around):
         if not 0 < norm < float("inf"):
             raise InvalidArgument(f"norm: expected a number above 0, got {norm!r}")
         super().__init__(reducer)
+        self._norm = norm
         self._most = norm / self.topology.world.size**0.5
 
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
         """See :meth:`commlib.Reducer.reduce`."""
-        vector = np.asarray(gradient, np.float32)
+        vector = as_gradient(gradient, self.size)
         largest = float(np.abs(vector).max(initial=0))
         if 0 < largest < float("inf"):  # what is not finite voids the step
             # Squares of float32 overflow at 2e19: those of the vector over its largest do not.
@@ -99,31 +107,48 @@ class LocalClipping(Around):
                 vector = vector * np.float32(self._most / norm)
         return self.reducer.reduce(vector)
 
+    def settings(self) -> dict[str, Any]:
+        """See :meth:`Around.settings`."""
+        return super().settings() | {"norm": self._norm}
+
 
 class MomentumCorrection(Around):
-    """Accumulates velocities instead of gradients: ``u ← m·u + g`` (DGC, equation 4 and section 3.2).
+    """Accumulates velocities instead of gradients: ``u ← m·u + g`` (DGC, section 3.2).
 
     The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts anew when the entry
-    has been given away, so that no stale momentum is carried on (DGC's momentum factor masking). What the
-    reducer promises not to lose are then the velocities.
+    has been given away, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
+    What the reducer promises not to lose are then the velocities.
     """
 
     def __init__(self, reducer: Sparse, momentum: float, *, masking: bool = True) -> None:
         if not 0 <= momentum < 1:
             raise InvalidArgument(f"momentum: expected a number in [0, 1), got {momentum!r}")
         super().__init__(reducer)
+        inside = reducer
+        while isinstance(inside, Around):
+            if isinstance(inside, LocalClipping):  # it would clip velocities
+                raise InvalidArgument(
+                    "reducer: expected LocalClipping around MomentumCorrection, got it inside"
+                )
+            inside = inside.reducer
         self._momentum, self._masking = np.float32(momentum), masking
         self._velocity = np.zeros(self.size, np.float32)
 
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
         """See :meth:`commlib.Reducer.reduce`; a void step leaves the velocity as it was."""
-        velocity = self._momentum * self._velocity + np.asarray(gradient, np.float32)
+        vector = as_gradient(gradient, self.size)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite voids the step
+            velocity = self._momentum * self._velocity + vector
         mean = self.reducer.reduce(velocity)
         if self.last is not None and self.last.finite:
             if self._masking:
                 velocity[self.reducer.given_away(mean)] = 0
             self._velocity = velocity
         return mean
+
+    def settings(self) -> dict[str, Any]:
+        """See :meth:`Around.settings`."""
+        return super().settings() | {"momentum": float(self._momentum), "masking": self._masking}
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Around.state_dict`."""
@@ -162,12 +187,28 @@ class WarmUp(Around):
         self._follow()
         return mean
 
+    def set_density(self, density: float) -> None:
+        """Change the density that the warm-up ends at."""
+        self._densities[-1] = check_density(density)
+        self._follow()
+
+    def settings(self) -> dict[str, Any]:
+        """See :meth:`Around.settings`."""
+        return super().settings() | {"densities": self._densities, "steps_per_epoch": self._steps_per_epoch}
+
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Around.state_dict`."""
         return super().state_dict() | {"steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Around.load_state_dict`."""
-        self._steps = state["steps"]
-        self._follow()
-        super().load_state_dict(state)
+        steps = self._steps
+        check_settings(state["settings"], self.settings())
+        try:
+            self._steps = state["steps"]
+            self._follow()  # the reducer's state is of that step's density
+            super().load_state_dict(state)
+        except InvalidArgument:
+            self._steps = steps
+            self._follow()
+            raise

@@ -1,17 +1,14 @@
 """How many entries a density selects, and densities to begin a training with."""
 
-from numbers import Real
-
 from commlib.errors import InvalidArgument
 
 # Of the first four epochs (gTop-k, section IV).
 GTOPK_WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 
 
-def check_density(density: float) -> float:
+def check_density(density: float | None) -> float:
     """Return ``density`` if it lies in (0, 1]; raise ``InvalidArgument`` otherwise."""
-    is_number = isinstance(density, Real) and not isinstance(density, bool)
-    if not is_number or not 0 < density <= 1:
+    if not isinstance(density, (float, int)) or isinstance(density, bool) or not 0 < density <= 1:
         raise InvalidArgument(f"density: expected a number in (0, 1], got {density!r}")
     return float(density)
 

@@ -6,7 +6,7 @@
     ├── UnknownName      a reducer, selector or codec that no table holds   (also a ValueError)
     ├── InvalidArgument  a value outside what its argument allows            (also a ValueError)
     ├── NonFiniteInput   a NaN or an infinity where numbers are compared     (also a ValueError)
-    ├── RanksDisagree    ranks that should hold equal state do not
+    ├── RanksDisagree    ranks that should hold equal state do not          (also a ValueError)
     └── PeerFailed       another rank stopped, so this one cannot go on
 """
 
@@ -33,7 +33,7 @@ class NonFiniteInput(CommlibError, ValueError):
     """A NaN or an infinity in a vector whose magnitudes were to be compared."""
 
 
-class RanksDisagree(CommlibError):
+class RanksDisagree(CommlibError, ValueError):
     """Ranks that should hold equal state, or should be at the same step, are not."""
 
 
@@ -47,7 +47,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     >>> suggestion("hitopkk", ["dense", "hitopk"])
     ', did you mean "hitopk"?'
     """
-    nearest = difflib.get_close_matches(name, list(known), n=1)
+    nearest = difflib.get_close_matches(str(name), list(known), n=1)
     return f', did you mean "{nearest[0]}"?' if nearest else ""
 
 
@@ -59,6 +59,6 @@ def look_up(table: Mapping[str, Member], kind: str, name: str) -> Member:
     """
     try:
         return table[name]
-    except KeyError:
+    except (KeyError, TypeError):  # not in it, or nothing that a table can hold
         known = ", ".join(table)
         raise UnknownName(f'unknown {kind} "{name}" (known: {known}){suggestion(name, table)}') from None

@@ -153,10 +153,14 @@ class SparseVector:
         """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
         if k < 0:
             raise InvalidArgument(f"k: expected at least 0, got {k}")
-        order = np.argsort(-np.abs(self.values), kind="stable")[:k]
-        order.sort()
-        indices = order if self.indices is None else self.indices[order]
-        return SparseVector(self.size, indices.astype(index_dtype(self.size)), self.values[order])
+        magnitudes = np.abs(self.values)
+        k = min(k, self.entries)
+        if k == 0:
+            return SparseVector.empty(self.size)
+        threshold = np.partition(magnitudes, -k)[-k]
+        kept = magnitudes > threshold
+        kept[np.flatnonzero(magnitudes == threshold)[: k - np.count_nonzero(kept)]] = True
+        return self.where(kept)
 
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices ``others`` does not hold."""
@@ -182,6 +186,20 @@ def _is_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
             place += 1
         missing[i] = place == len(others) or others[place] != indices[i]
     return missing
+
+
+@compiled
+def _add_equal(indices: Index, values: Float32, order: npt.NDArray[np.int64]) -> tuple[Index, Float32]:
+    """Return the distinct indices in ``order``, and the sum of the values of each."""
+    distinct, sums = np.empty_like(indices), np.empty_like(values)
+    filled = 0
+    for place in order:
+        if filled == 0 or indices[place] != distinct[filled - 1]:
+            distinct[filled] = indices[place]
+            sums[filled] = 0
+            filled += 1
+        sums[filled - 1] += values[place]
+    return distinct[:filled].copy(), sums[:filled].copy()
 
 
 def void(size: int) -> SparseVector:
@@ -224,8 +242,6 @@ def total(vectors: Sequence[SparseVector]) -> SparseVector:
         for vector in vectors:
             vector.add_to(dense)
         return SparseVector(size, None, dense)
-    indices = np.unique(np.concatenate(sparse))
-    values = np.zeros(len(indices), np.float32)
-    for vector, own in zip(vectors, sparse, strict=True):
-        values[np.searchsorted(indices, own)] += vector.values
-    return SparseVector(size, indices, values)
+    indices, values = np.concatenate(sparse), np.concatenate([vector.values for vector in vectors])
+    # Sorted runs are merged; stable, so that values of one index stay in the order of the vectors.
+    return SparseVector(size, *_add_equal(indices, values, np.argsort(indices, kind="stable")))

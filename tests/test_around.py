@@ -5,6 +5,7 @@ import pytest
 
 from commlib import REDUCERS, InvalidArgument, RanksDisagree, Topology, density, make_reducer
 from commlib.around import Around, LocalClipping, MomentumCorrection, WarmUp
+from commlib.transport import simulated
 
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
 
@@ -81,7 +82,8 @@ def test_without_masking_the_mean_is_that_of_the_velocities(ranks):
         np.testing.assert_array_less(np.abs(mean - velocity.mean(axis=0)), 16 * 2.0**-23 * scale)
 
 
-def test_masking_starts_the_velocity_of_what_was_sent_anew(ranks):
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_masking_starts_the_velocity_of_what_was_sent_anew(size):
     """k = 1 of 3: the first entry is sent in the first step, the second one has gathered more by the next."""
 
     def body(comm):
@@ -90,9 +92,7 @@ def test_masking_starts_the_velocity_of_what_was_sent_anew(ranks):
         gradient = np.array([8, 6, 0], np.float32)
         return [corrected.reduce(gradient) for _ in range(3)], corrected.residual
 
-    if ranks.size == 1:
-        return  # nobody to send to: see below
-    for means, residual in ranks.run(body):
+    for means, residual in simulated.run(body, size):
         # velocities 8, 6: 8 is sent, 6 stays. Then 8 (masked) and 3 + 6: 9 + 6 = 15 is sent, 8 stays.
         # Then 4 + 8 and 6 (masked): 12 + 8 = 20 is sent, 6 stays.
         assert [mean.tolist() for mean in means] == [[8, 0, 0], [0, 15, 0], [20, 0, 0]]
@@ -108,10 +108,9 @@ def test_one_rank_has_plain_momentum_with_and_without_masking(ranks):
     assert ranks.run(body) == [[[1, 2], [1.5, 3], [1.75, 3.5]]] * ranks.size
 
 
-def test_what_ok_topk_does_not_apply_keeps_its_velocity(ranks):
+@pytest.mark.parametrize("size", [3, 4, 5, 8])
+def test_what_ok_topk_does_not_apply_keeps_its_velocity(size):
     """Rank 0 sends 1 at its own place: it is below the others' 10s, and not in the global top-k."""
-    if ranks.size < 3:
-        return
 
     def body(comm):
         reducer = MomentumCorrection(make_reducer("oktopk", Topology(comm), 100, density=0.01), 0.5)
@@ -121,11 +120,11 @@ def test_what_ok_topk_does_not_apply_keeps_its_velocity(ranks):
         second = reducer.reduce(np.zeros(100, np.float32))
         return first, second, reducer.residual
 
-    for rank, (first, second, residual) in enumerate(ranks.run(body)):
+    for rank, (first, second, residual) in enumerate(simulated.run(body, size)):
         assert first[20] == 0 < first[70]
         assert second[70] == 0  # masked, and nothing left
         if rank == 0:
-            assert residual[20] + ranks.size * second[20] == 1.5  # 1, and then half of it
+            assert residual[20] + size * second[20] == 1.5  # 1, and then half of it
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -173,10 +172,9 @@ def test_a_void_step_leaves_the_velocity_as_it_was(ranks):
 # ------------------------------------------------------------- density
 
 
+@pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("name", SPARSE)
-def test_warm_up_goes_through_its_densities_and_ends_at_the_reducers_own(ranks, name):
-    if ranks.size == 1:
-        return  # one rank applies everything at any density
+def test_warm_up_goes_through_its_densities_and_ends_at_the_reducers_own(size, name):
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=1), 1000, density=0.003, selector="exact")
@@ -188,7 +186,7 @@ def test_warm_up_goes_through_its_densities_and_ends_at_the_reducers_own(ranks, 
             selected.append(warm.last.selected)
         return densities, selected
 
-    for densities, selected in ranks.run(body):
+    for densities, selected in simulated.run(body, size):
         # round(0.0725·1000) = 72: 72.5 to even
         assert selected == [250, 250, 72, 72, 15, 15, 4, 4, 3, 3, 3]
         assert densities == [0.25, 0.25, 0.0725, 0.0725, 0.015, 0.015, 0.004, 0.004, 0.003, 0.003, 0.003]
@@ -211,11 +209,10 @@ def test_nothing_is_lost_where_the_density_changes(ranks, name):
     np.testing.assert_array_less(np.abs(difference), 40 * 2.0**-23 * magnitude + 1e-30)
 
 
+@pytest.mark.parametrize("size", [2, 5, 8])
 @pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
-def test_reused_thresholds_follow_a_new_density_at_once(ranks, name):
+def test_reused_thresholds_follow_a_new_density_at_once(size, name):
     """Also by less than the factor of two within which they are otherwise reused."""
-    if ranks.size == 1:
-        return
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=1), 4000, density=0.02)
@@ -225,7 +222,7 @@ def test_reused_thresholds_follow_a_new_density_at_once(ranks, name):
         mean = reducer.reduce(drawn(4000, comm.rank, 3))
         return reducer.last.selected, np.count_nonzero(mean)
 
-    assert ranks.run(body) == [(50, 50)] * ranks.size
+    assert simulated.run(body, size) == [(50, 50)] * size
 
 
 def test_a_rank_that_did_not_change_its_density_is_named(ranks):
@@ -241,7 +238,9 @@ def test_a_rank_that_did_not_change_its_density_is_named(ranks):
 
     for message in ranks.run(body):
         assert (message is None) == (ranks.size == 1)
-        assert message is None or f"ranks [{ranks.size - 1}] differ from rank 0" in message
+        others = list(range(ranks.size - 1))
+        named = f"density is 0.5 on ranks {others}, 0.25 on ranks [{ranks.size - 1}]"
+        assert message is None or message == f"the reducer is not the same on all ranks: {named}"
 
 
 def test_exponential_densities_are_a_geometric_series():
@@ -257,7 +256,7 @@ def test_exponential_densities_are_a_geometric_series():
 def test_all_of_them_nested_restart_bitwise(ranks, name):
     def make(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 500, density=0.02)
-        return WarmUp(MomentumCorrection(LocalClipping(reducer, 3.0), 0.9), (0.3, 0.1), steps_per_epoch=2)
+        return WarmUp(LocalClipping(MomentumCorrection(reducer, 0.9), 3.0), (0.3, 0.1), steps_per_epoch=2)
 
     def body(comm):
         first = make(comm)
@@ -301,3 +300,91 @@ def test_a_dense_reducer_is_refused(ranks):
         return True
 
     assert all(ranks.run(body))
+
+
+def test_clipping_is_of_gradients_and_not_of_velocities(ranks):
+    """A constant gradient of norm 5, clipped to 1, gathers momentum: 1, then 1.5, then 1.75."""
+
+    def body(comm):
+        reducer = MomentumCorrection(everything(comm), 0.5, masking=False)
+        clipped = LocalClipping(reducer, norm=comm.size**0.5)
+        return [clipped.reduce(np.array([0, 3, 4, 0])) for _ in range(3)]
+
+    for means in ranks.run(body):
+        for mean, norm in zip(means, [1, 1.5, 1.75], strict=True):
+            np.testing.assert_allclose(mean, [0, 0.6 * norm, 0.8 * norm, 0], rtol=1e-6)  # a few roundings
+
+
+def test_the_other_order_is_refused(ranks):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="expected LocalClipping around MomentumCorrection"):
+            MomentumCorrection(WarmUp(LocalClipping(everything(comm), 1.0), [0.5], 1), 0.9)
+        return True
+
+    assert all(ranks.run(body))
+
+
+AROUND = {
+    "clipping": lambda reducer: LocalClipping(reducer, 1.0),
+    "momentum": lambda reducer: MomentumCorrection(reducer, 0.5),
+    "warm-up": lambda reducer: WarmUp(reducer, [1.0], 5),
+}
+
+
+@pytest.mark.parametrize("gradient", [[3.0], 3.0, np.ones(5), np.ones((4, 1)), "four", [None] * 4, [1j] * 4])
+@pytest.mark.parametrize("make", AROUND.values(), ids=list(AROUND))
+def test_what_is_no_gradient_of_this_size_is_refused_by_each(ranks, make, gradient):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="gradient: expected"):
+            make(everything(comm)).reduce(gradient)
+        return True
+
+    assert all(ranks.run(body))
+
+
+def test_what_overflows_voids_the_step_without_a_warning(ranks):
+    def body(comm):
+        around = LocalClipping(MomentumCorrection(everything(comm), 0.9, masking=False), 1e38)
+        around.reduce(np.full(4, 1e39))
+        voided = not around.last.finite
+        inner = MomentumCorrection(everything(comm), 0.99, masking=False)
+        means = [np.isfinite(inner.reduce(np.full(4, 2e38 / comm.size, np.float32))).all() for _ in range(3)]
+        return voided, means
+
+    for voided, means in ranks.run(body):
+        assert voided
+        assert means[0]
+
+
+@pytest.mark.parametrize("make", AROUND.values(), ids=list(AROUND))
+def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, make):
+    def body(comm):
+        wrapped = make(everything(comm, size=20))
+        others = [
+            LocalClipping(everything(comm, size=20), 2.0),
+            MomentumCorrection(everything(comm, size=20), 0.25),
+            MomentumCorrection(everything(comm, size=20), 0.5, masking=False),
+            WarmUp(everything(comm, size=20), [0.25], 5),
+            make(everything(comm, size=21)),
+        ]
+        wrapped.reduce(drawn(20, comm.rank, 0))
+        before = wrapped.residual.tobytes(), wrapped.density
+        for other in others:
+            with pytest.raises(InvalidArgument, match="state: expected one of equal settings"):
+                wrapped.load_state_dict(other.state_dict())
+        return (wrapped.residual.tobytes(), wrapped.density) == before
+
+    assert all(ranks.run(body))
+
+
+def test_the_density_that_a_warm_up_ends_at_can_be_changed(ranks):
+    def body(comm):
+        warm = WarmUp(make_reducer("gtopk", Topology(comm), 100, density=0.1), [0.5], 1)
+        warm.set_density(0.2)
+        densities = [warm.density]
+        for step in range(2):
+            warm.reduce(drawn(100, comm.rank, step))
+            densities.append(warm.density)
+        return densities
+
+    assert ranks.run(body) == [[0.5, 0.2, 0.2]] * ranks.size

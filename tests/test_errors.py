@@ -18,8 +18,8 @@ def test_every_exception_is_a_commlib_error_and_drawn_in_the_tree(exception):
 
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
-def test_what_a_caller_got_wrong_is_a_value_error_and_what_a_peer_did_is_not(exception):
-    is_users = exception.__name__ in {"UnknownName", "InvalidArgument", "NonFiniteInput"}
+def test_what_callers_got_wrong_is_a_value_error_and_a_failed_peer_is_not(exception):
+    is_users = exception.__name__ in {"UnknownName", "InvalidArgument", "NonFiniteInput", "RanksDisagree"}
     assert issubclass(exception, ValueError) == is_users
 
 
@@ -34,6 +34,8 @@ def test_a_known_name_is_found(name):
         ("hitopkk", 'unknown reducer "hitopkk" (known: dense, hitopk, gtopk), did you mean "hitopk"?'),
         ("Dense", 'unknown reducer "Dense" (known: dense, hitopk, gtopk), did you mean "dense"?'),
         ("qqq", 'unknown reducer "qqq" (known: dense, hitopk, gtopk)'),
+        (3, 'unknown reducer "3" (known: dense, hitopk, gtopk)'),
+        ([], 'unknown reducer "[]" (known: dense, hitopk, gtopk)'),
         ("", 'unknown reducer "" (known: dense, hitopk, gtopk)'),
     ],
 )

@@ -5,13 +5,14 @@ card, and every message of ours is counted, also those that only announce length
 holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap more, and cost less.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from commlib.cost.sent import FORMULAS, Nodes, sparse_bytes
-from commlib.density import entries
-from commlib.errors import look_up
+from commlib.density import check_density, entries
+from commlib.errors import InvalidArgument, look_up
 from commlib.network import Link, Network
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, index_dtype
@@ -297,7 +298,9 @@ def predict(
     size: int,
     density: float | None = None,
     network: Network | None = None,
-    **codecs: str,
+    *,
+    wire: str = "fp32",
+    sums: str = "fp32",
 ) -> Prediction:
     """Return what one step of a reducer of ``REDUCERS`` takes, without computing.
 
@@ -309,14 +312,32 @@ def predict(
     370
     """
     seconds = look_up(SECONDS, "reducer", name)
+    if not nodes or not all(nodes):
+        raise InvalidArgument(f"nodes: expected the ranks of one node or more, got {nodes!r}")
+    if size < 1:
+        raise InvalidArgument(f"size: expected at least 1 entry, got {size!r}")
+    settings = _settings(name, density, wire, sums)
     world = Group(len(nodes), max(map(len, nodes)), network or Network())
-    settings: dict[str, Any] = codecs if density is None else {"density": density, **codecs}
     ranks = [rank for node in nodes for rank in node]
     sent = [FORMULAS[name].sent(nodes, rank, size, **settings) for rank in ranks]
     busiest = max(sent, key=lambda each: (each.inter, each.intra))
     if len(ranks) == 1:
         return Prediction(0.0, 0.0, busiest)
-    codec, sums = make_codec(codecs.get("wire", "fp32")), VALUE_CODECS[codecs.get("sums", "fp32")]()
+    values = look_up(VALUE_CODECS, "codec", sums)()
     streams = min(map(len, nodes))
-    intra, inter = seconds(Step(world, size, 1.0 if density is None else density, streams, codec, sums))
+    share = settings.get("density", 1.0)
+    intra, inter = seconds(Step(world, size, share, streams, make_codec(wire), values))
     return Prediction(intra, inter, busiest)
+
+
+def _settings(name: str, density: float | None, wire: str, sums: str) -> dict[str, Any]:
+    """Return what the byte formula of the reducer takes; refuse what would have no effect."""
+    takes = inspect.signature(FORMULAS[name].sent).parameters
+    given = {"density": density, "wire": wire, "sums": sums}
+    defaults = {"density": None, "wire": "fp32", "sums": "fp32"}
+    for option, value in given.items():
+        if option not in takes and value != defaults[option]:
+            raise InvalidArgument(f"{option}: {name} has no such option, got {value!r}")
+    if "density" in takes:
+        given["density"] = check_density(density)
+    return {option: value for option, value in given.items() if option in takes}

@@ -1,8 +1,8 @@
 """What each reducer sends, in closed form. The accounting of every call is held to these formulas.
 
 ``nodes`` are the world ranks of every node, as in ``Topology.nodes``; all results are payload bytes that one
-rank sends in one call. ``k`` is what the selector returns: up to twice as many entries for ``reused`` and
-``gaussian``.
+rank sends in one call. ``k`` is the most that the selector returns: twice as much for ``reused`` and
+``gaussian``, which makes an upper bound of what is exact for others.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from commlib.density import entries
+from commlib.errors import look_up
+from commlib.selection import SELECTORS
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
 from commlib.wire import VALUE_CODECS, make_codec
@@ -49,18 +51,22 @@ def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
 
 
-def allgather(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def allgather(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return the bytes sent by ``allgather``, exact: ``(P − 1)·k`` entries."""
-    message = make_codec(wire).message_bytes(entries(density, size), size)
+    message = make_codec(wire).message_bytes(_selected(density, size, selector), size)
     return _by_link(nodes, rank, lambda to: message)
 
 
-def gtopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def gtopk(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return the bytes sent by ``gtopk``, exact: ``k`` entries to the parent in the tree and to each child.
 
     That is at most ``k·⌈log₂ P⌉`` entries, on the root.
     """
-    k = entries(density, size)
+    k = _selected(density, size, selector)
     to_parent, to_child = make_codec(wire).message_bytes(k, size), sparse_bytes(k, size)
     rounds = range(sum(map(len, nodes)).bit_length())
     lowest_bit = rank & -rank if rank else 1 << len(rounds)
@@ -70,12 +76,14 @@ def gtopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32"
     return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
 
 
-def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def ssar_doubling(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return what ``ssar_doubling`` sends at most: ``2ᵗ·k`` entries in round ``t``, never above dense.
 
     SparCML's bounds: between ``k·log₂ P`` entries (equal indices everywhere) and ``(P − 1)·k`` (disjoint).
     """
-    k, world_size, codec = entries(density, size), sum(map(len, nodes)), make_codec(wire)
+    k, world_size, codec = _selected(density, size, selector), sum(map(len, nodes)), make_codec(wire)
     within = 1 << (world_size.bit_length() - 1)
 
     def most(ranks: int) -> int:
@@ -92,28 +100,38 @@ def ssar_doubling(nodes: Nodes, rank: int, size: int, density: float, wire: str 
     return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
 
 
-def ssar_split(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def ssar_split(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return what ``ssar_split`` sends at most: ``k`` entries, then its sums ``P − 1`` times.
 
     SparCML's bounds: between ``2·k·(P − 1)/P`` entries and ``P·k``.
     """
     lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
-    k, codec, own = entries(density, size), make_codec(wire), lengths[rank]
+    k, codec, own = _selected(density, size, selector), make_codec(wire), lengths[rank]
     sums = codec.message_bytes(min(own, len(lengths) * k), own)
     return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + sums)
 
 
 def dsar_split(
-    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", sums: str = "fp32"
+    nodes: Nodes,
+    rank: int,
+    size: int,
+    density: float,
+    wire: str = "fp32",
+    selector: str = "mstopk",
+    sums: str = "fp32",
 ) -> LinkBytes:
     """Return what ``dsar_split`` sends at most: ``k`` entries, then ``(P − 1)·d/P`` values."""
     lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
-    k, codec = entries(density, size), make_codec(wire)
-    own = VALUE_CODECS[sums]().message_bytes(lengths[rank])
+    k, codec = _selected(density, size, selector), make_codec(wire)
+    own = look_up(VALUE_CODECS, "codec", sums)().message_bytes(lengths[rank])
     return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + own)
 
 
-def oktopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def oktopk(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return what ``oktopk`` sends at most in a step that re-evaluates the global threshold.
 
     Ok-Topk's equation 3 puts an ordinary balanced step at most at ``6·k·(P − 1)/P`` words.
@@ -121,7 +139,9 @@ def oktopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32
     return _oktopk(nodes, rank, entries(density, size), size)
 
 
-def hitopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def hitopk(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return the bytes sent by ``hitopk``: ``inter`` exact, ``(m − 1)·ρ·d/n`` entries; ``intra`` at most.
 
     HiTopKComm's equations 7, 9 and 10: inside the node at most ``(n − 1)/n·d`` values and ``(n − 1)·m·ρ·d/n``
@@ -129,13 +149,15 @@ def hitopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32
     """
     node, local_rank, shards = _shards(nodes, rank, size)
     own = shards[local_rank]
-    k = entries(density, own)
+    k = _selected(density, own, selector)
     inter = (len(nodes) - 1) * make_codec(wire).message_bytes(k, own)
     gathered = (len(node) - 1) * _sums_bytes(wire, k, len(nodes), own)
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 
-def hioktopk(nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32") -> LinkBytes:
+def hioktopk(
+    nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
+) -> LinkBytes:
     """Return what ``hioktopk`` sends at most: ``oktopk`` on the stream; in the node as ``hitopk``."""
     node, local_rank, shards = _shards(nodes, rank, size)
     own = shards[local_rank]
@@ -157,6 +179,10 @@ def _oktopk(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
     selected = min(size, 2 * k)
     sums = VALUE_BYTES * min(size, world_size * selected)
     return _by_link(nodes, rank, lambda to: 3 * selected * entry + sums)
+
+
+def _selected(density: float, size: int, selector: str) -> int:
+    return min(size, look_up(SELECTORS, "selector", selector).at_most * entries(density, size))
 
 
 def _sums_bytes(wire: str, k: int, ranks: int, size: int) -> int:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from commlib.agreement import differing, digest
+from commlib.agreement import differences, differing, digest
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32
@@ -56,6 +57,28 @@ class Outcome:
     applied: int = 0
 
 
+def as_gradient(gradient: npt.ArrayLike, size: int) -> Float32:
+    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that."""
+    given = np.asarray(gradient)
+    if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
+        raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
+    if given.shape != (size,):
+        raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
+        return np.ascontiguousarray(given, np.float32)
+
+
+def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` naming what differs between a state's settings and those of who loads it."""
+    others = [
+        f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+        for key in {**here, **there}
+        if there.get(key) != here.get(key)
+    ]
+    if others:
+        raise InvalidArgument(f"state: expected one of equal settings, got another: {'; '.join(others)}")
+
+
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
@@ -65,13 +88,15 @@ class Reducer(ABC):
     sparse: ClassVar[bool]
 
     def __init__(self, topology: Topology, size: int) -> None:
-        if size < 1:
-            raise InvalidArgument(f"size: expected at least 1 entry, got {size}")
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+            raise InvalidArgument(f"size: expected a whole number of entries from 1, got {size!r}")
         self.topology = topology
-        self.size = size
+        self.size = int(size)
         self.steps = 0
         self.last: Report | None = None
         self.seconds = StageSeconds()
+        self._measured: list[str] = []  # stages whose bodies are running, the innermost last
+        self._charged_until = 0.0
         self._carried: Float32 | None = None
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
         self.agree(True)
@@ -79,19 +104,16 @@ class Reducer(ABC):
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
         """Return the mean over ranks, a new float32 array of shape ``(size,)``, bitwise equal on all of them.
 
-        ``gradient``: shape ``(size,)``, any float type, left as it is. What this call does not apply stays in
-        the residual. A NaN or an infinity on any rank voids the step on all: the result is all NaN,
-        ``last.finite`` is false and every residual is as before.
+        ``gradient``: shape ``(size,)``, any float or integer type, left as it is. What this call does not
+        apply stays in the residual. A NaN or an infinity on any rank voids the step on all: the result is all
+        NaN, ``last.finite`` is false and every residual is as before.
         """
-        with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
-            vector = np.ascontiguousarray(gradient, np.float32)
-        if vector.shape != (self.size,):
-            raise InvalidArgument(f"gradient: expected shape ({self.size},), got {vector.shape}")
-        if self._carried is not None:
-            vector = vector + self._carried
+        vector = as_gradient(gradient, self.size)
         before = self.topology.traffic
         self.seconds = StageSeconds()
         with np.errstate(invalid="ignore", over="ignore"):  # the ranks agree to void such a step instead
+            if self._carried is not None:
+                vector = vector + self._carried
             outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
         self.steps += 1
         finite = outcome.mean is not None
@@ -103,11 +125,21 @@ class Reducer(ABC):
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Add the time of the body to ``stage`` of the report."""
-        clock = self.topology.world.now
-        start = clock()
-        yield
-        setattr(self.seconds, stage, getattr(self.seconds, stage) + clock() - start)
+        """Add the time of the body to ``stage`` of the report, but for what is measured inside of it."""
+        self._charge()
+        self._measured.append(stage)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._measured.pop()
+
+    def _charge(self) -> None:
+        now = self.topology.world.now()
+        if self._measured:
+            stage = self._measured[-1]
+            setattr(self.seconds, stage, getattr(self.seconds, stage) + now - self._charged_until)
+        self._charged_until = now
 
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:
@@ -153,12 +185,11 @@ class Reducer(ABC):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ``InvalidArgument`` where ``state`` is of other settings; nothing is changed then."""
-        if tuple(state["settings"]) != self.settings():
-            raise InvalidArgument(f"state: it is of {state['settings']}, this reducer is {self.settings()}")
+        check_settings(state["settings"], self.settings())
 
-    def settings(self) -> tuple[Any, ...]:
-        """Return what must be equal on all ranks."""
-        return (type(self).__name__, self.size, self.topology.nodes)
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by name."""
+        return {"reducer": type(self).__name__, "size": self.size, "nodes": self.topology.nodes}
 
     def agree(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
         """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.
@@ -169,6 +200,7 @@ class Reducer(ABC):
         here = f"{self._shared}, step {self.steps}"
         with self.measure(self.topology.slowest_link):
             rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
-        if others := differing(rows[:, 1]):
-            raise RanksDisagree(f"ranks {others} differ from rank 0 in settings or step; here: {here}")
+        if differing(rows[:, 1]):
+            everywhere = self.topology.world.allgather_objects(self.settings() | {"step": self.steps})
+            raise RanksDisagree(f"the reducer is not the same on all ranks: {differences(everywhere)}")
         return rows[:, 2:] if rows[:, 0].all() else None

@@ -37,9 +37,10 @@ class GTopK(SelectingReducer):
     def _merge(self, held: SparseVector, source: int) -> SparseVector:
         """Return the ``k`` largest of the sum with what ``source`` sends, and drop the others."""
         received = self.codec.decode(receive_message(self.comm, source), self.length)
-        merged = total([held, received])
-        if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
-            return void(self.length)
-        kept = merged.top_k(self.k)
-        self.drop(merged.without(kept))
+        with self.measure("combine"):
+            merged = total([held, received])
+            if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
+                return void(self.length)
+            kept = merged.top_k(self.k)
+            self.drop(merged.without(kept))
         return kept

@@ -44,8 +44,8 @@ class OkTopK(SelectingReducer):
             ("repartition_every", repartition_every),
             ("reevaluate_every", reevaluate_every),
         ):
-            if period < 1:
-                raise InvalidArgument(f"{name}: expected at least 1 step, got {period}")
+            if type(period) is not int or period < 1:
+                raise InvalidArgument(f"{name}: expected a whole number of steps from 1, got {period!r}")
         if leftovers not in ("sender", "owner"):
             raise InvalidArgument(f"leftovers: expected sender or owner, got {leftovers!r}")
         self._repartition_every, self._reevaluate_every = repartition_every, reevaluate_every
@@ -126,7 +126,8 @@ class OkTopK(SelectingReducer):
         return self._add(reduced, previous)
 
     def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
-        return total([reduced, *(self._decode(message, self.comm.rank) for message in messages)])
+        with self.measure("combine"):
+            return total([reduced, *(self._decode(message, self.comm.rank) for message in messages)])
 
     def _decode(self, message: Message, region: int) -> SparseVector:
         return self.codec.decode(message, int(self._regions[region + 1] - self._regions[region]))
@@ -184,10 +185,13 @@ class OkTopK(SelectingReducer):
             self.drop(selected.without(not_applied))
             self.drop(sent.without(sent.without(combined)).divided_by(-1))
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """See :meth:`Reducer.settings`."""
-        periods = (self._repartition_every, self._reevaluate_every)
-        return (*super().settings(), *periods, self._sender_keeps)
+        return super().settings() | {
+            "repartition_every": self._repartition_every,
+            "reevaluate_every": self._reevaluate_every,
+            "leftovers": "sender" if self._sender_keeps else "owner",
+        }
 
     def _remember(self) -> dict[str, Any]:
         return super()._remember() | {

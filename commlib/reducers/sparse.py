@@ -37,9 +37,10 @@ class SparseReducer(Reducer):
         self._names = (selector, wire)
         super().__init__(topology, size)
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """See :meth:`Reducer.settings`."""
-        return (*super().settings(), self.density, *self._names)
+        selector, wire = self._names
+        return super().settings() | {"density": self.density, "selector": selector, "wire": wire}
 
     def set_density(self, density: float) -> None:
         """Select another share of the entries from the next step on; the residual stays as it is.
@@ -135,7 +136,8 @@ class SelectingReducer(SparseReducer):
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         """Return the sum of what the ranks of ``comm`` selected, or ``None`` where a rank is not finite.
 
-        Entries of ``selected``, or of a sum, that are not in the result have to be dropped.
+        Entries of ``selected``, or of a sum, that are not in the result have to be dropped. The values of a
+        dense result are given away: the mean is made in their place.
         """
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
@@ -161,10 +163,11 @@ class SelectingReducer(SparseReducer):
         What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it.
         """
         codec = codec or self.codec
-        message = codec.encode(vector)
-        if keeps and not codec.lossless:
-            self.drop(vector, at)
-            self.drop(codec.decode(message, vector.size).divided_by(-1), at)
+        with self.measure("combine"):
+            message = codec.encode(vector)
+            if keeps and not codec.lossless:
+                self.drop(vector, at)
+                self.drop(codec.decode(message, vector.size).divided_by(-1), at)
         return message
 
     @property

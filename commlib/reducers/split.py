@@ -96,6 +96,6 @@ class DSARSplit(SplitReducer):
         lengths = [self._sums.message_bytes(high - low, high - low) for low, high in self._ranges]
         return self._gather_ranges(message, np.array(lengths), self._sums)
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """See :meth:`Reducer.settings`."""
-        return (*super().settings(), self._sums_name)
+        return super().settings() | {"sums": self._sums_name}

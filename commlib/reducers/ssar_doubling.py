@@ -42,4 +42,5 @@ class SSARDoubling(SelectingReducer):
         return self._add(own, exchange_message(comm, own, comm.rank ^ distance))
 
     def _add(self, first: Message, second: Message) -> SparseVector:
-        return total([self.codec.decode(message, self.length) for message in (first, second)])
+        with self.measure("combine"):
+            return total([self.codec.decode(message, self.length) for message in (first, second)])

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -10,7 +10,9 @@ from commlib.vectors import Float32, SparseVector
 
 
 class Selector(ABC):
-    """Picks the entries of a dense vector that are worth sending."""
+    """Picks the entries of a dense vector that are worth sending, ``at_most`` times ``k`` of them."""
+
+    at_most: ClassVar[int] = 1
 
     @abstractmethod
     def select(self, vector: Float32, k: int) -> SparseVector:

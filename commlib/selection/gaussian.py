@@ -28,10 +28,12 @@ class Gaussian(BlockSelector):
     where 40 lowerings by a tenth do not suffice (one outlier has made the deviation), the ``k`` largest.
     """
 
+    at_most = 2
+
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
         """See :meth:`BlockSelector.select_by_blocks`."""
         threshold = predicted_threshold(vector, k)
-        at_most = min(2 * k, len(vector))
+        at_most = min(self.at_most * k, len(vector))
         for _ in range(1 + LOWERINGS):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
             selected = reaching(vector, maxima, lowest, at_most)

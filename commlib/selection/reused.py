@@ -18,6 +18,8 @@ class Reused(BlockSelector):
     threshold, it is found anew at once: the count is bounded, also for ties and for gradients that grow.
     """
 
+    at_most = 2
+
     def __init__(self, every: int = 32) -> None:
         self._every = every
         self._calls = 0
@@ -27,7 +29,7 @@ class Reused(BlockSelector):
         """See :meth:`BlockSelector.select_by_blocks`."""
         selected = None
         if self._calls % self._every:
-            selected = reaching(vector, maxima, self._threshold, at_most=2 * k)
+            selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k)
         if selected is None or 2 * selected.entries < k:
             selected = MSTopK().select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)

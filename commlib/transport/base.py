@@ -93,6 +93,7 @@ class Communicator(ABC):
         Messages of one sender fill the arrays in the order in which these were posted.
         """
         assert array.flags.c_contiguous
+        assert array.flags.writeable
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 

@@ -272,10 +272,9 @@ def run(
             return
         try:
             results[rank] = function(SimulatedCommunicator(job, "world", rank, range(world_size)))
+            clock.next()
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
             clock.fail(error)
-        else:
-            clock.next()
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:

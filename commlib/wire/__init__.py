@@ -45,7 +45,7 @@ def make_codec(name: str) -> Codec:
 
     An unknown part raises ``UnknownName``, two of one kind ``InvalidArgument``.
     """
-    parts = [look_up(CODECS, "codec", part)() for part in name.split("+")]
+    parts = [look_up(CODECS, "codec", part)() for part in str(name).split("+")]
     indices = [part for part in parts if isinstance(part, IndexCodec)]
     values = [part for part in parts if isinstance(part, ValueCodec)]
     if len(indices) > 1 or len(values) > 1:

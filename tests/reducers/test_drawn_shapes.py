@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from commlib import REDUCERS, Topology, cost, make_reducer
@@ -84,9 +84,15 @@ def shapes(draw):
     }
 
 
+def large(**shape):
+    return {"density": 0.003, "seed": 1, **shape}
+
+
 @pytest.mark.parametrize("name", REDUCERS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=shapes())
+@example(shape=large(world_size=16, ranks_per_node=[4] * 4, size=100_000, family=clustered))
+@example(shape=large(world_size=12, ranks_per_node=[5, 4, 3], size=33_331, family=cancelling))
 def test_fifty_steps_keep_every_promise(name, shape):
     size, world_size, family = shape["size"], shape["world_size"], shape["family"]
     density = {"density": shape["density"]} if REDUCERS[name].sparse else {}

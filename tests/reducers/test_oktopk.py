@@ -153,8 +153,8 @@ def test_a_rank_that_selects_nothing_large_does_not_stop_the_others():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repartition_every": 0}, "repartition_every: expected at least 1 step, got 0"),
-        ({"reevaluate_every": -1}, "reevaluate_every: expected at least 1 step, got -1"),
+        ({"repartition_every": 0}, "repartition_every: expected a whole number of steps from 1, got 0"),
+        ({"reevaluate_every": -1}, "reevaluate_every: expected a whole number of steps from 1, got -1"),
         ({"leftovers": "nobody"}, "leftovers: expected sender or owner, got 'nobody'"),
         ({"reevaluate": 3}, 'reevaluate: oktopk has no such option .* did you mean "reevaluate_every"'),
     ],

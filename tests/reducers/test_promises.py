@@ -4,6 +4,7 @@ The same bodies run on the simulated transport at several world sizes, and under
 (``mpirun -np 4 python -m pytest tests/reducers/test_promises.py``).
 """
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -30,7 +31,6 @@ CASES = {
     "oktopk-one-entry": ("oktopk", {"density": 1e-9}),
     "oktopk-past-delta": ("oktopk", {"density": 0.7, "selector": "mstopk"}),
     "hitopk": ("hitopk", {"density": 0.05}),
-    "hitopk-exact": ("hitopk", {"density": 0.05, "selector": "exact"}),
     "hitopk-one-entry": ("hitopk", {"density": 1e-9}),
     "hitopk-past-delta": ("hitopk", {"density": 0.7}),
     "hitopk-all": ("hitopk", {"density": 1.0}),
@@ -55,10 +55,14 @@ for _name, _wire in [
     ("hioktopk", "gap+qsgd4"),
 ]:
     CASES[f"{_name}-{_wire}"] = (_name, {"density": 0.05, "wire": _wire})
+for _name in ("allgather", "hioktopk"):
+    for _selector in ("exact", "dgc", "gaussian", "reused", "bucketed"):
+        CASES[f"{_name}-{_selector}"] = (_name, {"density": 0.05, "selector": _selector})
 CASES["hitopk-dense-messages"] = ("hitopk", {"density": 0.4, "wire": "gap+qsgd2"})
 CASES["ssar_doubling-dense-messages"] = ("ssar_doubling", {"density": 0.3, "wire": "fp16"})
 for _sums in ("qsgd8", "qsgd4", "qsgd2"):
     CASES[f"dsar_split-{_sums}"] = ("dsar_split", {"density": 0.05, "sums": _sums})
+KNOWN_TO_FORMULAS = ("density", "wire", "sums", "selector")
 SIZES = [1, 3, 1000, 4099]  # below the number of ranks, not divisible by it, prime
 STEPS = 5
 
@@ -87,6 +91,11 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
 def unrounded(options: dict) -> dict:
     """The same settings with values that travel as they are."""
     return {**options, "wire": "fp32"} | {option: "fp32" for option in options if option == "sums"}
+
+
+def complete(options: dict) -> dict:
+    """The same settings with all entries sent as they are; ``gaussian`` would pick three quarters of them."""
+    return {**unrounded(options), "density": 1.0, "selector": "mstopk"}
 
 
 def clips(options: dict) -> bool:
@@ -123,7 +132,7 @@ def test_agreement_and_nothing_lost(ranks, case, size):
 def test_dense_steps_equal_a_float64_reference(ranks, case):
     name, options = case
     if REDUCERS[name].sparse:
-        options = {**unrounded(options), "density": 1.0}
+        options = complete(options)
     seen = ranks.run(lambda comm: train(comm, name, options, 1000, 2, steps=1))
     reference = np.mean([gradient(1000, rank, 0).astype(np.float64) for rank in range(ranks.size)], axis=0)
     magnitude = np.mean([np.abs(gradient(1000, rank, 0)) for rank in range(ranks.size)], axis=0)
@@ -222,15 +231,14 @@ def test_accounting_meets_the_formula(ranks, case):
                 topology = Topology(comm, ranks_per_node=ranks_per_node)
                 reducer = make_reducer(name, topology, size=size, **options)
                 reducer.reduce(gradient(size, comm.rank, 0))
-                known = {
-                    option: options[option] for option in ("density", "wire", "sums") if option in options
-                }
+                known = {each: value for each, value in options.items() if each in KNOWN_TO_FORMULAS}
                 return reducer.last, cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **known)
 
             seen = ranks.run(body)
             for report, formula in seen:
                 assert report.traffic.sent.inter <= formula.inter
-                is_exact = cost.FORMULAS[name].is_exact and "gap" not in options.get("wire", "")
+                varies = "gap" in options.get("wire", "") or options.get("selector") in ("gaussian", "reused")
+                is_exact = cost.FORMULAS[name].is_exact and not varies
                 if is_exact and ranks.size > 1:
                     assert report.traffic.sent.inter == formula.inter
                 assert report.traffic.sent.intra <= formula.intra
@@ -350,7 +358,9 @@ def test_ranks_with_different_settings_are_named(ranks):
     if ranks.size == 1:
         assert messages == [None]
     else:
-        assert all(f"ranks [{ranks.size - 1}] differ from rank 0" in message for message in messages)
+        others, last = list(range(ranks.size - 1)), ranks.size - 1
+        named = f"density is 0.25 on ranks {others}, 0.5 on ranks [{last}]"
+        assert messages == [f"the reducer is not the same on all ranks: {named}"] * ranks.size
 
 
 def test_a_residual_that_would_overflow_is_refused_and_changes_nothing(ranks, case):
@@ -376,9 +386,50 @@ def test_a_state_of_another_reducer_or_world_is_refused(ranks, case):
         alone = make_reducer(name, Topology(comm.split(comm.rank)), size=10, **options)
         refused = 0
         for state in [other.state_dict(), *([alone.state_dict()] if comm.size > 1 else [])]:
-            with pytest.raises(commlib.InvalidArgument, match="state: it is of"):
+            with pytest.raises(commlib.InvalidArgument, match="state: expected one of equal settings"):
                 reducer.load_state_dict(state)
             refused += 1
         return refused
 
     assert ranks.run(body) == [1 if ranks.size == 1 else 2] * ranks.size
+
+
+@pytest.mark.parametrize(
+    "bad", [np.ones(10, bool), np.ones(10, complex), np.array(["1"] * 10), np.array([None] * 10)], ids=str
+)
+def test_a_wrong_dtype_is_refused(ranks, case, bad):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size=10, **options)
+        with pytest.raises(
+            commlib.InvalidArgument, match=f"gradient: expected real numbers, got {bad.dtype}"
+        ):
+            reducer.reduce(bad)
+        return reducer.steps
+
+    assert ranks.run(body) == [0] * ranks.size
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, np.int32])
+def test_every_type_of_real_numbers_is_taken(ranks, case, dtype):
+    name, options = case
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size=10, **options)
+        return reducer.reduce(np.full(10, 4, dtype)), reducer.residual
+
+    for mean, residual in ranks.run(body):
+        assert mean.dtype == residual.dtype == np.float32
+        assert set(np.unique(mean)) <= {0.0, 4.0}
+        assert mean.any()
+
+
+@pytest.mark.parametrize("size", [10.0, "10", True, None, 0, -1])
+def test_a_size_that_is_none_is_refused(ranks, size):
+    def body(comm):
+        with pytest.raises(commlib.InvalidArgument, match="size: expected a whole number of entries from 1"):
+            make_reducer("dense", Topology(comm), size=size)
+        return True
+
+    assert all(ranks.run(body))

@@ -271,6 +271,13 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert line["memory"]["dense_vectors"] >= 1  # the result
 
 
+def test_no_reducer_holds_more_than_four_dense_vectors():
+    """At density 0.01 on eight ranks, residual and result included."""
+    lines("reducers", "--size", "2000", "--steps", "1")  # kernels are compiled, which takes memory too
+    for line in lines("reducers", "--size", "200000", "--steps", "1"):
+        assert 1 <= line["memory"]["dense_vectors"] <= 4, line["subject"]
+
+
 def test_the_links_given_are_those_of_the_virtual_clock_and_of_the_prediction():
     options = ("-np", "2", "--ranks-per-node", "1", "--size", "1000", "--reducer", "dense", "--steps", "2")
     (line,) = lines("reducers", *options, "--inter-gbit", "8", "--inter-microseconds", "1000")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, Link, Network, PeerFailed
+from commlib import InvalidArgument, Link, Network, PeerFailed, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.transport.clock import Clock
 
@@ -43,6 +43,21 @@ def test_64_ranks_exchange_with_each_other():
         return np.concatenate(incoming)
 
     np.testing.assert_array_equal(simulated.run(body, 64), np.arange(64 * 64).reshape(64, 64).T)
+
+
+@pytest.mark.parametrize("name", ["gtopk", "oktopk", "hitopk", "hioktopk"])
+def test_256_ranks_reduce_and_agree(name):
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), 20_000, density=0.01)
+        mean = reducer.reduce(np.random.default_rng(comm.rank).standard_normal(20_000))
+        return mean, reducer.residual
+
+    seen = simulated.run(body, 256, ranks_per_node=8)
+    assert len({mean.tobytes() for mean, _ in seen}) == 1
+    given = sum(np.random.default_rng(rank).standard_normal(20_000) for rank in range(256))
+    kept = sum(residual.astype(np.float64) for _, residual in seen)
+    # sums of 256 float32 values of about one
+    np.testing.assert_allclose(256 * seen[0][0].astype(np.float64) + kept, given, atol=256 * 2.0**-20)
 
 
 def test_ranks_of_one_node_share_a_host_and_nodes_do_not():
@@ -407,3 +422,16 @@ def test_a_link_of_25_gbit_moves_3_125_mb_in_a_millisecond():
     link = Link.of(microseconds=30, gbit_per_second=25)
     assert link.seconds(3_125_000) == pytest.approx(1.03e-3, rel=1e-12)  # a product and a sum round
     assert Network().inter == link
+
+
+def test_an_array_that_cannot_be_written_is_refused_and_hangs_nobody():
+    def body(comm):
+        if comm.rank == 0:
+            frozen = np.zeros(4)
+            frozen.flags.writeable = False
+            comm.receive(frozen, 1).wait()
+        else:
+            comm.send(np.ones(4), 0)
+
+    with pytest.raises(AssertionError):
+        simulated.run(body, 2)
