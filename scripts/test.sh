@@ -4,5 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
-[ $# -gt 0 ] || ./scripts/check.sh
-exec .venv/bin/python -m pytest "$@"
+[ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
+./scripts/check.sh
+.venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch"
+# These start processes of their own, as many as there are cores and more: one after the other.
+exec .venv/bin/python -m pytest -m launch
