@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
 [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
 ./scripts/check.sh
-.venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch"
+.venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
 # These start processes of their own, as many as there are cores and more: one after the other.
-exec .venv/bin/python -m pytest -m launch
+exec .venv/bin/python -m pytest -m "launch or cluster"

@@ -1,0 +1,125 @@
+"""What runs inside the namespaces of ``cluster.py``: the switch, and below it the nodes.
+
+usage: cluster_inside.py STATE switch|nodeN
+"""
+
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def switch(state: Path, names: list[str]) -> None:
+    """Be the bridge between the nodes, and the first process of the namespace that theirs are below."""
+    # /proc is still the machine's, and so is the number in it.
+    (state / "switch.pid").write_text(os.readlink("/proc/self"))
+    call("ip", "link", "add", "switch", "type", "bridge")
+    call("ip", "link", "set", "switch", "addrgenmode", "none", "up")
+    unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"]
+    for name in names:
+        with (state / f"{name}.log").open("w") as log:
+            # The lock, which is stdin, stays here.
+            subprocess.Popen(
+                [*unshare, sys.executable, __file__, str(state), name], stdin=subprocess.DEVNULL, stderr=log
+            )
+    while True:
+        os.wait()
+
+
+def node(state: Path, name: str, settings: dict[str, Any]) -> None:
+    """Become a node: a name, a link to the switch, own mounts, and sshd as the first process."""
+    (state / f"{name}.pid").write_text(os.readlink("/proc/self"))
+    socket.sethostname(name)
+    connect(name, settings, f"/proc/{(state / 'switch.pid').read_text()}/ns/net")
+    mount_own(state)
+    sshd = str(shutil.which("sshd"))
+    os.execv(sshd, [sshd, "-D", "-f", "/etc/ssh/sshd_config", "-E", f"{state}/{name}.log"])
+
+
+def connect(name: str, settings: dict[str, Any], switch_network: str) -> None:
+    """Make the link to the switch, shaped at both ends: what leaves the node, and what arrives."""
+    burst = settings["burst_bytes"]
+    shape = f"root tbf rate {settings['rate']} burst {burst} latency 50ms".split()
+    # Segments that are cut into packets behind the shaper have to fit into the burst, headers and all.
+    card = f"addrgenmode none gso_max_size {min(65536, burst * 9 // 10)} up".split()
+    at_switch = ["nsenter", f"--net={switch_network}"]
+    call("ip", "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", switch_network)
+    call(*at_switch, "tc", "qdisc", "add", "dev", name, *shape)
+    call(*at_switch, "ip", "link", "set", name, "master", "switch", *card)
+    call("tc", "qdisc", "add", "dev", "eth0", *shape)
+    call("ip", "address", "add", f"{settings['addresses'][name]}/24", "dev", "eth0")
+    call("ip", "link", "set", "eth0", *card)
+    call("ip", "link", "set", "lo", "up")
+
+
+def mount_own(state: Path) -> None:
+    """Put what differs from node to node over what the machine has; only this node sees it."""
+    mount("-t", "proc", "proc", "/proc")
+    mount("-t", "sysfs", "sysfs", "/sys")  # shows the cards of whoever mounts it
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    places = {
+        "ssh": "/etc/ssh",
+        "hosts": "/etc/hosts",
+        "shadow": "/etc/shadow",
+        "empty": f"{pwd.getpwuid(0).pw_dir}/.ssh",  # a configuration there would go before ours
+    }
+    for own, place in places.items():
+        if os.path.exists(place):
+            mount("--bind", f"{state}/{own}", place)
+    if not os.path.isdir("/run/sshd"):
+        add_to_run("sshd")
+
+
+def add_to_run(folder: str) -> None:
+    """Add an empty folder to this node's /run, and leave the machine's as it is.
+
+    Debian's sshd needs /run/sshd, which is made only when the machine's own sshd starts.
+    """
+    aside = "/dev/shm/run"
+    os.mkdir(aside)
+    mount("--rbind", "/run", aside)
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    os.mkdir(f"/run/{folder}")
+    for entry in os.scandir(aside):
+        here = f"/run/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), here)
+            continue
+        if entry.is_dir():
+            os.mkdir(here)
+        else:
+            Path(here).touch()
+        mount("--rbind", entry.path, here)
+    call("umount", "-n", "--lazy", aside)
+    os.rmdir(aside)
+
+
+def mount(*words: str) -> None:
+    """Mount, without a note of it in the machine's /run/mount."""
+    call("mount", "-n", *words)
+
+
+def call(*words: str) -> None:
+    """Run a command; where it fails, say why in one line and end."""
+    result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if result.returncode != 0:
+        said = " ".join(result.stderr.split()) or f"status {result.returncode}"
+        sys.exit(f"{' '.join(words)}: {said}")
+
+
+def main(state: Path, name: str) -> None:
+    """Be the switch or a node."""
+    settings = json.loads((state / "settings.json").read_text())
+    if name == "switch":
+        switch(state, list(settings["addresses"]))
+    else:
+        node(state, name, settings)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

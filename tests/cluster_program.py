@@ -1,0 +1,61 @@
+"""What the ranks of tests/test_cluster.py run: every reducer, and what the network cards send meanwhile.
+
+usage, on every rank: cluster_program.py RESULTS.json
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commlib import REDUCERS, Communicator, Topology, make_reducer, transport
+
+SIZE = 3_000_017
+DENSITY = 0.01
+STEPS = 3
+CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+
+def gradient(rank: int, step: int) -> np.ndarray:
+    """Heavy-tailed, different on every rank and step, a part shared so that selections overlap."""
+    own = np.random.default_rng([rank, step]).standard_normal(SIZE, np.float32)
+    shared = np.random.default_rng([99, step]).standard_normal(SIZE, np.float32)
+    return (own + 2 * shared) ** 3
+
+
+def reduce_all(
+    comm: Communicator, ranks_per_node: int | None = None, card: Path | None = None
+) -> dict[str, dict[str, Any]]:
+    """Run every reducer. By name: digests of the means, bytes accounted a step, bytes that left the card."""
+    topology = Topology(comm, ranks_per_node=ranks_per_node)
+    gradients = [gradient(comm.rank, step) for step in range(STEPS)]
+    seen = {}
+    for name, kind in REDUCERS.items():
+        settings = {"density": DENSITY} if kind.sparse else {}
+        reducer = make_reducer(name, topology, size=SIZE, **settings)
+        before = _sent_by(card, comm)
+        means, accounted = [], []
+        for each in gradients:
+            means.append(hashlib.sha256(reducer.reduce(each)).hexdigest())
+            assert reducer.last is not None
+            accounted.append(reducer.last.traffic.sent.inter)
+        seen[name] = {"means": means, "accounted": accounted, "card": _sent_by(card, comm) - before}
+    return seen
+
+
+def _sent_by(card: Path | None, comm: Communicator) -> int:
+    comm.barrier()
+    sent = int(card.read_text()) if card else 0
+    comm.barrier()
+    return sent
+
+
+if __name__ == "__main__":
+    with transport.mpi.abort_on_error():
+        world = transport.mpi.world()
+        everyone = world.allgather_objects({"host": world.host, "seen": reduce_all(world, card=CARD)})
+        if world.rank == 0:
+            Path(sys.argv[1]).write_text(json.dumps(everyone))

@@ -1,0 +1,393 @@
+"""The cluster of network namespaces, and the reducers on it: over real ssh, at a real rate, on real cards."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commlib import REDUCERS, transport
+from tests import cluster_program
+from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
+
+SCRIPT = str(ROOT / "scripts" / "cluster.py")
+NODES = ["node1", "node2", "node3", "node4"]
+HOSTS = ",".join(f"{node}:2" for node in NODES)
+TOOLS = ["ip", "tc", "ssh", "ssh-keygen", "sshd", "unshare", "nsenter", "mount"]
+SYSTEM_PATH = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"
+GBIT_BYTES = 125_000_000  # a second
+AS_TC = "expected what tc understands, as 1gbit or 200mbit"
+SEND = "import socket; socket.create_connection(('node3', 5001)).sendall(bytes(25_000_000))"
+RECEIVE = """
+import socket
+server = socket.create_server(("", 5001))
+print("ready", flush=True)
+card, _ = server.accept()
+print(sum(map(len, iter(lambda: card.recv(1 << 20), b""))))
+"""
+
+pytestmark = pytest.mark.cluster
+
+
+class Cluster:
+    """``cluster.py`` on a state folder of these tests: a cluster of the developer's own stays as it is."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        """Start the script in a session of its own, as a terminal does."""
+        return subprocess.Popen(
+            [sys.executable, SCRIPT, "--state", str(self.state), *words],
+            env=ENVIRONMENT,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __call__(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        with self.start(*words) as process:
+            stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+    def run(self, *words: str) -> str:
+        """Return what a command on node1 prints."""
+        result = self("run", "--timeout", "250", "--", *words)
+        assert result.returncode == 0, tail(result)
+        return result.stdout
+
+    def pid(self, name: str) -> int:
+        """Return the first process of a node, or the switch, as the machine numbers it."""
+        return int((self.state / f"{name}.pid").read_text())
+
+    def processes(self) -> set[int]:
+        """Return the processes that the cluster is made of: a word of each names its folder."""
+        return {pid for pid, command in commands().items() if str(self.state) in command}
+
+
+def commands() -> dict[int, str]:
+    """Return the command line of every process of the machine that is not ours."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has just ended
+            continue
+    return {pid: command for pid, command in found.items() if pid != os.getpid()}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():  # the test's own timeout bounds it
+        time.sleep(0.01)
+
+
+def machine() -> dict[str, object]:
+    """Return what a cluster must not change: names, addresses, routes, mounts, what root's ssh keeps."""
+    networks = Path("/run/netns")
+    ssh = Path("~root/.ssh").expanduser()
+    return {
+        "links": sorted(os.listdir("/sys/class/net")),
+        "addresses": Path("/proc/net/fib_trie").read_text(),
+        "routes": Path("/proc/net/route").read_text(),
+        "networks": sorted(networks.iterdir()) if networks.exists() else [],
+        "mounts": Path("/proc/self/mountinfo").read_text(),
+        "ssh": [(path, path.stat().st_mtime_ns) for path in sorted(ssh.glob("*"))] if ssh.exists() else None,
+        "host name": os.uname().nodename,
+        "run": sorted(name for name in os.listdir("/run") if name in ("sshd", "mount")),
+    }
+
+
+@pytest.fixture(scope="module")
+def untouched():
+    """What the machine is like without a cluster, if one can be made: where it cannot come up, tests fail."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("needs root on Linux")
+    if missing := [tool for tool in TOOLS if shutil.which(tool, path=SYSTEM_PATH) is None]:
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 openssh-server openssh-client")
+    return machine()
+
+
+@pytest.fixture(scope="module")
+def made(untouched, tmp_path_factory):
+    """A cluster that any test may change."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster") / "state")
+    yield cluster
+    cluster("down")
+
+
+@pytest.fixture
+def cluster(made):
+    """The same cluster with four nodes up, whatever the test before did to it."""
+    result = made("up", "--nodes", "4", "--rate", "1gbit")
+    assert result.returncode == 0, tail(result)
+    return made
+
+
+@pytest.fixture
+def new(made):
+    """A cluster that there is not yet."""
+    new = Cluster(made.state.with_name("new"))
+    yield new
+    new("down")
+
+
+def test_nodes_have_names_and_find_each_other(cluster):
+    program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, {}))"
+    expected = " ".join(f"10.18.0.{number}" for number in range(1, 5))
+    for node in NODES:
+        found = cluster.run("ssh", node, f"{sys.executable} -c '{program.format(json.dumps(NODES))}'")
+        assert found == f"{node} {expected}\n"
+
+
+def test_a_session_has_the_path_of_the_checkout_and_a_temporary_folder_of_its_node(cluster):
+    path, folder = cluster.run("ssh", "node3", "echo $PATH; mktemp").split()
+    assert path.startswith(f"{ROOT}/.venv/bin:")
+    assert folder.startswith("/dev/shm/")
+    assert cluster.run("ssh", "node3", f"ls {folder}").strip() == folder
+    assert cluster.run("sh", "-c", f"ls {folder} || echo not here").strip() == "not here"
+
+
+def shapers(printed: str) -> dict[str, dict]:
+    """Return what tc says of each card that is shaped."""
+    return {each["dev"]: each for each in json.loads(printed) if each["kind"] == "tbf"}
+
+
+def test_both_ends_of_a_link_have_the_rate_and_all_bytes_pass_them(cluster, tmp_path):
+    def of_node(*ssh: str) -> dict[str, dict]:
+        return shapers(cluster.run(*ssh, "tc", "-json", "-s", "qdisc", "show"))
+
+    def of_switch() -> dict[str, dict]:
+        network = f"--net=/proc/{cluster.pid('switch')}/ns/net"
+        words = ["nsenter", network, "tc", "-json", "-s", "qdisc", "show"]
+        return shapers(subprocess.check_output(words, env=ENVIRONMENT | {"PATH": SYSTEM_PATH}, text=True))
+
+    leaving, arriving = of_node()["eth0"]["bytes"], of_switch()["node3"]["bytes"]
+    (tmp_path / "receive.py").write_text(RECEIVE)
+    (tmp_path / "send.py").write_text(SEND)
+    receive, send = (f"{sys.executable} {tmp_path}/{name}.py" for name in ("receive", "send"))
+    received = cluster.run("sh", "-c", f"ssh node3 {receive} | (read ready; {send}; cat)")
+    assert received == "25000000\n"
+    # Headers come on top, 66 bytes for 1,448: 4.6 %. So do sessions of ssh, some kilobytes.
+    assert 25e6 <= of_node()["eth0"]["bytes"] - leaving < 27e6
+    assert 25e6 <= of_switch()["node3"]["bytes"] - arriving < 27e6
+    assert {name: each["options"]["rate"] for name, each in of_switch().items()} == dict.fromkeys(
+        NODES, GBIT_BYTES
+    )
+    for node in NODES:
+        assert of_node("ssh", node)["eth0"]["options"]["rate"] == GBIT_BYTES
+
+
+def test_up_again_says_so_and_changes_nothing(cluster):
+    before = cluster.processes()
+    result = cluster("up", "--nodes", "4", "--rate", "1gbit")
+    assert (result.returncode, result.stderr) == (0, "cluster: is up already: 4 nodes at 1gbit\n")
+    assert cluster.processes() == before
+
+
+def test_other_settings_build_another_one(cluster):
+    result = cluster("up", "--nodes", "2", "--rate", "200mbit")
+    assert result.returncode == 0
+    assert "found one with other settings: building it anew" in result.stderr
+    status = cluster("status")
+    assert status.stderr == "cluster: is up: 2 nodes at 200mbit\n"
+    assert [line.split()[:4] for line in status.stdout.splitlines()] == [
+        ["node1", "10.18.0.1", "sshd", "listens"],
+        ["node2", "10.18.0.2", "sshd", "listens"],
+    ]
+    (shaper,) = json.loads(cluster.run("tc", "-json", "qdisc", "show", "dev", "eth0"))
+    assert shaper["options"]["rate"] == 25_000_000
+
+
+def test_a_node_that_died_is_shown_and_mended(cluster):
+    os.kill(cluster.pid("node2"), signal.SIGKILL)
+    wait_until(lambda: f"{cluster.state}/node2.log" not in " ".join(commands().values()))
+    status = cluster("status")
+    assert status.returncode == 1
+    assert "node2   10.18.0.2     down: mend it" in status.stdout
+    assert cluster("run", "hostname").returncode == 2
+    result = cluster("up", "--nodes", "4", "--rate", "1gbit")
+    assert "found node2 down: building it anew" in result.stderr
+    assert cluster.run("ssh", "node2", "hostname") == "node2\n"
+
+
+@pytest.mark.parametrize("written", ["settings.json", "switch.pid", "node1.pid", "node2.log"])
+@pytest.mark.parametrize("then", ["up", "down"])
+def test_a_cluster_whose_making_was_killed_is_mended_or_removed(new, written, then):
+    making = new.start("up", "--nodes", "2")
+    wait_until((new.state / written).exists)
+    making.kill()
+    making.communicate()
+    assert new(then).returncode == 0
+    if then == "up":
+        assert new.run("ssh", "node2", "hostname") == "node2\n"
+    else:
+        assert not new.state.exists()
+        assert new.processes() == set()
+
+
+def test_an_end_of_the_switch_is_the_end_of_all(new):
+    assert new("up", "--nodes", "2").returncode == 0
+    os.kill(new.pid("switch"), signal.SIGKILL)
+    wait_until(lambda: new.processes() == set())
+    assert new("status").returncode == 1
+    assert new("run", "hostname").stderr == "cluster: is not up: scripts/cluster.py up\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [(["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["no-such-command"], 127)],
+    ids=["status", "signal", "unknown"],
+)
+def test_run_passes_the_status_on(cluster, command, expected):
+    assert cluster("run", "--", *command).returncode == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "expected"),
+    [
+        (["--timeout", "8"], None, 124),
+        ([], signal.SIGINT, 130),
+        ([], signal.SIGTERM, 143),
+    ],
+    ids=["timeout", "interrupt", "terminate"],
+)
+def test_a_run_that_is_ended_leaves_no_process_in_any_node(cluster, tmp_path, options, end, expected):
+    # on every node a process that is no child of ssh's any more, and ignores what can be ignored
+    seconds = f"1000{os.getpid()}"
+    stay = f"setsid sh -c \\\"trap '' INT TERM HUP; touch {tmp_path}/\\$(hostname); sleep {seconds}\\\""
+    script = f'for node in {" ".join(NODES)}; do ssh $node "{stay}" & done; wait'
+    started = cluster.start("run", *options, "--", "sh", "-c", script)
+    wait_until(lambda: sorted(path.name for path in tmp_path.iterdir()) == NODES)
+    if end is not None:
+        os.killpg(started.pid, end)
+    started.communicate()
+    assert started.returncode == expected
+    assert not any(seconds in command for command in commands().values())
+
+
+def test_what_a_run_leaves_behind_ends_with_it(cluster):
+    seconds = f"2000{os.getpid()}"
+    cluster.run("ssh", "node4", f"setsid sleep {seconds} >/dev/null 2>&1 & true")
+    assert not any(seconds in command for command in commands().values())
+
+
+def test_a_second_run_is_refused_while_one_has_the_nodes(cluster, tmp_path):
+    first = cluster.start("run", "--", "sh", "-c", f"touch {tmp_path}/begun; sleep 1000")
+    wait_until((tmp_path / "begun").exists)
+    for words in (["run", "hostname"], ["up", "--nodes", "3"]):
+        result = cluster(*words)
+        assert (result.returncode, result.stderr[:16]) == (2, "cluster: is busy")
+    os.killpg(first.pid, signal.SIGTERM)
+    first.communicate()
+    assert first.returncode == 143
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["up", "--rate=fast"], f"--rate: {AS_TC}, got 'fast' (tc: "),
+        (["up", "--rate=0gbit"], f"--rate: {AS_TC}, got '0gbit' (tc: "),
+        (["up", "--rate=-5mbit"], f"--rate: {AS_TC}, got '-5mbit' (tc: "),
+        (["up", "--nodes=0"], "--nodes: expected 1 to 254, got 0"),
+        (["up", "--nodes=255"], "--nodes: expected 1 to 254, got 255"),
+        (["run", "--timeout=0", "--", "true"], "--timeout: expected seconds above 0, got 0"),
+        (["run", "--"], "run: expected a command: "),
+        (["run", "--", "true"], "is not up: scripts/cluster.py up"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_line_and_leaves_nothing(new, words, message):
+    result = new(*words)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"cluster: {message}")
+    assert result.stderr.count("\n") == 1
+    assert not new.state.exists()
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(made, tmp_path, command):
+    (tmp_path / "thesis").write_text("draft")
+    result = Cluster(tmp_path)(command)
+    assert result.returncode == 2
+    assert "--state: expected a folder of scripts/cluster.py or a new one" in result.stderr
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["draft"]
+
+
+def test_what_is_missing_is_named_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import cluster as script
+
+    monkeypatch.setattr(script.shutil, "which", lambda tool: None if tool in ("ip", "tc", "sshd") else tool)
+    needed = r"^needs ip, tc, sshd: apt-get install iproute2 openssh-server$"
+    with pytest.raises(script.Problem, match=needed):
+        script.check_machine()
+    monkeypatch.setattr(script.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
+    with pytest.raises(script.Problem, match=r"^needs root, to make network namespaces: run it with sudo$"):
+        script.check_machine()
+
+
+def test_nothing_of_it_is_on_the_machine_outside_the_namespaces(untouched, cluster):
+    assert machine() == untouched
+    # the switch and four nodes, and before each of them the unshare that waits for it
+    processes = cluster.processes()
+    assert len(processes) == 10
+    networks = [os.readlink(f"/proc/{pid}/ns/net") for pid in processes]
+    assert os.readlink("/proc/self/ns/net") not in networks  # so whatever they listen on is inside
+    assert len(set(networks)) == 5
+
+
+def test_down_leaves_nothing_even_twice(untouched, cluster):
+    assert len(cluster.processes()) == 10
+    for said in ("is down", "was not up"):
+        result = cluster("down")
+        assert (result.returncode, result.stderr) == (0, f"cluster: {said}\n")
+        assert not cluster.state.exists()
+        assert cluster.processes() == set()
+        assert machine() == untouched
+
+
+@pytest.mark.launch
+def test_reducers_under_horovodrun_equal_the_simulated_ones_and_send_what_is_accounted(cluster, tmp_path):
+    results = tmp_path / "results.json"
+    cluster.run(
+        *("horovodrun", "--mpi", "--disable-cache", "-np", "8", "-H", HOSTS),
+        "--binding-args=--bind-to none --map-by slot",
+        *("env", f"PYTHONPATH={ROOT}", sys.executable, cluster_program.__file__, str(results)),
+    )
+    real = json.loads(results.read_text())
+    assert [rank["host"] for rank in real] == sorted(NODES * 2)
+    simulated = transport.simulated.run(lambda comm: cluster_program.reduce_all(comm, ranks_per_node=2), 8, 2)
+    for name in REDUCERS:
+        means = simulated[0][name]["means"]
+        assert len(set(means)) == cluster_program.STEPS
+        for rank, twin in zip(real, simulated, strict=True):
+            assert rank["seen"][name]["means"] == twin[name]["means"] == means
+            assert rank["seen"][name]["accounted"] == twin[name]["accounted"]
+        for node in NODES:
+            ranks = [rank["seen"][name] for rank in real if rank["host"] == node]
+            accounted = sum(sum(rank["accounted"]) for rank in ranks)
+            # 5 % for headers. On Ethernet they are 66 bytes for at most 1,448, 4.6 %; the card of a namespace
+            # is handed up to 28 kB at a time and counts them once, 0.2 %. Then there are MPI's headers,
+            # acknowledgements, and exchanges of a few integers that are no payload: log2(8) = 3 messages of
+            # some 200 bytes a rank, about six times a step, 7 kB of the 240 kB that a node sends at least.
+            assert accounted <= ranks[0]["card"] <= 1.05 * accounted, (name, node)
+
+
+@pytest.mark.launch
+def test_cloudtrain_launch_trains_on_the_nodes(cluster, tmp_path):
+    printed = cluster.run(
+        *("cloudtrain", "launch", "-np", "2", "-H", "node1:1,node4:1", DIGITS),
+        *("ranks_per_node=null", f"output={tmp_path}", "phases.0.epochs=1", "phases.1.epochs=1"),
+    )
+    assert "2 ranks on 2 nodes" in printed
+    assert "test accuracy" in printed
