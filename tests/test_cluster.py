@@ -156,6 +156,14 @@ def test_a_session_has_the_path_of_the_checkout_and_a_temporary_folder_of_its_no
     assert cluster.run("sh", "-c", f"ls {folder} || echo not here").strip() == "not here"
 
 
+@pytest.mark.launch
+def test_mpirun_starts_ranks_that_give_way_to_each_other_on_all_nodes(cluster):
+    # eight ranks share the machine's cores: polling ones made an all-reduce of 10 MB take 13 times as long
+    words = ["mpirun", "-np", "4", "-H", ",".join(NODES), "sh", "-c"]
+    printed = cluster.run(*words, "echo $(hostname) $OMPI_MCA_mpi_yield_when_idle")
+    assert sorted(printed.split("\n")) == ["", *(f"{node} 1" for node in NODES)]
+
+
 def shapers(printed: str) -> dict[str, dict]:
     """Return what tc says of each card that is shaped."""
     return {each["dev"]: each for each in json.loads(printed) if each["kind"] == "tbf"}
