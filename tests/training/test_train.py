@@ -111,7 +111,8 @@ def test_what_only_the_running_job_can_know_is_one_line_too(tmp_path, word, mess
     result = launch(2, DIGITS, word, cwd=tmp_path)
     assert result.returncode == 2, tail(result)
     assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+    assert result.stderr.count("\n") == 1, tail(result)
+    line = result.stderr.strip()
     assert message in line
 
 
