@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from commlib.errors import InvalidArgument
 
+_INTEGER_BYTES = 8
+
 
 @dataclass(frozen=True)
 class Link:
@@ -34,6 +36,10 @@ class Link:
         """Return how long one message takes on the idle link."""
         return self.alpha + payload_bytes * self.beta
 
+    def agreement_seconds(self, ranks: int, integers: int) -> float:
+        """Return how long ``ranks`` take to learn ``integers`` of each: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
+        return (ranks - 1).bit_length() * self.alpha + _INTEGER_BYTES * integers * (ranks - 1) * self.beta
+
 
 @dataclass(frozen=True)
 class Network:
@@ -47,3 +53,7 @@ class Network:
 
     intra: Link = Link.of(microseconds=10, gbit_per_second=1200)
     inter: Link = Link.of(microseconds=30, gbit_per_second=25)
+
+    def link(self, *, is_inter: bool) -> Link:
+        """Return the link between nodes, or the one inside a node."""
+        return self.inter if is_inter else self.intra

@@ -2,7 +2,7 @@
 
 The papers' equations count what one rank sends over one kind of link; here the ranks of a node share its
 card, and every message of ours is counted, also those that only announce lengths. How many entries a sum
-holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap more, and cost less.
+holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap and crowd together.
 """
 
 import inspect
@@ -18,7 +18,6 @@ from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, index_dtype
 from commlib.wire import VALUE_CODECS, Codec, ValueCodec, make_codec
 
-INTEGER_BYTES = 8
 HEADER_BYTES = 8
 # Ok-Topk's periods τ and τ′, over which the steps that re-evaluate are spread.
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32
@@ -58,12 +57,11 @@ class Group:
     @property
     def slowest(self) -> Link:
         """Return the link that a meeting or a ring of the group waits for."""
-        return self.network.inter if self.nodes > 1 else self.network.intra
+        return self.network.link(is_inter=self.nodes > 1)
 
     def agree(self, integers: int) -> float:
-        """Return the seconds in which all learn ``integers`` of each: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
-        rounds = (self.size - 1).bit_length()
-        return rounds * self.slowest.alpha + INTEGER_BYTES * integers * (self.size - 1) * self.slowest.beta
+        """Return the seconds in which all learn ``integers`` of each, or each gives each one of them."""
+        return self.slowest.agreement_seconds(self.size, integers)
 
     def exchange(self, message_bytes: float) -> float:
         """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
@@ -79,14 +77,9 @@ class Group:
         through_card = inter.alpha + beyond * self.ranks * self.sharing * message_bytes * inter.beta
         return max(inside, through_port, through_card if beyond else 0.0)
 
-    def swap(self) -> float:
-        """Return the seconds in which each gives each an integer."""
-        return self.agree(1)
-
     def hop(self, distance: int, message_bytes: float) -> float:
         """Return the seconds of a message and its header to the rank ``distance`` beyond."""
-        is_inter = distance >= self.ranks and self.nodes > 1
-        link = self.network.inter if is_inter else self.network.intra
+        link = self.network.link(is_inter=distance >= self.ranks and self.nodes > 1)
         return 2 * link.alpha + (HEADER_BYTES + message_bytes) * link.beta
 
 
@@ -222,7 +215,7 @@ def _split(step: Step) -> float:
     """Agree, swap lengths, and send each range's ``k/P`` entries to its owner."""
     world = step.world
     part = step.message(step.k / world.size, step.size / world.size)
-    return step.agree() + world.swap() + world.exchange(part)
+    return step.agree() + world.agree(1) + world.exchange(part)
 
 
 def ssar_split(step: Step) -> Stages:
@@ -245,13 +238,12 @@ def oktopk(step: Step) -> Stages:
 
 def _oktopk(step: Step, group: Group, k: float, size: float) -> float:
     """Split and reduce, then balance and gather, among the ranks of ``group``."""
-    entry = index_dtype(round(size)).itemsize + VALUE_BYTES
     parts = k / group.size
-    split = group.swap() + group.exchange(step.message(parts, size / group.size))
-    indices, values = (entry - VALUE_BYTES) * parts, VALUE_BYTES * parts
+    split = group.agree(1) + group.exchange(step.message(parts, size / group.size))
+    indices, values = index_dtype(round(size)).itemsize * parts, VALUE_BYTES * parts
     gather = 3 * group.agree(1) + group.exchange(indices) + group.exchange(values)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
-    regions = (group.swap() + group.agree(1)) / REPARTITION_EVERY
+    regions = 2 * group.agree(1) / REPARTITION_EVERY
     threshold = group.exchange(magnitudes) / REEVALUATE_EVERY
     return split + gather + regions + threshold
 

@@ -179,13 +179,9 @@ class Reducer(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned on the same rank of an equal topology; arrays are copied."""
-        self.check_state(state)
+        check_settings(state["settings"], self.settings())
         self.steps = state["steps"]
         self._carried = None if state["carried"] is None else state["carried"].copy()
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ``InvalidArgument`` where ``state`` is of other settings; nothing is changed then."""
-        check_settings(state["settings"], self.settings())
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal on all ranks, by name."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers.base import Outcome, Reducer, check_settings
 from commlib.selection import make_selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector
@@ -183,7 +183,7 @@ class SelectingReducer(SparseReducer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Reducer.load_state_dict`."""
-        self.check_state(state)
+        check_settings(state["settings"], self.settings())
         if state["residual"].shape != (self.length,):
             found = len(state["residual"])
             raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {self.length}")

@@ -22,8 +22,6 @@ from commlib.transport.clock import Action, Clock, Line
 
 Result = TypeVar("Result")
 
-_INTEGER_BYTES = 8
-
 
 @dataclass(frozen=True)
 class Transfer:
@@ -56,7 +54,7 @@ class _Cluster:
         """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
         clock, sent = self.clock, self.clock.time
         is_inter = self.nodes[source] != self.nodes[destination]
-        link = self._network.inter if is_inter else self._network.intra
+        link = self._network.link(is_inter=is_inter)
         # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
         out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
         port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
@@ -78,11 +76,9 @@ class _Cluster:
         port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
 
     def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
-        """Return what an exchange of a few integers among ranks takes: ``α·⌈log₂ P⌉`` and their bytes."""
+        """Return what an exchange of a few integers among ranks takes."""
         is_inter = len({self.nodes[rank] for rank in members}) > 1
-        link = self._network.inter if is_inter else self._network.intra
-        rounds = (len(members) - 1).bit_length()
-        return rounds * link.alpha + _INTEGER_BYTES * integers * (len(members) - 1) * link.beta
+        return self._network.link(is_inter=is_inter).agreement_seconds(len(members), integers)
 
 
 class _Job:

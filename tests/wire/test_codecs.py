@@ -471,7 +471,8 @@ def decoded_or_refused(name, message, size):
 )
 def test_any_bytes_are_a_vector_or_are_refused(name, size, content, unaligned):
     message = np.frombuffer(b"\0" * unaligned + content, np.uint8)[unaligned:]
-    decoded_or_refused(name, message, size)
+    decoded = decoded_or_refused(name, message, size)
+    assert decoded is None or decoded.size == size
 
 
 @settings(max_examples=500)
@@ -488,7 +489,8 @@ def test_a_damaged_message_is_a_vector_or_is_refused(name, size, share, seed, fl
     damaged = np.append(message, np.zeros(9, np.uint8))
     for flip in flips:
         damaged[flip // 8 % len(damaged)] ^= 1 << flip % 8
-    decoded_or_refused(name, damaged[: max(0, len(message) + longer)], size)
+    decoded = decoded_or_refused(name, damaged[: max(0, len(message) + longer)], size)
+    assert decoded is None or decoded.size == size
 
 
 def test_every_truncated_message_is_a_vector_or_is_refused(name):
