@@ -1,5 +1,6 @@
 """What each reducer costs, in closed form: the bytes that it sends and the seconds that these take."""
 
+from commlib.cost.computing import Speeds
 from commlib.cost.seconds import Prediction, predict
 from commlib.cost.sent import (
     FORMULAS,
@@ -21,6 +22,7 @@ __all__ = [
     "FORMULAS",
     "Formula",
     "Prediction",
+    "Speeds",
     "allgather",
     "dense",
     "dsar_split",

@@ -10,132 +10,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from commlib.cost.computing import WORK, Speeds
 from commlib.cost.sent import FORMULAS, Nodes, sparse_bytes
+from commlib.cost.step import HEADER_BYTES, Group, Step, union
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, look_up
-from commlib.network import Link, Network
+from commlib.network import Network
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, index_dtype
-from commlib.wire import VALUE_CODECS, Codec, ValueCodec, make_codec
+from commlib.wire import VALUE_CODECS, make_codec
 
-HEADER_BYTES = 8
 # Ok-Topk's periods τ and τ′, over which the steps that re-evaluate are spread.
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step: seconds inside the node and between nodes, and the most that one rank sends."""
+    """One step: seconds inside the node, between nodes and of computing, and the most that one rank sends."""
 
     intra: float
     inter: float
     sent: LinkBytes
+    computing: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the whole step but for computing."""
-        return self.intra + self.inter
-
-
-@dataclass(frozen=True)
-class Group:
-    """Ranks that exchange with each other: ``nodes`` of ``ranks`` each, and how many such groups there are.
-
-    ``sharing``: groups like this one that use the nodes' cards at the same time.
-    """
-
-    nodes: int
-    ranks: int
-    network: Network
-    sharing: int = 1
-
-    @property
-    def size(self) -> int:
-        """Return how many ranks the group has."""
-        return self.nodes * self.ranks
-
-    @property
-    def slowest(self) -> Link:
-        """Return the link that a meeting or a ring of the group waits for."""
-        return self.network.link(is_inter=self.nodes > 1)
-
-    def agree(self, integers: int) -> float:
-        """Return the seconds in which all learn ``integers`` of each, or each gives each one of them."""
-        return self.slowest.agreement_seconds(self.size, integers)
-
-    def exchange(self, message_bytes: float) -> float:
-        """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
-
-        Between nodes either the port of each rank or the card of each node is what takes longest.
-        """
-        if message_bytes == 0:
-            return 0.0
-        intra, inter = self.network.intra, self.network.inter
-        inside = (self.ranks - 1) * intra.seconds(message_bytes)
-        beyond = self.size - self.ranks
-        through_port = beyond * inter.seconds(message_bytes)
-        through_card = inter.alpha + beyond * self.ranks * self.sharing * message_bytes * inter.beta
-        return max(inside, through_port, through_card if beyond else 0.0)
-
-    def hop(self, distance: int, message_bytes: float) -> float:
-        """Return the seconds of a message and its header to the rank ``distance`` beyond."""
-        link = self.network.link(is_inter=distance >= self.ranks and self.nodes > 1)
-        return 2 * link.alpha + (HEADER_BYTES + message_bytes) * link.beta
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is to be reduced: ``size`` entries at ``density`` on the ranks of ``world``.
-
-    ``streams``: of ranks that exchange between nodes, as many as the smallest node has ranks.
-    """
-
-    world: Group
-    size: int
-    density: float
-    streams: int
-    codec: Codec
-    sums: ValueCodec
-
-    @property
-    def k(self) -> int:
-        """Return the entries that a rank selects from its whole gradient."""
-        return entries(self.density, self.size)
-
-    @property
-    def node(self) -> Group:
-        """Return the ranks of one node."""
-        return Group(1, self.world.ranks, self.world.network)
-
-    @property
-    def stream(self) -> Group:
-        """Return one rank of every node; the other streams share the cards."""
-        return Group(self.world.nodes, 1, self.world.network, sharing=self.streams)
-
-    @property
-    def shard(self) -> float:
-        """Return the entries of a rank's shard, ``d/n``."""
-        return self.size / self.streams
-
-    def message(self, count: float, size: float) -> int:
-        """Return the bytes of ``count`` entries of ``size``."""
-        return self.codec.message_bytes(round(count), round(size))
-
-    def agree(self, values: int = 0) -> float:
-        """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
-        return self.world.agree(2 + values)
+        """Return the seconds of the whole step."""
+        return self.intra + self.inter + self.computing
 
 
 Stages = tuple[float, float]  # seconds inside the node, and between nodes
-
-
-def union(ranks: int, k: float, size: float) -> float:
-    """Return the entries of the sum of ``ranks`` selections: ``d·(1 − (1 − k/d)ᴾ)`` (SparCML, B.1).
-
-    >>> union(2, 50, 100)
-    75.0
-    """
-    return size * (1 - (1 - k / size) ** ranks) if size else 0.0
 
 
 def _flat(step: Step, seconds: float) -> Stages:
@@ -293,8 +197,9 @@ def predict(
     *,
     wire: str = "fp32",
     sums: str = "fp32",
+    speeds: Speeds | None = None,
 ) -> Prediction:
-    """Return what one step of a reducer of ``REDUCERS`` takes, without computing.
+    """Return what one step of a reducer of ``REDUCERS`` takes; without ``speeds`` computing takes no time.
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
     counts for all. ``size``: entries of the gradient. Of sparse reducers: ``density``, ``wire``, and ``sums``
@@ -318,8 +223,10 @@ def predict(
     values = look_up(VALUE_CODECS, "codec", sums)()
     streams = min(map(len, nodes))
     share = settings.get("density", 1.0)
-    intra, inter = seconds(Step(world, size, share, streams, make_codec(wire), values))
-    return Prediction(intra, inter, busiest)
+    step = Step(world, size, share, streams, make_codec(wire), values)
+    intra, inter = seconds(step)
+    computing = WORK[name](step).seconds(speeds, wire) if speeds else 0.0
+    return Prediction(intra, inter, busiest, computing)
 
 
 def _settings(name: str, density: float | None, wire: str, sums: str) -> dict[str, Any]:

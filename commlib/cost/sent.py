@@ -36,18 +36,20 @@ def dense(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     ring = [each for node in nodes for each in node]
     place = ring.index(rank)
     right = ring[(place + 1) % len(ring)]
-    lengths = np.diff(partition(size, len(ring)))
-    values = 2 * size - int(lengths[(place + 1) % len(ring)]) - int(lengths[(place + 2) % len(ring)])
-    return _by_link(nodes, rank, lambda to: VALUE_BYTES * values if to == right else 0)
+    return _by_link(nodes, rank, lambda to: _ring_bytes(size, len(ring), place) if to == right else 0)
+
+
+def _ring_bytes(size: int, ranks: int, place: int) -> int:
+    """Return what the rank at ``place`` hands on: all parts twice, but for the last one of each round."""
+    lengths = np.diff(partition(size, ranks))
+    return VALUE_BYTES * (2 * size - int(lengths[(place + 1) % ranks]) - int(lengths[(place + 2) % ranks]))
 
 
 def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return the bytes sent by ``torus2d``, exact: ``2·(d/n)·(m − 1)/m`` values between nodes."""
     node, local_rank, shards = _shards(nodes, rank, size)
     stream = [each[local_rank] for each in nodes if len(each) > local_rank]
-    slices = np.diff(partition(shards[local_rank], len(stream)))
-    others = len(stream) - 1
-    inter = VALUE_BYTES * int(slices.sum() + (others - 1) * slices[stream.index(rank)])
+    inter = _ring_bytes(shards[local_rank], len(stream), stream.index(rank))
     return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
 
 

@@ -8,7 +8,7 @@ from commlib.reducers.base import Outcome
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector
+from commlib.vectors import Float32, Index, SparseVector, zeros
 
 
 class ShardReducer(SelectingReducer):
@@ -49,9 +49,9 @@ class ShardReducer(SelectingReducer):
                 return Outcome(None)
             messages = gather_messages(node, message, shards[:, 0])
         with self.measure("combine"):
-            mean = np.zeros(self.size, np.float32)
+            mean = zeros(self.size)
             for low, high, each in zip(
                 self._shard_bounds[:-1], self._shard_bounds[1:], messages, strict=True
             ):
-                self.lossless.decode(each, int(high - low)).add_to(mean[low:high])
+                self.lossless.decode(each, int(high - low)).write_to(mean[low:high])
         return Outcome(mean, selected, int(shards[:, 1].sum()))

@@ -5,12 +5,13 @@ from typing import ClassVar
 import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers.ring import Ring, parts_of
 from commlib.topology import Topology
 from commlib.vectors import Float32, partition
 
 
 class Torus2D(Reducer):
-    """Reduce-scatter in the node, all-reduce of the shard on each stream, all-gather in the node.
+    """Reduce-scatter in the node, ring all-reduce of the shard on each stream, all-gather in the node.
 
     Between nodes ``2·(d/n)·(m − 1)/m`` values a rank, where ``dense`` sends about ``n`` times as many. Uneven
     nodes share as many shards as the smallest node has ranks.
@@ -23,22 +24,27 @@ class Torus2D(Reducer):
         self._bounds = topology.shard_bounds(size)
         low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
         self._slices = partition(int(high - low), topology.stream.size)
+        self._ring = Ring.of(topology.stream, range(topology.stream.size))
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
         with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds)
+        mean = np.empty(self.size, np.float32)
+        shards = parts_of(mean, self._bounds)
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
+        own_shard = shards[topology.local_rank]
+        parts = parts_of(own_shard, self._slices)
         with self.measure("inter"):
-            own = topology.stream.reduce_scatter(shard, self._slices)
+            self._ring.reduce_scatter(parts_of(shard, self._slices), parts)
         with self.measure("combine"):
-            own /= np.float32(topology.world.size)
-            finite = bool(np.isfinite(own).all())
+            complete = parts[self._ring.own]
+            complete /= np.float32(topology.world.size)
+            finite = bool(np.isfinite(complete).all())
         if self.agree(finite) is None:
             return Outcome(None)
         with self.measure("inter"):
-            topology.stream.allgather(own, np.split(shard, self._slices[1:-1]))
-        mean = np.empty(self.size, np.float32)
+            self._ring.allgather(parts)
         with self.measure("intra"):
-            topology.node.allgather(shard, np.split(mean, self._bounds[1:-1]))
+            topology.node.allgather(own_shard, shards)
         return Outcome(mean, selected=self.size, applied=self.size)

@@ -113,7 +113,8 @@ class Communicator(ABC):
         """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with what ``r`` sent here.
 
         Each rank begins with its right neighbour and goes round, so that no rank is everybody's first.
-        Empty arrays cost no message. ``incoming`` is overwritten; the own part is copied.
+        Empty arrays cost no message. ``incoming`` is overwritten; the own part is copied, where it is not the
+        same array.
         """
         requests = []
         for step in range(1, self.size):
@@ -124,7 +125,8 @@ class Communicator(ABC):
             destination = (self.rank + step) % self.size
             if outgoing[destination].size:
                 requests.append(self.send(outgoing[destination], destination))
-        incoming[self.rank][...] = outgoing[self.rank]
+        if incoming[self.rank] is not outgoing[self.rank]:
+            incoming[self.rank][...] = outgoing[self.rank]
         for request in requests:
             request.wait()
 
@@ -135,10 +137,14 @@ class Communicator(ABC):
         entries.
         """
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
-        received = np.empty((self.size, len(parts[self.rank])), np.float32)
-        self.exchange(parts, list(received))
-        total: Float32 = received[0].copy()
-        for part in received[1:]:  # np.add.reduce would add long columns pairwise
+        own = parts[self.rank]
+        if self.size == 1:
+            return own.copy()
+        received = list(np.empty((self.size - 1, len(own)), np.float32))
+        received.insert(self.rank, own)
+        self.exchange(parts, received)
+        total: Float32 = np.add(received[0], received[1])
+        for part in received[2:]:  # np.add.reduce would add long columns pairwise
             total += part
         return total
 

@@ -14,8 +14,8 @@ Action = Callable[[], None]
 class Clock:
     """What happens next among ``size`` ranks, each a thread. ``time``: seconds since the run began.
 
-    A rank runs until it waits or ends, and computing takes no virtual time: so the rank that runs, and the
-    event that happens, is always the earliest that there is.
+    A rank runs until it waits or ends, and time stands still meanwhile: so the rank that runs, and the event
+    that happens, is always the earliest that there is. Who says that computing takes time waits for its end.
     """
 
     def __init__(self, size: int) -> None:
@@ -79,23 +79,23 @@ class Clock:
 
 
 class Line:
-    """Serves one at a time, in the order in which they come."""
+    """Serves ``places`` at a time, in the order in which they come."""
 
-    def __init__(self) -> None:
-        self._is_busy = False
+    def __init__(self, places: int = 1) -> None:
+        self._free = places
         self._queue: deque[Action] = deque()
 
     def enter(self, start: Action) -> None:
-        """Call ``start`` when all who came before have left."""
-        if self._is_busy:
-            self._queue.append(start)
-        else:
-            self._is_busy = True
+        """Call ``start`` as soon as there is a place, after all who came before."""
+        if self._free:
+            self._free -= 1
             start()
+        else:
+            self._queue.append(start)
 
     def leave(self) -> None:
         """End the service of who was served."""
         if self._queue:
             self._queue.popleft()()
         else:
-            self._is_busy = False
+            self._free += 1

@@ -8,7 +8,7 @@ import copy
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,74 +18,17 @@ from commlib.errors import InvalidArgument, PeerFailed
 from commlib.network import Network
 from commlib.topology import node_of_ranks
 from commlib.transport.base import Array, Communicator, Request, check_color
-from commlib.transport.clock import Action, Clock, Line
+from commlib.transport.clock import Clock
+from commlib.transport.machines import Cluster, Processors, Transfer
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One message as the virtual clock saw it: world ranks, bytes, and seconds since the run began.
-
-    ``left``: its last byte left the sender's card; ``arrived``: it was whole at the receiver.
-    """
-
-    source: int
-    destination: int
-    message_bytes: int
-    is_inter: bool
-    sent: float
-    left: float
-    arrived: float
-
-
-class _Cluster:
-    """Moves messages: each waits for its rank's port, for its node's card, for the receiver's card."""
-
-    def __init__(
-        self, clock: Clock, nodes: Sequence[int], network: Network, record: list[Transfer] | None
-    ) -> None:
-        self.clock, self.nodes = clock, nodes
-        self._network, self._record = network, record
-        self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
-        self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
-
-    def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
-        """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
-        clock, sent = self.clock, self.clock.time
-        is_inter = self.nodes[source] != self.nodes[destination]
-        link = self._network.link(is_inter=is_inter)
-        # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
-        out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
-        port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
-
-        def leave() -> None:
-            left = clock.time
-            arrived = max(left, self._taken_in[is_inter, into] + size * link.beta)
-            self._taken_in[is_inter, into] = arrived
-            if self._record is not None:
-                self._record.append(Transfer(source, destination, size, is_inter, sent, left, arrived))
-            clock.at(arrived, on_arrived)
-            on_left()
-            card.leave()
-            port.leave()
-
-        def take_card() -> None:
-            card.enter(lambda: clock.at(clock.time + size * link.beta, leave))
-
-        port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
-
-    def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
-        """Return what an exchange of a few integers among ranks takes."""
-        is_inter = len({self.nodes[rank] for rank in members}) > 1
-        return self._network.link(is_inter=is_inter).agreement_seconds(len(members), integers)
 
 
 class _Job:
     """What the ranks of one run share."""
 
-    def __init__(self, cluster: _Cluster) -> None:
-        self.cluster, self.clock = cluster, cluster.clock
+    def __init__(self, cluster: Cluster, processors: Processors | None) -> None:
+        self.cluster, self.clock, self.processors = cluster, cluster.clock, processors
         self.mailboxes: defaultdict[tuple[Any, int, int], _Mailbox] = defaultdict(_Mailbox)
         self.meetings: dict[Any, _Meeting] = {}
 
@@ -165,11 +108,18 @@ class SimulatedCommunicator(Communicator):
 
     def now(self) -> float:
         """Return the virtual time of this rank in seconds since the run began."""
-        return self._job.clock.time
+        with self._transport():
+            return self._job.clock.time
 
     def pass_time(self, is_over: Callable[[], bool], what: str) -> None:
         """Wait in virtual time; see :meth:`Clock.wait`."""
-        self._job.clock.wait(self._world_rank, is_over, f"{self}, {what}")
+        with self._transport():
+            self._job.clock.wait(self._world_rank, is_over, f"{self}, {what}")
+
+    def _transport(self) -> AbstractContextManager[None]:
+        """Return a context for what is the transport's work and no computing of the rank."""
+        processors = self._job.processors
+        return nullcontext() if processors is None else processors.pause(self._world_rank)
 
     def wake(self) -> None:
         """Let this rank go on if what it waits for has come."""
@@ -200,6 +150,10 @@ class SimulatedCommunicator(Communicator):
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         """Lay down ``value`` and return ``gather`` of all values, at the time when the last one came."""
+        with self._transport():
+            return self._lay_down(value, gather, integers)
+
+    def _lay_down(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         meeting = self._job.meetings.setdefault(self._key, _Meeting(self.size))
         meeting.values[self.rank] = value
         meeting.missing -= 1
@@ -219,14 +173,16 @@ class SimulatedCommunicator(Communicator):
 
     def _send(self, array: Array, destination: int) -> Request:
         mailbox = self._job.mailboxes[self._key, self.rank, destination]
-        request, message = _Sent(self), array.copy()
-        self._job.cluster.transfer(
-            self._world_rank,
-            self._members[destination],
-            array.nbytes,
-            on_left=request.leave,
-            on_arrived=lambda: mailbox.put(message),
-        )
+        request = _Sent(self)
+        with self._transport():
+            message = array.copy()
+            self._job.cluster.transfer(
+                self._world_rank,
+                self._members[destination],
+                array.nbytes,
+                on_left=request.leave,
+                on_arrived=lambda: mailbox.put(message),
+            )
         return request
 
     def _receive(self, array: Array, source: int) -> Request:
@@ -241,6 +197,7 @@ def run(
     ranks_per_node: int | Sequence[int] | None = None,
     network: Network | None = None,
     record: list[Transfer] | None = None,
+    cores: int | None = None,
 ) -> list[Result]:
     """Call ``function(comm)`` on ``world_size`` ranks, a thread each, and return their results in rank order.
 
@@ -248,6 +205,9 @@ def run(
     differs between nodes, so that ``Topology(comm)`` discovers them. All ranks share one node without it.
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.
+
+    Computing takes no virtual time, unless ``cores`` says how many all ranks share: then it takes the
+    processor time that it takes here, and runs repeat but for that.
 
     The first rank to raise ends the run and its exception is raised here; ranks that wait for each other and
     nothing else raise :class:`commlib.errors.PeerFailed`.
@@ -258,8 +218,11 @@ def run(
     if world_size < 1:
         raise InvalidArgument(f"world_size: expected at least 1, got {world_size}")
     nodes = node_of_ranks(world_size, world_size if ranks_per_node is None else ranks_per_node)
+    if cores is not None and cores < 1:
+        raise InvalidArgument(f"cores: expected at least 1, got {cores}")
     clock = Clock(world_size)
-    job = _Job(_Cluster(clock, nodes, network or Network(), record))
+    processors = None if cores is None else Processors(clock, cores, world_size)
+    job = _Job(Cluster(clock, nodes, network or Network(), record), processors)
     results: list[Any] = [None] * world_size
 
     def body(rank: int) -> None:
@@ -267,6 +230,8 @@ def run(
         if clock.failures:
             return
         try:
+            if processors is not None:
+                processors.begin(rank)
             results[rank] = function(SimulatedCommunicator(job, "world", rank, range(world_size)))
             clock.next()
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread

@@ -1,0 +1,110 @@
+"""What simulated ranks run on: the cards and ports of a cluster, and the cores that its ranks share."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from commlib.network import Network
+from commlib.transport.clock import Action, Clock, Line
+
+SLICE_SECONDS = 2e-3  # after which a rank makes way for another that wants the core
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message as the virtual clock saw it: world ranks, bytes, and seconds since the run began.
+
+    ``left``: its last byte left the sender's card; ``arrived``: it was whole at the receiver.
+    """
+
+    source: int
+    destination: int
+    message_bytes: int
+    is_inter: bool
+    sent: float
+    left: float
+    arrived: float
+
+
+class Cluster:
+    """Moves messages: each waits for its rank's port, for its node's card, for the receiver's card."""
+
+    def __init__(
+        self, clock: Clock, nodes: Sequence[int], network: Network, record: list[Transfer] | None
+    ) -> None:
+        self.clock, self.nodes = clock, nodes
+        self._network, self._record = network, record
+        self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
+        self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
+
+    def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
+        """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
+        clock, sent = self.clock, self.clock.time
+        is_inter = self.nodes[source] != self.nodes[destination]
+        link = self._network.link(is_inter=is_inter)
+        # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
+        out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
+        port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
+
+        def leave() -> None:
+            left = clock.time
+            arrived = max(left, self._taken_in[is_inter, into] + size * link.beta)
+            self._taken_in[is_inter, into] = arrived
+            if self._record is not None:
+                self._record.append(Transfer(source, destination, size, is_inter, sent, left, arrived))
+            clock.at(arrived, on_arrived)
+            on_left()
+            card.leave()
+            port.leave()
+
+        def take_card() -> None:
+            card.enter(lambda: clock.at(clock.time + size * link.beta, leave))
+
+        port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
+
+    def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
+        """Return what an exchange of a few integers among ranks takes."""
+        is_inter = len({self.nodes[rank] for rank in members}) > 1
+        return self._network.link(is_inter=is_inter).agreement_seconds(len(members), integers)
+
+
+class Processors:
+    """Cores that all ranks share: what a rank computes takes the processor time that it takes here."""
+
+    def __init__(self, clock: Clock, cores: int, ranks: int) -> None:
+        self._clock, self._line = clock, Line(cores)
+        self._counted_until = [0.0] * ranks  # of each rank's thread
+        self._outside = [0] * ranks  # calls of the transport that are under way, one inside the other
+
+    @contextmanager
+    def pause(self, rank: int) -> Iterator[None]:
+        """Let what the rank has computed take its time; what the transport does in the body takes none."""
+        if not self._outside[rank]:
+            self._catch_up(rank, time.thread_time() - self._counted_until[rank])
+        self._outside[rank] += 1
+        try:
+            yield
+        finally:
+            self._outside[rank] -= 1
+            if not self._outside[rank]:
+                self._counted_until[rank] = time.thread_time()
+
+    def _catch_up(self, rank: int, seconds: float) -> None:
+        clock, is_done = self._clock, [False]
+
+        def end() -> None:
+            is_done[0] = True
+            self._line.leave()
+            clock.wake(rank)
+
+        while seconds > 0:
+            length, is_done[0] = min(seconds, SLICE_SECONDS), False
+            self._line.enter(lambda length=length: clock.at(clock.time + length, end))  # type: ignore[misc]
+            clock.wait(rank, lambda: is_done[0], "computing")
+            seconds -= length
+
+    def begin(self, rank: int) -> None:
+        """Count the rank's computing from here on."""
+        self._counted_until[rank] = time.thread_time()
