@@ -11,7 +11,8 @@ _INTEGER_BYTES = 8
 class Link:
     """A message of ``b`` bytes takes ``alpha + b·beta`` seconds.
 
-    ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte.
+    ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte. ``incast``: how many times as
+    long a byte takes where cards of several nodes send to one at the same time, and it drops packets.
 
     >>> Link.of(microseconds=30, gbit_per_second=25).seconds(3_125_000)
     0.00103
@@ -19,11 +20,14 @@ class Link:
 
     alpha: float
     beta: float
+    incast: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidArgument(f"{name}: expected seconds from 0, got {getattr(self, name)!r}")
+        if not 1 <= self.incast < float("inf"):
+            raise InvalidArgument(f"incast: expected a factor from 1, got {self.incast!r}")
 
     @classmethod
     def of(cls, *, microseconds: float, gbit_per_second: float) -> "Link":

@@ -5,14 +5,15 @@ each sparse entry is handled: cut, encoded, decoded, added up, put into place.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from commlib.cost.step import Step, union
+from commlib.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds that one rank takes for one entry, while all ranks of its machine do the same.
+    """Seconds for one entry on every rank of a machine, until the last one has done it.
 
     ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
     is accumulated and selected from; ``keep``: of those selected, beside that. ``entry``: of a sparse vector
@@ -25,6 +26,13 @@ class Speeds:
     keep: float
     entry: float
     code: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.code:
+            raise InvalidArgument("code: expected the seconds of one wire or more, got none")
+        for name, seconds in (asdict(self) | self.code).items():
+            if name != "code" and not 0 <= seconds < float("inf"):
+                raise InvalidArgument(f"{name}: expected seconds from 0, got {seconds!r}")
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,16 @@ class Work:
 
     def seconds(self, speeds: Speeds, wire: str) -> float:
         """Return how long that takes."""
+        if self.coded and wire not in speeds.code:
+            measured = ", ".join(speeds.code)
+            raise InvalidArgument(f"wire: expected one whose speed is known ({measured}), got {wire!r}")
         return (
             self.add * speeds.add
             + self.fill * speeds.fill
             + self.select * speeds.select
             + self.keep * speeds.keep
             + self.entry * speeds.entry
-            + self.coded * speeds.code[wire]
+            + self.coded * speeds.code.get(wire, 0.0)
         )
 
 

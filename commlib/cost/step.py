@@ -45,8 +45,10 @@ class Group:
         intra, inter = self.network.intra, self.network.inter
         inside = (self.ranks - 1) * intra.seconds(message_bytes)
         beyond = self.size - self.ranks
-        through_port = beyond * inter.seconds(message_bytes)
-        through_card = inter.alpha + beyond * self.ranks * self.sharing * message_bytes * inter.beta
+        into_card = inter.incast if self.nodes > 2 else 1.0
+        through_port = beyond * (inter.alpha + message_bytes * inter.beta * into_card)
+        at_once = beyond * self.ranks * self.sharing
+        through_card = inter.alpha + at_once * message_bytes * inter.beta * into_card
         return max(inside, through_port, through_card if beyond else 0.0)
 
     def hop(self, distance: int, message_bytes: float) -> float:

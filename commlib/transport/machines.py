@@ -1,7 +1,7 @@
 """What simulated ranks run on: the cards and ports of a cluster, and the cores that its ranks share."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ class Cluster:
         self._network, self._record = network, record
         self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
         self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
+        self._heading_for: defaultdict[tuple[bool, int], Counter[int]] = defaultdict(Counter)  # out of cards
 
     def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
         """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
@@ -47,9 +48,12 @@ class Cluster:
         # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
         out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
         port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
+        heading = self._heading_for[is_inter, into]
+        heading[out] += 1
 
         def leave() -> None:
             left = clock.time
+            heading[out] -= 1
             arrived = max(left, self._taken_in[is_inter, into] + size * link.beta)
             self._taken_in[is_inter, into] = arrived
             if self._record is not None:
@@ -60,7 +64,10 @@ class Cluster:
             port.leave()
 
         def take_card() -> None:
-            card.enter(lambda: clock.at(clock.time + size * link.beta, leave))
+            card.enter(lambda: clock.at(clock.time + size * link.beta * crowding(), leave))
+
+        def crowding() -> float:
+            return link.incast if sum(count > 0 for count in heading.values()) > 1 else 1.0
 
         port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
 

@@ -1,0 +1,235 @@
+"""Measure links and kernels (``measure``), and choose the fastest reducer by the cost model (``choose``).
+
+All ranks measure at the same time: they share cards, memory and perhaps cores in a step as well.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.cost import Prediction, Speeds, predict
+from commlib.cost.step import Group
+from commlib.density import check_density, entries
+from commlib.network import Link, Network
+from commlib.profile import Job, Profile
+from commlib.reducers import REDUCERS, reducer_options
+from commlib.selection import make_selector
+from commlib.topology import Topology
+from commlib.transport.base import Communicator
+from commlib.vectors import SparseVector, total, zeros
+from commlib.wire import make_codec
+
+WIRES = ("fp32", "gap+fp32", "gap+fp16")  # what the tuner chooses from
+MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
+INCAST_BYTES = 1 << 19
+RUNS, WARM_UP_RUNS = 7, 2
+KERNEL_SIZE, KERNEL_DENSITIES = 1 << 22, (0.01, 0.001)
+ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
+BUCKET_OVERHEAD = 0.1  # what a gradient may take longer in buckets than whole
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A reducer for gradients of one size and density, and why.
+
+    ``options``: what :func:`commlib.make_reducer` takes beside density. ``bucket``: the fewest entries that a
+    bucket of the gradient should have. ``seconds``: predicted for one step; ``dense_seconds``: of ``dense``.
+    """
+
+    reducer: str
+    options: dict[str, str]
+    bucket: int
+    seconds: float
+    dense_seconds: float
+    reason: str
+
+
+def job_of(topology: Topology) -> Job:
+    """Return what a profile of these ranks belongs to; all ranks call it together."""
+    cores = len(os.sched_getaffinity(0))
+    told = topology.world.allgather_objects((topology.world.host, f"{cores} cores of {_processor()}"))
+    hosts, processors = zip(*dict.fromkeys(told), strict=True)
+    return Job(hosts, processors, tuple(map(len, topology.nodes)))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def measure(topology: Topology) -> Profile:
+    """Measure links and kernels, a few seconds; all ranks call it together, and all get the same profile."""
+    network = Network()  # a link that the job does not have is never asked for
+    intra = _link(topology.world, topology.node, sharing=1) or network.intra
+    inter = _link(topology.world, topology.stream, sharing=topology.streams) or network.inter
+    if len(topology.nodes) > 2:
+        inter = replace(inter, incast=_incast(topology, inter))
+    speeds = _speeds(topology.world)
+    return Profile(job_of(topology), Network(intra, inter), speeds)
+
+
+def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
+    """Return α and β of the links within ``comm``, through which ``sharing`` ranks send at the same time.
+
+    The least squares of the relative errors over messages of different lengths: each rank sends one to the
+    next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no rank has others.
+    """
+    if int(world.agree([comm.size]).max()) == 1:
+        return None
+    seconds = []
+    for length in MESSAGE_BYTES:
+        outgoing, incoming = np.zeros(length, np.uint8), np.empty(length, np.uint8)
+        seconds.append(_slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
+    rows = np.array([[1.0, sharing * length] for length in MESSAGE_BYTES]) / np.array(seconds)[:, None]
+    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
+
+
+def _incast(topology: Topology, inter: Link) -> float:
+    """Return how many times as long all ranks take to send to all others as the link says."""
+    world, nodes = topology.world, topology.nodes
+    outgoing = [np.zeros(INCAST_BYTES, np.uint8)] * world.size
+    incoming = list(np.empty((world.size, INCAST_BYTES), np.uint8))
+    group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
+    seconds = _slowest(world, lambda: world.exchange(outgoing, incoming))
+    return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
+
+
+def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.NDArray[np.uint8]) -> None:
+    if comm.size == 1:
+        return
+    receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
+    comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
+    receipt.wait()
+
+
+def _slowest(world: Communicator, action: Callable[[], object]) -> float:
+    """Return the seconds after which all ranks have done what they begin together, median of several runs."""
+    own = []
+    for _ in range(WARM_UP_RUNS + RUNS):
+        world.barrier()
+        start = world.now()
+        action()
+        own.append(world.now() - start)
+    return float(np.median(np.max(world.allgather_objects(own), axis=0)[WARM_UP_RUNS:]))
+
+
+def _speeds(world: Communicator) -> Speeds:
+    """Measure every kernel on all ranks at the same time."""
+    size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
+    generator = np.random.default_rng(world.rank)
+    gradient, residual = generator.standard_t(3, (2, size)).astype(np.float32)
+    out, selector = np.empty_like(gradient), make_selector("mstopk")
+    selected = [make_selector("mstopk").select(np.roll(gradient, turn), many) for turn in range(ADDED_UP)]
+
+    def seconds(action: Callable[[], object]) -> float:
+        return _slowest(world, action)
+
+    selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
+    keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
+    return Speeds(
+        add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
+        fill=seconds(lambda: zeros(size)) / size,
+        select=max(0.0, selecting[few] - few * keep) / size,
+        keep=keep + seconds(lambda: selected[0].subtract_from(out)) / many,
+        entry=seconds(lambda: total(selected)) / (ADDED_UP * many),
+        code={wire: seconds(lambda: _code(wire, selected[0])) / many for wire in WIRES},  # noqa: B023
+    )
+
+
+def _code(wire: str, vector: SparseVector) -> SparseVector:
+    codec = make_codec(wire)
+    return codec.decode(codec.encode(vector), vector.size)
+
+
+def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
+    """Return the reducer, and its wire codec, that the cost model predicts to be the fastest.
+
+    ``nodes``: the world ranks of every node, as in ``Topology.nodes``; ``size``: entries of the gradient.
+    With one rank it is ``dense``: there is nobody to exchange with.
+    """
+    share = check_density(density)
+    predictions = {each: _predict(profile, nodes, size, share, each) for each in _candidates()}
+    best = min(predictions, key=lambda each: predictions[each].seconds)
+    return Choice(
+        reducer=best.reducer,
+        options={"wire": best.wire} if best.wire else {},
+        bucket=_bucket(profile, nodes, size, share, best),
+        seconds=predictions[best].seconds,
+        dense_seconds=predictions[DENSE].seconds,
+        reason=_reason(profile, nodes, size, share, predictions),
+    )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A reducer and its wire codec; none for one that sends no entries."""
+
+    reducer: str
+    wire: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.reducer} with {self.wire}" if self.wire else self.reducer
+
+
+DENSE = Candidate("dense")
+
+
+def _candidates() -> list[Candidate]:
+    return [
+        Candidate(name, wire)
+        for name in REDUCERS
+        for wire in (WIRES if "wire" in reducer_options(name) else (None,))
+    ]
+
+
+def _predict(
+    profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float, candidate: Candidate
+) -> Prediction:
+    settings = {"density": density, "wire": candidate.wire} if candidate.wire else {}
+    speeds, network = profile.speeds, profile.network
+    return predict(candidate.reducer, nodes, size, network=network, speeds=speeds, **settings)  # type: ignore[arg-type]
+
+
+def _bucket(
+    profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float, candidate: Candidate
+) -> int:
+    """Return the smallest half of a half … of ``size`` in which the step takes little longer than whole."""
+    whole = _predict(profile, nodes, size, density, candidate).seconds
+    buckets = 1
+    while 2 * buckets <= size:
+        one = _predict(profile, nodes, -(-size // (2 * buckets)), density, candidate).seconds
+        if 2 * buckets * one > (1 + BUCKET_OVERHEAD) * whole:
+            break
+        buckets *= 2
+    return -(-size // buckets)
+
+
+def _reason(
+    profile: Profile,
+    nodes: Sequence[Sequence[int]],
+    size: int,
+    density: float,
+    predictions: Mapping[Candidate, Prediction],
+) -> str:
+    """Return one line: what is picked, what comes next of the other kind, and for which case."""
+    if sum(map(len, nodes)) == 1:
+        return "dense: one rank has nobody to exchange with"
+    best, *others = sorted(predictions, key=lambda each: predictions[each].seconds)
+    other = next(each for each in others if REDUCERS[each.reducer].sparse != REDUCERS[best.reducer].sparse)
+    mine, theirs = predictions[best].seconds, predictions[other].seconds
+    gbit = 8e-9 / profile.network.link(is_inter=len(nodes) > 1).beta
+    ranks, kind = sum(map(len, nodes)), "sparse" if REDUCERS[other.reducer].sparse else "dense"
+    return (
+        f"{best}: {mine * 1e3:.3g} ms a step predicted, the best {kind} one ({other}) {theirs * 1e3:.3g} ms; "
+        f"{size:,} entries at density {density:g}, {ranks} ranks on {len(nodes)} nodes, {gbit:.3g} Gbit/s"
+    )
