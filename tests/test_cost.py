@@ -103,8 +103,10 @@ def test_hitopk_sends_nothing_of_an_empty_shard():
 def test_with_uneven_nodes_hitopk_leaves_out_the_ranks_beyond_the_smallest_node():
     nodes = layout(5, [3, 2])
     # two streams of 500 entries, 5 selected; rank 2 owns none and only contributes
-    assert cost.hitopk(nodes, 0, 1000, 0.01) == LinkBytes(4 * 500 + 2 * 8 * 10, 8 * 5)
-    assert cost.hitopk(nodes, 2, 1000, 0.01) == LinkBytes(4 * 1000, 0)
+    # round the ring of three, rank 0 sends its sums and the nothing of rank 2, which hands on those of rank 1
+    assert cost.hitopk(nodes, 0, 1000, 0.01) == LinkBytes(4 * 500 + 8 * 10, 8 * 5)
+    assert cost.hitopk(nodes, 1, 1000, 0.01) == LinkBytes(4 * 500 + 2 * 8 * 10, 8 * 5)
+    assert cost.hitopk(nodes, 2, 1000, 0.01) == LinkBytes(4 * 1000 + 8 * 10, 0)
     assert cost.hitopk(nodes, 3, 1000, 0.01) == LinkBytes(4 * 500 + 8 * 10, 8 * 5)
 
 

@@ -55,15 +55,15 @@ def dense(step: Step) -> Stages:
 
 def torus2d(step: Step) -> Stages:
     """``(n − 1)·(α + d/n·β)`` twice inside, ``(m − 1)·(α + d/(n·m)·β)`` twice between (HiTopKComm, 5.3)."""
-    inside = step.node.exchange(VALUE_BYTES * step.shard)
-    between = step.stream.exchange(VALUE_BYTES * step.shard / step.world.nodes)
+    inside = step.node.exchange(VALUE_BYTES * step.shard) + step.node.ring(VALUE_BYTES * step.shard)
+    between = step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes)
     intra, inter = _flat(step, step.agree())
-    return intra + 2 * inside, inter + 2 * between
+    return intra + inside, inter + 2 * between
 
 
 def allgather(step: Step) -> Stages:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    return _flat(step, step.agree(1) + step.world.exchange(step.message(step.k, step.size)))
+    return _flat(step, step.agree(1) + step.world.ring(step.message(step.k, step.size)))
 
 
 def gtopk(step: Step) -> Stages:
@@ -126,13 +126,13 @@ def ssar_split(step: Step) -> Stages:
     """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
     own = step.size / step.world.size
     sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
-    return _flat(step, _split(step) + step.world.agree(1) + step.world.exchange(sums))
+    return _flat(step, _split(step) + step.world.agree(1) + step.world.ring(sums))
 
 
 def dsar_split(step: Step) -> Stages:
     """``2·(P − 1)·α``, ``(P − 1)/P·2k·β`` and ``(P − 1)/P·d·β`` (SparCML, 5.3.3)."""
     sums = step.sums.message_bytes(round(step.size / step.world.size))
-    return _flat(step, _split(step) + step.world.exchange(sums))
+    return _flat(step, _split(step) + step.world.ring(sums))
 
 
 def oktopk(step: Step) -> Stages:
@@ -145,17 +145,17 @@ def _oktopk(step: Step, group: Group, k: float, size: float) -> float:
     parts = k / group.size
     split = group.agree(1) + group.exchange(step.message(parts, size / group.size))
     indices, values = index_dtype(round(size)).itemsize * parts, VALUE_BYTES * parts
-    gather = 3 * group.agree(1) + group.exchange(indices) + group.exchange(values)
+    gather = 3 * group.agree(1) + group.ring(indices) + group.ring(values)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
     regions = 2 * group.agree(1) / REPARTITION_EVERY
-    threshold = group.exchange(magnitudes) / REEVALUATE_EVERY
+    threshold = group.ring(magnitudes) / REEVALUATE_EVERY
     return split + gather + regions + threshold
 
 
 def hitopk(step: Step) -> Stages:
     """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
     k = entries(step.density, round(step.shard))
-    between = step.stream.exchange(step.message(k, step.shard))
+    between = step.stream.ring(step.message(k, step.shard))
     return _hierarchical(step, step.agree(1), between, union(step.world.nodes, k, step.shard))
 
 
@@ -169,7 +169,7 @@ def _hierarchical(step: Step, agreement: float, between: float, applied: float) 
     """Reduce-scatter inside, ``between``, and all-gather the ``applied`` entries of each shard inside."""
     node = step.node
     scatter = node.exchange(VALUE_BYTES * step.shard)
-    gather = node.agree(3) + node.exchange(sparse_bytes(round(applied), round(step.shard)))
+    gather = node.agree(3) + node.ring(sparse_bytes(round(applied), round(step.shard)))
     intra, inter = _flat(step, agreement)
     return intra + scatter + gather, inter + between
 

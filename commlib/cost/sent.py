@@ -5,7 +5,7 @@ rank sends in one call. ``k`` is the most that the selector returns: twice as mu
 ``gaussian``, which makes an upper bound of what is exact for others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,31 +34,33 @@ def dense(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     the last rank of each node, inside for the others.
     """
     ring = [each for node in nodes for each in node]
-    place = ring.index(rank)
-    right = ring[(place + 1) % len(ring)]
-    return _by_link(nodes, rank, lambda to: _ring_bytes(size, len(ring), place) if to == right else 0)
+    right = ring[(ring.index(rank) + 1) % len(ring)]
+    return _by_link(nodes, rank, {right: _ring_bytes(size, len(ring), rank, right)})
 
 
-def _ring_bytes(size: int, ranks: int, place: int) -> int:
-    """Return what the rank at ``place`` hands on: all parts twice, but for the last one of each round."""
+def _ring_bytes(size: int, ranks: int, rank: int, right: int) -> int:
+    """Return what a rank hands on: all parts but its own to be added up, all but its neighbour's after."""
     lengths = np.diff(partition(size, ranks))
-    return VALUE_BYTES * (2 * size - int(lengths[(place + 1) % ranks]) - int(lengths[(place + 2) % ranks]))
+    return VALUE_BYTES * (2 * size - int(lengths[rank]) - int(lengths[right]))
 
 
 def torus2d(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return the bytes sent by ``torus2d``, exact: ``2·(d/n)·(m − 1)/m`` values between nodes."""
     node, local_rank, shards = _shards(nodes, rank, size)
     stream = [each[local_rank] for each in nodes if len(each) > local_rank]
-    inter = _ring_bytes(shards[local_rank], len(stream), stream.index(rank))
-    return LinkBytes(VALUE_BYTES * (size + (len(node) - 2) * shards[local_rank]), inter)
+    place = stream.index(rank)
+    inter = _ring_bytes(shards[local_rank], len(stream), place, (place + 1) % len(stream))
+    right = shards[(local_rank + 1) % len(node)]
+    return LinkBytes(VALUE_BYTES * (2 * size - shards[local_rank] - right), inter)
 
 
 def allgather(
     nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
 ) -> LinkBytes:
-    """Return the bytes sent by ``allgather``, exact: ``(P − 1)·k`` entries."""
+    """Return the bytes sent by ``allgather``, exact: ``(P − 1)·k`` entries, to the next rank of a ring."""
     message = make_codec(wire).message_bytes(_selected(density, size, selector), size)
-    return _by_link(nodes, rank, lambda to: message)
+    world_size = sum(map(len, nodes))
+    return _by_link(nodes, rank, {(rank + 1) % world_size: (world_size - 1) * message})
 
 
 def gtopk(
@@ -75,7 +77,7 @@ def gtopk(
     to_each = {rank + (1 << each): to_child for each in rounds if 1 << each < lowest_bit}
     if rank:
         to_each[rank - lowest_bit] = to_parent
-    return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
+    return _by_link(nodes, rank, to_each)
 
 
 def ssar_doubling(
@@ -92,27 +94,37 @@ def ssar_doubling(
         return codec.message_bytes(min(size, ranks * k), size)
 
     if rank >= within:
-        return _by_link(nodes, rank, lambda to: most(1) if to == rank - within else 0)
+        return _by_link(nodes, rank, {rank - within: most(1)})
     to_each = {rank + within: _sums_bytes(wire, k, world_size, size)}
     for exponent in range(within.bit_length() - 1):
         distance = 1 << exponent
         first = rank & ~(distance - 1)
         group = sum(1 + (each + within < world_size) for each in range(first, first + distance))
         to_each[rank ^ distance] = most(group)
-    return _by_link(nodes, rank, lambda to: to_each.get(to, 0))
+    return _by_link(nodes, rank, to_each)
 
 
 def ssar_split(
     nodes: Nodes, rank: int, size: int, density: float, wire: str = "fp32", selector: str = "mstopk"
 ) -> LinkBytes:
-    """Return what ``ssar_split`` sends at most: ``k`` entries, then its sums ``P − 1`` times.
+    """Return what ``ssar_split`` sends at most: ``k`` entries, then the sums of all ranges but one.
 
     SparCML's bounds: between ``2·k·(P − 1)/P`` entries and ``P·k``.
     """
+    k, codec = _selected(density, size, selector), make_codec(wire)
+    ranks = sum(map(len, nodes))
+    return _split(nodes, rank, size, k, wire, lambda part: codec.message_bytes(min(part, ranks * k), part))
+
+
+def _split(
+    nodes: Nodes, rank: int, size: int, k: int, wire: str, sums_bytes: Callable[[int], int]
+) -> LinkBytes:
+    """Return at most ``k`` entries to the owner of each range, and what the ring of their sums hands on."""
     lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
-    k, codec, own = _selected(density, size, selector), make_codec(wire), lengths[rank]
-    sums = codec.message_bytes(min(own, len(lengths) * k), own)
-    return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + sums)
+    codec, right = make_codec(wire), (rank + 1) % len(lengths)
+    to_each = {to: codec.message_bytes(min(k, length), length) for to, length in enumerate(lengths)}
+    to_each[right] += _all_but_right(lengths, rank, sums_bytes)
+    return _by_link(nodes, rank, to_each)
 
 
 def dsar_split(
@@ -125,10 +137,8 @@ def dsar_split(
     sums: str = "fp32",
 ) -> LinkBytes:
     """Return what ``dsar_split`` sends at most: ``k`` entries, then ``(P − 1)·d/P`` values."""
-    lengths = [int(length) for length in np.diff(partition(size, sum(map(len, nodes))))]
-    k, codec = _selected(density, size, selector), make_codec(wire)
-    own = look_up(VALUE_CODECS, "codec", sums)().message_bytes(lengths[rank])
-    return _by_link(nodes, rank, lambda to: codec.message_bytes(min(k, lengths[to]), lengths[to]) + own)
+    k, values = _selected(density, size, selector), look_up(VALUE_CODECS, "codec", sums)()
+    return _split(nodes, rank, size, k, wire, values.message_bytes)
 
 
 def oktopk(
@@ -151,9 +161,12 @@ def hitopk(
     """
     node, local_rank, shards = _shards(nodes, rank, size)
     own = shards[local_rank]
-    k = _selected(density, own, selector)
-    inter = (len(nodes) - 1) * make_codec(wire).message_bytes(k, own)
-    gathered = (len(node) - 1) * _sums_bytes(wire, k, len(nodes), own)
+    inter = (len(nodes) - 1) * make_codec(wire).message_bytes(_selected(density, own, selector), own)
+    gathered = _all_but_right(
+        shards,
+        local_rank,
+        lambda each: _sums_bytes(wire, _selected(density, each, selector), len(nodes), each),
+    )
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 
@@ -166,7 +179,7 @@ def hioktopk(
     k = entries(density, own)
     stream = [each[local_rank] for each in nodes if len(each) > local_rank]
     inter = _oktopk([[place] for place in range(len(stream))], stream.index(rank), k, own).inter
-    gathered = (len(node) - 1) * sparse_bytes(2 * k, own)
+    gathered = _all_but_right(shards, local_rank, lambda each: sparse_bytes(2 * entries(density, each), each))
     return LinkBytes(VALUE_BYTES * (size - own) + gathered, inter)
 
 
@@ -179,8 +192,9 @@ def _oktopk(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
     world_size = sum(map(len, nodes))
     entry = index_dtype(size).itemsize + VALUE_BYTES
     selected = min(size, 2 * k)
-    sums = VALUE_BYTES * min(size, world_size * selected)
-    return _by_link(nodes, rank, lambda to: 3 * selected * entry + sums)
+    to_each = dict.fromkeys(range(world_size), 2 * selected * entry)
+    to_each[(rank + 1) % world_size] += selected * entry + VALUE_BYTES * min(size, world_size * selected)
+    return _by_link(nodes, rank, to_each)
 
 
 def _selected(density: float, size: int, selector: str) -> int:
@@ -198,14 +212,19 @@ def _sums_bytes(wire: str, k: int, ranks: int, size: int) -> int:
     return size * VALUE_BYTES if is_dense else sparse_bytes(most, size)
 
 
-def _by_link(nodes: Nodes, rank: int, bytes_to: Callable[[int], int]) -> LinkBytes:
-    """Add up what goes to each other rank, by the link that it goes over."""
-    neighbours = next(node for node in nodes if rank in node)
-    others = [other for other in range(sum(map(len, nodes))) if other != rank]
+def _by_link(nodes: Nodes, rank: int, to_each: Mapping[int, int]) -> LinkBytes:
+    """Add up the bytes that go to each other rank that there is, by the link that they go over."""
+    own = next(node for node in nodes if rank in node)
     return LinkBytes(
-        intra=sum(bytes_to(other) for other in others if other in neighbours),
-        inter=sum(bytes_to(other) for other in others if other not in neighbours),
+        intra=sum(to_each.get(to, 0) for to in own if to != rank),
+        inter=sum(to_each.get(to, 0) for node in nodes if node is not own for to in node),
     )
+
+
+def _all_but_right(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:
+    """Return what a rank hands on where the messages of all go round a ring: all but its neighbour's."""
+    right = (rank + 1) % len(lengths)
+    return sum(message_bytes(length) for place, length in enumerate(lengths) if place != right)
 
 
 def _shards(nodes: Nodes, rank: int, size: int) -> tuple[Sequence[int], int, list[int]]:

@@ -51,6 +51,18 @@ class Group:
         through_card = inter.alpha + at_once * message_bytes * inter.beta * into_card
         return max(inside, through_port, through_card if beyond else 0.0)
 
+    def ring(self, message_bytes: float) -> float:
+        """Return the seconds in which such a message of each goes round: ``(P − 1)·(α + b·β)``.
+
+        Groups that share the cards take turns: one sends while the message of another is on its way.
+        """
+        if message_bytes == 0:
+            return 0.0
+        hops, link = self.size - 1, self.slowest
+        sharing = self.sharing if self.nodes > 1 else 1
+        through_card = link.alpha + hops * sharing * message_bytes * link.beta if hops else 0.0
+        return max(hops * link.seconds(message_bytes), through_card)
+
     def hop(self, distance: int, message_bytes: float) -> float:
         """Return the seconds of a message and its header to the rank ``distance`` beyond."""
         link = self.network.link(is_inter=distance >= self.ranks and self.nodes > 1)

@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
-from commlib.reducers.ring import Ring, parts_of
 from commlib.topology import Topology
+from commlib.transport.ring import Ring
 from commlib.vectors import Float32, partition
 
 
@@ -21,17 +21,17 @@ class Dense(Reducer):
 
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)
-        self._ring = Ring.of(topology.world, [rank for node in topology.nodes for rank in node])
+        self._ring = Ring(topology.world, [rank for node in topology.nodes for rank in node])
         self._bounds = partition(size, topology.world.size)
 
     def _reduce(self, gradient: Float32) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
         mean = np.empty(self.size, np.float32)
-        parts = parts_of(mean, self._bounds)
+        parts = np.split(mean, self._bounds[1:-1])
         with self.measure(link):
-            ring.reduce_scatter(parts_of(gradient, self._bounds), parts)
+            ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)
         with self.measure("combine"):
-            complete = parts[ring.own]
+            complete = parts[self.topology.world.rank]
             complete /= np.float32(self.topology.world.size)
             finite = bool(np.isfinite(complete).all())
         if self.agree(finite) is None:

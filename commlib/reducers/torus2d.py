@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
-from commlib.reducers.ring import Ring, parts_of
 from commlib.topology import Topology
+from commlib.transport.ring import Ring
 from commlib.vectors import Float32, partition
 
 
@@ -24,21 +24,21 @@ class Torus2D(Reducer):
         self._bounds = topology.shard_bounds(size)
         low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
         self._slices = partition(int(high - low), topology.stream.size)
-        self._ring = Ring.of(topology.stream, range(topology.stream.size))
+        self._ring = Ring(topology.stream, range(topology.stream.size))
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
         with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds)
         mean = np.empty(self.size, np.float32)
-        shards = parts_of(mean, self._bounds)
+        shards = np.split(mean, self._bounds[1:-1])
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
         own_shard = shards[topology.local_rank]
-        parts = parts_of(own_shard, self._slices)
+        parts = np.split(own_shard, self._slices[1:-1])
         with self.measure("inter"):
-            self._ring.reduce_scatter(parts_of(shard, self._slices), parts)
+            self._ring.reduce_scatter(np.split(shard, self._slices[1:-1]), parts)
         with self.measure("combine"):
-            complete = parts[self._ring.own]
+            complete = parts[topology.stream.rank]
             complete /= np.float32(topology.world.size)
             finite = bool(np.isfinite(complete).all())
         if self.agree(finite) is None:

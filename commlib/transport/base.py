@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
+from commlib.transport.ring import Ring
 from commlib.vectors import Float32
 
 Array = npt.NDArray[Any]
@@ -149,5 +150,10 @@ class Communicator(ABC):
         return total
 
     def allgather(self, own: Array, parts: Sequence[Array]) -> None:
-        """Fill ``parts[r]`` with the ``own`` of every rank ``r``; their lengths are known beforehand."""
-        self.exchange([own] * self.size, parts)
+        """Fill ``parts[r]`` with the ``own`` of every rank ``r``, round a ring in the order of the ranks.
+
+        The lengths are known beforehand. The own part is copied, where it is not the same array.
+        """
+        if parts[self.rank] is not own:
+            parts[self.rank][...] = own
+        Ring(self, range(self.size)).allgather(parts)

@@ -194,12 +194,14 @@ def test_oktopk_on_four_ranks_may_leave_the_sums_with_the_owners_of_the_regions(
 @pytest.mark.parametrize("leftovers", ["sender", "owner"])
 def test_oktopk_on_four_ranks_sends_each_entry_to_one_owner_and_each_result_to_all(leftovers):
     # To the owners, 8 bytes an entry: rank 0 sends 90 and 122; rank 1 10, 40 and 138; rank 2 0, 50 and 140;
-    # rank 3 20, 70 and 100. All magnitudes of the own region (4, 3, 3, 3; 4 bytes each) go to three others,
-    # since the threshold is due; then what is applied of it (1, 2, 1, 0; 8 bytes each).
+    # rank 3 20, 70 and 100. The magnitudes of all regions (4, 3, 3, 3; 4 bytes each) go round, since the
+    # threshold is due; then what is applied of them (1, 2, 1, 0; 8 bytes each). A rank hands on all but what
+    # its right neighbour began with.
     (step,) = run("oktopk", 160, 4, [OKTOPK_4], leftovers=leftovers)
     split, magnitudes, applied = [2, 3, 3, 3], [4, 3, 3, 3], [1, 2, 1, 0]
     assert step.sent_between_nodes == [
-        8 * split[rank] + 3 * 4 * magnitudes[rank] + 3 * 8 * applied[rank] for rank in range(4)
+        8 * split[rank] + 4 * (13 - magnitudes[right]) + 8 * (4 - applied[right])
+        for rank, right in enumerate([1, 2, 3, 0])
     ]
 
 
@@ -242,8 +244,9 @@ def test_oktopk_reuses_regions_and_thresholds_in_the_second_step():
         {3: 6, 10: 15, 20: 9, 30: -6, 33: 12, 61: -9},
         {10: 3, 50: 3},
     ]
-    # No magnitudes travel. Rank 0 sends 60; rank 1 10, 20; rank 2 36. Applied: 0, 1 and 1, to two others.
-    assert step.sent_between_nodes == [8 * 1, 8 * 2 + 16, 8 * 1 + 16]
+    # No magnitudes travel. Rank 0 sends 60; rank 1 10, 20; rank 2 36. Applied: 0, 1 and 1; what is passed on
+    # is all but the right neighbour's.
+    assert step.sent_between_nodes == [8 * 1 + 8 * (0 + 1), 8 * 2 + 8 * (0 + 1), 8 * 1 + 8 * (1 + 1)]
 
 
 def test_oktopk_finds_the_global_threshold_anew_when_more_than_twice_k_reach_it():
@@ -263,9 +266,9 @@ def test_oktopk_with_fewer_entries_than_ranks_has_empty_regions():
     (step,) = run("oktopk", 100, 1, [gradients], leftovers="owner")
     assert step.mean == {30: 4}
     assert step.residuals == [{10: 4, 20: 8}, {}, {}, {40: -12}]
-    # Rank 1 sends 20 to rank 0, rank 2 sends 30 to rank 3. Two magnitudes each of ranks 0 and 3 go to three
-    # others, and the entry of rank 3.
-    assert step.sent_between_nodes == [24, 8, 8, 24 + 24]
+    # Rank 1 sends 20 to rank 0, rank 2 sends 30 to rank 3. Two magnitudes each of ranks 0 and 3 go round, and
+    # the entry of rank 3; neither is handed to where it comes from.
+    assert step.sent_between_nodes == [8 + 8 + 8, 8 + 8 + 8 + 8, 8 + 8, 8 + 8]
 
 
 # ------------------------------------------------------------- SparCML: recursive doubling
@@ -367,9 +370,9 @@ def test_ssar_split_on_ranges_that_are_not_equally_long():
     (step,) = run("ssar_split", 10, 2, [[{0: 6, 9: 3}, {2: 3, 9: 6}, {5: 3, 6: 3}]])
     assert step.mean == {0: 2, 2: 1, 5: 1, 6: 1, 9: 3}
     assert step.residuals == [{}, {}, {}]
-    # Rank 0 sends 9 and three values twice; rank 1 sends 2 and 9 and one entry twice; rank 2 sends 5 and four
-    # values twice.
-    assert step.sent_between_nodes == [8 + 2 * 12, 16 + 2 * 8, 8 + 2 * 16]
+    # Rank 0 sends 9; rank 1 sends 2 and 9; rank 2 sends 5. Three values, one entry and four values go round,
+    # and a rank hands on all but the right neighbour's.
+    assert step.sent_between_nodes == [8 + (12 + 16), 16 + (12 + 8), 8 + (8 + 16)]
 
 
 # ------------------------------------------------------------- HiTopKComm
@@ -437,13 +440,13 @@ def test_hioktopk_keeps_one_of_each_shard_where_hitopk_keeps_one_a_node(leftover
 
 
 def test_dense_on_three_ranks_hands_every_part_round_twice():
-    # d = 7: parts of 2, 2 and 3 values. Rank r sends the parts r, r − 1, then r + 1, r.
+    # d = 7: parts of 2, 2 and 3 values. Rank r sends the parts r − 1, r − 2, then r, r − 1.
     gradients = [dict(enumerate(range(0, 21, 3))), {0: 3, 6: -3}, {6: 3}]
     (step,) = run("dense", 7, 7, [gradients])
     assert step.mean == {0: 1, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6}
     assert step.residuals == [{}, {}, {}]
     lengths = [2, 2, 3]
-    parts = [(0, 2, 1, 0), (1, 0, 2, 1), (2, 1, 0, 2)]
+    parts = [(2, 1, 0, 2), (0, 2, 1, 0), (1, 0, 2, 1)]
     assert step.sent_between_nodes == [4 * sum(lengths[part] for part in of_rank) for of_rank in parts]
 
 

@@ -410,7 +410,11 @@ def test_collectives_count_what_they_exchange(ranks):
     for rank, (scattered, gathered) in enumerate(ranks.run(body)):
         is_other = np.arange(ranks.size) != rank
         np.testing.assert_array_equal(scattered, [4 * lengths * is_other, 4 * lengths[rank] * is_other])
-        expected = [8 * rank * is_other, 8 * np.arange(ranks.size) * is_other]
+        # round a ring: all parts but its own go to the right neighbour, and all but mine come from the left
+        left, right, everything = (rank - 1) % ranks.size, (rank + 1) % ranks.size, 8 * sum(range(ranks.size))
+        expected = np.zeros((2, ranks.size), np.int64)
+        if ranks.size > 1:
+            expected[0, right], expected[1, left] = everything - 8 * right, everything - 8 * rank
         np.testing.assert_array_equal(gathered, expected)
 
 
