@@ -50,7 +50,7 @@ class Profile:
             return cls._of(content)
         except FileNotFoundError:
             raise InvalidArgument(f"{path}: no such profile") from None
-        except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"{path}: expected a profile of format {FORMAT}, got something else ({error!r})"
             ) from error

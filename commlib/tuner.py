@@ -24,10 +24,11 @@ from commlib.transport.base import Communicator
 from commlib.vectors import SparseVector, total, zeros
 from commlib.wire import make_codec
 
-WIRES = ("fp32", "gap+fp32", "gap+fp16")  # what the tuner chooses from
+WIRES = ("fp32", "gap+fp16")  # what the tuner chooses from
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
-RUNS, WARM_UP_RUNS = 7, 2
+RUNS, WARM_UP_RUNS = 11, 2
+SHORTEST_SECONDS = 1e-9  # that a clock tells from nothing
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 22, (0.01, 0.001)
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 BUCKET_OVERHEAD = 0.1  # what a gradient may take longer in buckets than whole
@@ -80,16 +81,19 @@ def measure(topology: Topology) -> Profile:
 def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
     """Return α and β of the links within ``comm``, through which ``sharing`` ranks send at the same time.
 
-    The least squares of the relative errors over messages of different lengths: each rank sends one to the
-    next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no rank has others.
+    The least squares of the relative errors over an agreement and messages of different lengths: each rank
+    sends one to the next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no
+    rank has others.
     """
-    if int(world.agree([comm.size]).max()) == 1:
+    ranks = int(world.agree([comm.size]).max())
+    if ranks == 1:
         return None
-    seconds = []
+    terms, seconds = [[Link(1.0, 0.0).agreement_seconds(ranks, 0), 0.0]], [_slowest(world, comm.barrier)]
     for length in MESSAGE_BYTES:
         outgoing, incoming = np.zeros(length, np.uint8), np.empty(length, np.uint8)
         seconds.append(_slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
-    rows = np.array([[1.0, sharing * length] for length in MESSAGE_BYTES]) / np.array(seconds)[:, None]
+        terms.append([1.0, sharing * length])
+    rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
 
@@ -227,9 +231,11 @@ def _reason(
     best, *others = sorted(predictions, key=lambda each: predictions[each].seconds)
     other = next(each for each in others if REDUCERS[each.reducer].sparse != REDUCERS[best.reducer].sparse)
     mine, theirs = predictions[best].seconds, predictions[other].seconds
-    gbit = 8e-9 / profile.network.link(is_inter=len(nodes) > 1).beta
+    beta = profile.network.link(is_inter=len(nodes) > 1).beta
+    rate = f"{8e-9 / beta:.3g} Gbit/s" if beta else "no limit of bytes"
+    on = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     ranks, kind = sum(map(len, nodes)), "sparse" if REDUCERS[other.reducer].sparse else "dense"
     return (
         f"{best}: {mine * 1e3:.3g} ms a step predicted, the best {kind} one ({other}) {theirs * 1e3:.3g} ms; "
-        f"{size:,} entries at density {density:g}, {ranks} ranks on {len(nodes)} nodes, {gbit:.3g} Gbit/s"
+        f"{size:,} entries at density {density:g}, {ranks} ranks on {on}, {rate}"
     )

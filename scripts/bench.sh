@@ -1,14 +1,53 @@
 #!/usr/bin/env bash
-# Runs the benches and keeps what they measured: benchmarks/results/DATE-NAME.jsonl, one JSON object a line.
-# Words are passed on to all: scripts/bench.sh --quick
+# Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
+# then makes benchmarks/README.md, docs/validation.md and their pictures anew. On an otherwise idle machine.
+# The emulated clusters take two hours; they need root on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
+results="benchmarks/results/$(date +%F)"
 keep() {
-    file="benchmarks/results/$(date +%F)-$1.jsonl"
-    echo "cloudtrain: bench ${*:2}, into $file" >&2
-    .venv/bin/cloudtrain bench "${@:2}" --json >"$file"
+    echo "cloudtrain: bench ${*:2}, into $results-$1.jsonl" >&2
+    .venv/bin/cloudtrain bench "${@:2}" --json >>"$results-$1.jsonl"
 }
-keep selection selection "$@"
-keep reducers reducers "$@"
-keep oktopk-numpy reducers --peers --size 14700000 --steps 8 "$@"
+rm -f "$results"-*.jsonl "$results"-profile-*.json
+keep selection selection
+keep reducers reducers
+keep oktopk-numpy reducers --peers --size 14700000 --steps 8
+
+if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
+    echo "cloudtrain: bench reducers --cluster is left out: it needs root on Linux" >&2
+    .venv/bin/python scripts/draw_benchmarks.py
+    exit
+fi
+
+vgg=14728266 resnet=25557032 # entries of VGG-16 and ResNet-50
+profile() {                  # rate, ranks a node
+    scripts/cluster.py up --nodes 4 --rate "$1"
+    scripts/cluster.py run --timeout 300 -- .venv/bin/cloudtrain tune -np $((4 * $2)) \
+        -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
+}
+on_cluster() { keep "$1" reducers --cluster "${@:2}"; }
+# Short messages, of those reducers that the tuner may want them for.
+short=(--reducer allgather --reducer gtopk --reducer oktopk --reducer hitopk --reducer hioktopk
+    --wire gap+fp16 --algorithm ring --steps 8)
+
+for rate in 500mbit 1gbit 5gbit 10gbit; do
+    profile "$rate" 1
+    profile "$rate" 2
+done
+scripts/cluster.py down
+on_cluster cluster --rate 1gbit --size $vgg
+on_cluster cluster --rate 1gbit --size 1000000 --size $resnet --algorithm ring
+on_cluster cluster --rate 10gbit --size 1000000 --size $vgg --size $resnet --algorithm ring
+on_cluster cluster --rate 500mbit --rate 5gbit --size 1000000 --size $vgg --algorithm ring --steps 8
+on_cluster cluster-4x1 --ranks-per-node 1 --rate 500mbit --rate 1gbit --rate 5gbit --rate 10gbit \
+    --size 1000000 --size $vgg --algorithm ring --steps 10
+on_cluster cluster-slow --ranks-per-node 1 --rate 200mbit --size $vgg --density 0.01 --algorithm ring --steps 8
+for ranks in 1 2; do
+    on_cluster "cluster-4x$ranks-short" --ranks-per-node $ranks --rate 500mbit --rate 1gbit --rate 5gbit \
+        --rate 10gbit --size 1000000 --size $vgg "${short[@]}"
+done
+on_cluster cluster-slow-short --ranks-per-node 1 --rate 200mbit --size $vgg --density 0.01 "${short[@]}"
+.venv/bin/python scripts/draw_benchmarks.py
+.venv/bin/python scripts/validate.py --predict

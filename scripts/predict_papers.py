@@ -6,7 +6,7 @@ HiTopKComm: 16 nodes of 8 GPUs at 25 Gbit/s (figures 7 and 8, table 3); Ok-Topk:
     python scripts/predict_papers.py [--json] [--simulate] [--write]
 
 ``--json``: one object a row in place of tables. ``--simulate``: also run the reducers on the virtual clock,
-which takes some minutes. ``--write``: also refresh the tables of docs/validation/papers.md and its pictures.
+which takes some minutes. ``--write``: also refresh the tables of docs/validation.md and its pictures.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from commlib.cost.seconds import union
 from commlib.transport import simulated
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
-PAGE = FOLDER / "papers.md"
+PAGE = FOLDER.parent / "validation.md"
 HALF, FULL = "fp16", "fp32"
 # Text stays text, and elements have the same names in every run.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}

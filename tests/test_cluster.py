@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from commlib import REDUCERS, transport
+from commlib.profile import Profile
 from tests import cluster_program
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
 
@@ -398,4 +400,20 @@ def test_cloudtrain_launch_trains_on_the_nodes(cluster, tmp_path):
         *("ranks_per_node=null", f"output={tmp_path}", "phases.0.epochs=1", "phases.1.epochs=1"),
     )
     assert "2 ranks on 2 nodes" in printed
+    assert "test accuracy" in printed
+
+
+@pytest.mark.launch
+def test_tune_measures_the_nodes_and_auto_trains_with_what_it_picks(cluster, tmp_path):
+    job, profile = ("-np", "4", "-H", "node1:2,node3:2"), tmp_path / "profile.json"
+    told = cluster.run("cloudtrain", "tune", *job, DIGITS, "ranks_per_node=null", "--profile", str(profile))
+    assert "between nodes" in told
+    measured = Profile.load(profile)
+    assert measured.job.hosts == ("node1", "node3")
+    # What the shaper lets through: 1 Gbit/s at most, but for a burst; less where the processors are busy.
+    assert 0.3 < 8e-9 / measured.network.inter.beta < 1.2
+
+    brief = ("phases.0.epochs=1", "phases.1.epochs=1", f"output={tmp_path}", f"profile={profile}")
+    printed = cluster.run("cloudtrain", "launch", *job, DIGITS, "reducer=auto", "ranks_per_node=null", *brief)
+    assert re.search(r"phase 1: auto picks \w+.*: [\d.]+ ms a step predicted", printed)
     assert "test accuracy" in printed

@@ -1,4 +1,4 @@
-"""What docs/validation/papers.md says of the papers' clusters is what the closed forms predict."""
+"""What docs/validation.md says of the papers' clusters is what the closed forms predict."""
 
 import json
 import re

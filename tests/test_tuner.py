@@ -108,7 +108,7 @@ def test_a_very_slow_network_calls_for_short_messages():
 
 
 def test_a_codec_that_costs_more_than_its_bytes_is_left():
-    slow_codec = dataclasses.replace(SPEEDS, code={"fp32": 4e-9, "gap+fp32": 1e-6, "gap+fp16": 1e-6})
+    slow_codec = dataclasses.replace(SPEEDS, code={"fp32": 4e-9, "gap+fp16": 1e-6})
     assert choose(1, speeds=slow_codec).options["wire"] == "fp32"
 
 
@@ -150,6 +150,13 @@ def test_the_reason_is_one_line_with_the_pick_its_rival_and_the_case():
     assert "14,728,266 entries at density 0.01, 8 ranks on 4 nodes, 1 Gbit/s" in choice.reason
 
 
+def test_links_that_take_no_time_can_be_chosen_for():
+    free = Profile(JOB, Network(Link(0.0, 0.0), Link(0.0, 0.0)), SPEEDS)
+    choice = tuner.choose(free, [range(2)], 1000, 0.01)
+    assert not REDUCERS[choice.reducer].sparse
+    assert "2 ranks on 1 node, no limit of bytes" in choice.reason
+
+
 def test_one_rank_has_nobody_to_exchange_with():
     choice = choose(1, ranks=1, ranks_per_node=1)
     assert (choice.reducer, choice.options) == ("dense", {})
@@ -168,9 +175,7 @@ def test_a_density_that_cannot_be_is_refused(density):
 
 
 def test_a_codec_whose_speed_nobody_measured_is_refused():
-    with pytest.raises(
-        InvalidArgument, match=r"^wire: expected one whose speed is known .*got 'bf16'$"
-    ):
+    with pytest.raises(InvalidArgument, match=r"^wire: expected one whose speed is known .*got 'bf16'$"):
         cost.predict("hitopk", layout(4, 2), 1000, 0.01, wire="bf16", speeds=SPEEDS)
 
 
@@ -214,6 +219,8 @@ def damage(content, key, value):
         lambda text: damage(json.loads(text), ["network", "inter", "beta"], None),
         lambda text: damage(json.loads(text), ["network", "more"], {}),
         lambda text: damage(json.loads(text), ["job", "hosts"], 5),
+        lambda text: damage(json.loads(text), ["job"], []),
+        lambda text: damage(json.loads(text), ["speeds", "code"], [1.0]),
     ],
 )
 def test_a_damaged_profile_is_refused_by_name(tmp_path, damaged):

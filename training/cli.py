@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from commlib.version import __version__
+from training.memory import keep_freed_memory
 
 app = typer.Typer(
     add_completion=False,
@@ -18,11 +19,20 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="put on top of the file: density=0.05")
 ]
+Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
+Interface = Annotated[
+    str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
 Quick = Annotated[bool, typer.Option("--quick", help="smaller sizes: ends within a minute")]
 
 benches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
+
+
+@benches.callback()
+def _prepare() -> None:
+    keep_freed_memory()
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,15 +61,54 @@ def launch(
     ranks: Annotated[int, typer.Option("-np", min=1, help="number of ranks")],
     config: ConfigPath,
     overrides: Overrides = None,
-    hosts: Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")] = None,
-    network_interface: Annotated[
-        str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
-    ] = None,
+    hosts: Hosts = None,
+    network_interface: Interface = None,
 ) -> None:
     """Start `cloudtrain train` on many ranks through horovodrun."""
+    from training.config import load
+    from training.launch import Ranks
     from training.launch import launch as run
 
-    raise typer.Exit(run(ranks, config, overrides or [], hosts, network_interface))
+    words = overrides or []
+    there = Ranks(ranks, hosts, network_interface)
+    raise typer.Exit(run(there, ["train", config, *words], check=lambda: load(config, words)))
+
+
+@app.command()
+def tune(
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="for whose phases to pick (examples without it)")
+    ] = None,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        int | None, typer.Option("-np", min=1, help="start so many ranks through horovodrun")
+    ] = None,
+    hosts: Hosts = None,
+    network_interface: Interface = None,
+    ranks_per_node: Annotated[
+        str | None, typer.Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
+    ] = None,
+) -> None:
+    """Measure links and kernels of a job's ranks, for `reducer: auto`.
+
+    As one rank of a job, as `train` does; or, with -np, start the job, as `launch` does.
+    """
+    from training.job import refuse
+    from training.launch import Ranks, launch
+    from training.tune import Request
+    from training.tune import tune as run
+
+    request = Request(config, overrides or [], ranks_per_node, profile)
+    if ranks is not None:
+        there = Ranks(ranks, hosts, network_interface)
+        raise typer.Exit(launch(there, request.words(), check=request.resolve))
+    for option, value in (("-H", hosts), ("--network-interface", network_interface)):
+        if value is not None:
+            refuse(f"{option}: expected only with -np, got {value}")
+    run(request)
 
 
 @app.command()
@@ -91,11 +140,20 @@ def bench_selection(
 @benches.command("reducers")
 def bench_reducers(
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="simulated ranks [8]")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="[4]; real ranks: as their hosts say")] = None,
-    size: Annotated[int | None, typer.Option(help="entries of the gradient [1000000]")] = None,
-    density: Annotated[float, typer.Option(help="share to select")] = 0.01,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")
+    ] = None,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--size", help="entries; --cluster: may be repeated [1000000]")
+    ] = None,
+    densities: Annotated[
+        list[float] | None, typer.Option("--density", help="to select; --cluster: may be repeated [0.01]")
+    ] = None,
     reducers: Annotated[list[str] | None, typer.Option("--reducer", help="may be repeated [all]")] = None,
-    steps: Annotated[int | None, typer.Option(help="to time, after two to warm up [5]")] = None,
+    wires: Annotated[
+        list[str] | None, typer.Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="to time, after two to warm up [5; 20]")] = None,
     inter_gbit: Annotated[float, typer.Option(help="Gbit/s of a node's card")] = 25,
     inter_microseconds: Annotated[float, typer.Option(help="latency between nodes")] = 30,
     intra_gbit: Annotated[float, typer.Option(help="Gbit/s between two ranks of a node")] = 1200,
@@ -103,23 +161,45 @@ def bench_reducers(
     peers: Annotated[
         bool, typer.Option("--peers", help="beside plain NumPy transcriptions instead of beside dense")
     ] = False,
+    allreduce: Annotated[
+        bool, typer.Option("--allreduce", help="beside MPI's and Horovod's all-reduce, on real ranks")
+    ] = False,
+    horovod: Annotated[
+        bool, typer.Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
+    ] = True,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="--allreduce on the nodes of scripts/cluster.py (needs root)")
+    ] = False,
+    nodes: Annotated[int | None, typer.Option(help="of the cluster [4]")] = None,
+    rates: Annotated[
+        list[str] | None, typer.Option("--rate", help="of its links; may be repeated [1gbit, 10gbit]")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="seconds that a job on it may take [3600]")] = None,
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
     """Measure every reducer.
 
-    On simulated ranks, or on those that mpirun or horovodrun has started. Beside dense.
+    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster. Beside
+    dense.
     """
-    from training.bench.reducers import bench
+    if cluster:
+        from training.bench.cluster import bench
+    else:
+        from training.bench.reducers import bench
 
     raise typer.Exit(
         bench(
             as_json,
             ranks=ranks,
             ranks_per_node=ranks_per_node,
-            size=size,
-            density=density,
-            reducers=reducers or [],
+            sizes=sizes or (),
+            densities=densities or (),
+            reducers=reducers or (),
+            wires=wires or (),
             steps=steps,
             inter_gbit=inter_gbit,
             inter_microseconds=inter_microseconds,
@@ -127,6 +207,13 @@ def bench_reducers(
             intra_microseconds=intra_microseconds,
             quick=quick,
             peers=peers,
+            allreduce=allreduce,
+            horovod=horovod,
+            cluster=cluster,
+            nodes=nodes,
+            rates=rates or (),
+            algorithm=algorithm,
+            timeout=timeout,
         )
     )
 

@@ -27,9 +27,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from commlib import REDUCERS, SELECTORS
 from commlib.errors import InvalidArgument, UnknownName, look_up, suggestion
 from commlib.reducers import reducer_options
+from commlib.tuner import Choice
 from commlib.wire import make_codec
 from training.datasets import DATASETS
 from training.models import MODELS
+
+AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
+DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
 
 
 class ConfigurationError(ValueError):
@@ -62,6 +66,11 @@ def _name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
         return name
 
     return AfterValidator(check)
+
+
+def _options_of(reducer: str) -> dict[str, Any]:
+    """Return the options of a reducer with their defaults; of ``auto`` those that it does not pick."""
+    return {"density": DEFAULT_DENSITY} if reducer == AUTO else reducer_options(reducer)
 
 
 def _check_codec(name: str) -> str:
@@ -105,7 +114,7 @@ FileName = Annotated[
 ]
 DatasetName = Annotated[str, _name_in(DATASETS, "dataset")]
 ModelName = Annotated[str, _name_in(MODELS, "model")]
-ReducerName = Annotated[str, _name_in(REDUCERS, "reducer")]
+ReducerName = Annotated[str, _name_in({**REDUCERS, AUTO: None}, "reducer")]
 SelectorName = Annotated[str, _name_in(SELECTORS, "selector")]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
 
@@ -141,7 +150,7 @@ class Phase(Record):
     """Samples in a step of one rank."""
     learning_rate: LearningRate
     reducer: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``; the configuration's without it, as for the three below."""
+    """A name of ``commlib.REDUCERS``, or ``auto``; the configuration's without it, as for the three below."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     selector: SelectorName | None = None
@@ -177,6 +186,8 @@ class Config(Record):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
+    profile: str | None = None
+    """The file from which ``auto`` chooses; without it, where ``cloudtrain tune`` puts that of such ranks."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
     output: str = "runs"
@@ -188,18 +199,53 @@ class Config(Record):
             name = phase.reducer or self.reducer
             for option in REDUCER_KEYS:
                 value = getattr(phase, option)
-                if value is not None and option not in reducer_options(name):
+                if value is not None and option not in _options_of(name):
+                    does = "picks its own" if name == AUTO else f"takes no {option}"
                     raise _problem(
-                        f"expected none, the reducer of this phase ({name}) takes no {option}; got {value}",
+                        f"expected none, the reducer of this phase ({name}) {does}; got {value}",
                         key=f"phases[{number}].{option}",
                     )
         return self
 
+    @model_validator(mode="after")
+    def _nothing_is_given_that_auto_picks(self) -> "Config":
+        if self.reducer != AUTO or all(phase.reducer for phase in self.phases):
+            return self
+        for option in ("selector", "wire"):
+            if (value := getattr(self, option)) is not None:
+                raise _problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
+        return self
+
+    @property
+    def automatic(self) -> list[int]:
+        """Return the numbers of the phases whose reducer is to be chosen."""
+        return [number for number, phase in enumerate(self.phases) if (phase.reducer or self.reducer) == AUTO]
+
+    def density_of(self, phase: Phase) -> float:
+        """Return the density at which a phase's reducer selects, if it does."""
+        given = (phase.density, self.density, DEFAULT_DENSITY)
+        return next(density for density in given if density is not None)
+
+    def with_choices(self, choices: Mapping[int, Choice]) -> "Config":
+        """Return the configuration with the reducers written out that were chosen for phases, by number."""
+        phases = list(self.phases)
+        for number, choice in choices.items():
+            assert choice.options.keys() <= set(REDUCER_KEYS)
+            options = reducer_options(choice.reducer) | choice.options
+            if "density" in options:
+                options["density"] = self.density_of(phases[number])
+            written = {option: options.get(option) for option in REDUCER_KEYS}
+            phases[number] = phases[number].model_copy(update={"reducer": choice.reducer, **written})
+        return self.model_copy(update={"phases": phases})
+
     def reducer_config(self, phase: Phase) -> dict[str, Any]:
-        """Return the reducer of a phase and its options, as :func:`commlib.make_reducer` takes them."""
+        """Return the reducer of a phase and its options, as :func:`commlib.make_reducer` takes them.
+
+        It takes no ``auto``: see ``with_choices``.
+        """
         name = phase.reducer or self.reducer
         chosen: dict[str, Any] = {"name": name}
-        for option, default in reducer_options(name).items():
+        for option, default in _options_of(name).items():
             given = (getattr(record, option, None) for record in (phase, self))
             chosen[option] = next((value for value in given if value is not None), default)
         return chosen
@@ -252,12 +298,12 @@ def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loade
 
 
 def _without_effect(config: Config) -> list[str]:
-    """Return a line for every default that no phase takes."""
+    """Return a line for every setting that no phase takes."""
     given = [option for option in REDUCER_KEYS if getattr(config, option) is not None]
     taken = {
         option
         for phase in config.phases
-        for option in reducer_options(phase.reducer or config.reducer)
+        for option in _options_of(phase.reducer or config.reducer)
         if getattr(phase, option, None) is None
     }
     lines = [
@@ -265,6 +311,8 @@ def _without_effect(config: Config) -> list[str]:
         for option in given
         if option not in taken
     ]
+    if config.profile is not None and not config.automatic:
+        lines.append(f"profile={config.profile} has no effect: no phase has reducer=auto")
     if "reducer" in config.model_fields_set and all(phase.reducer for phase in config.phases):
         lines.append(f"reducer={config.reducer} has no effect: every phase names its own")
     return lines

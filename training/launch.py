@@ -1,4 +1,7 @@
-"""``cloudtrain launch``: ``horovodrun`` with the flags that Open MPI 5 needs, its output made readable."""
+"""``cloudtrain launch`` and ``cloudtrain tune -np``: ``horovodrun`` with the flags that Open MPI 5 needs.
+
+Its output is made readable.
+"""
 
 import os
 import re
@@ -6,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from training.config import load
 from training.job import USAGE_ERROR, complain
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
@@ -26,21 +29,28 @@ INTERRUPTED = 130
 PATIENCE_SECONDS = 10
 
 
-def command_line(
-    ranks: int, path: str, overrides: Sequence[str], hosts: str | None, interface: str | None
-) -> list[str]:
-    """Return the ``horovodrun`` command.
+@dataclass(frozen=True)
+class Ranks:
+    """What to start: ``count`` ranks on ``hosts``, as host:slots,…, joined by a network interface."""
+
+    count: int
+    hosts: str | None = None
+    interface: str | None = None
+
+
+def command_line(ranks: Ranks, words: Sequence[str]) -> list[str]:
+    """Return the ``horovodrun`` command that runs ``cloudtrain`` with these words on all ranks.
 
     Horovod writes Open MPI 4's flag for "no binding"; under Open MPI 5 it has to be given anew. On one
     machine there may be more ranks than cores; on several the slots say how many each has.
     """
-    mapping = "slot" if hosts else "slot:OVERSUBSCRIBE"
+    mapping = "slot" if ranks.hosts else "slot:OVERSUBSCRIBE"
     return [
-        *("horovodrun", "--mpi", "--disable-cache", "-np", str(ranks)),
-        *(("-H", hosts) if hosts else ()),
-        *(("--network-interfaces", interface) if interface else ()),
+        *("horovodrun", "--mpi", "--disable-cache", "-np", str(ranks.count)),
+        *(("-H", ranks.hosts) if ranks.hosts else ()),
+        *(("--network-interfaces", ranks.interface) if ranks.interface else ()),
         f"--binding-args=--bind-to none --map-by {mapping}",
-        *(str(_beside_python("cloudtrain")), "train", path, *overrides),
+        *(str(_beside_python("cloudtrain")), *words),
     ]
 
 
@@ -53,20 +63,21 @@ def check_hosts(hosts: str, ranks: int) -> None:
         raise ValueError(f"-H: expected slots for {ranks} ranks, got {slots} in {hosts}")
 
 
-def launch(ranks: int, path: str, overrides: Sequence[str], hosts: str | None, interface: str | None) -> int:
-    """Train on ``ranks`` ranks and return the exit status of the job.
+def launch(ranks: Ranks, words: Sequence[str], check: Callable[[], object]) -> int:
+    """Run ``cloudtrain`` with these words on all ranks and return the exit status of the job.
 
-    The configuration is checked before anything is started. However this process ends, the job ends with it.
+    ``check`` raises ``ValueError`` where they are wrong, before anything is started. However this process
+    ends, the job ends with it.
     """
     try:
-        load(path, overrides)
-        if hosts:
-            check_hosts(hosts, ranks)
+        check()
+        if ranks.hosts:
+            check_hosts(ranks.hosts, ranks.count)
     except ValueError as error:
         complain(str(error))
         return USAGE_ERROR
     signal.signal(signal.SIGTERM, _end)
-    command = command_line(ranks, path, overrides, hosts, interface)
+    command = command_line(ranks, words)
     try:
         # a session of its own, so that all its processes can be ended together
         process = subprocess.Popen(

@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Communicator, LinkBytes, Report, Topology, cost
+from commlib.profile import Profile
 from commlib.tensorflow import DistributedGradients
 from datacache import Batch, DataCache
+from training.choices import choose_reducers, count_weights
 from training.config import Config, Phase
 from training.datasets import Dataset
 from training.job import Place
@@ -47,10 +49,15 @@ def prepare_tensorflow(seed: int, comm: Communicator, place: Place) -> None:
 
 
 class Trainer:
-    """One run of a configuration on the ranks of ``topology``."""
+    """One run of a configuration on the ranks of ``topology``.
 
-    def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
-        self.config = config
+    ``profile``: as :func:`training.choices.profile_for` returns it. ``config`` is the configuration with what
+    was chosen from it written out, ``choices`` why.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None = None
+    ) -> None:
         self.topology = topology
         self.dataset = dataset
         self.rank, self.size = topology.world.rank, topology.world.size
@@ -59,14 +66,19 @@ class Trainer:
         # Built before any step is traced: what is built inside a trace stays frozen in it.
         self.optimizer.build(self.model.trainable_variables)
         broadcast_weights(self.model, self.optimizer)
+        self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
+        self.config = config.with_choices(self.choices)
         self.gradients = DistributedGradients(
-            topology, self.model.trainable_variables, config.reducer_config(config.phases[0])
+            topology,
+            self.model.trainable_variables,
+            self.config.reducer_config(self.config.phases[0]),
         )
 
     def run(self, folder: RunFolder | None, progress: Progress) -> Summary:
         """Train all phases; rank 0 writes to ``folder``, the others have none."""
         start = time.perf_counter()
         progress.say(self._introduction())
+        self._tell_choices(folder, progress)
         summary = Summary(correct=0, samples=0, seconds=0.0)
         epoch = 0
         for number, phase in enumerate(self.config.phases):
@@ -98,6 +110,20 @@ class Trainer:
         return (
             f"{config.dataset}: {data}; {model}; {self.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
         )
+
+    def _tell_choices(self, folder: RunFolder | None, progress: Progress) -> None:
+        for number, choice in self.choices.items():
+            progress.say(f"phase {number + 1}: auto picks {choice.reason}")
+            if folder is not None:
+                folder.write(
+                    "choice",
+                    phase=number,
+                    reducer=choice.reducer,
+                    options=choice.options,
+                    predicted_seconds=choice.seconds,
+                    predicted_dense_seconds=choice.dense_seconds,
+                    reason=choice.reason,
+                )
 
     def _switch(self, before: Phase, after: Phase, folder: RunFolder | None, progress: Progress) -> None:
         config = self.config.reducer_config(after)

@@ -14,8 +14,8 @@ class RunFolder:
     """The folder of one run, written by rank 0.
 
     ``config.yaml``: the resolved configuration. ``metrics.jsonl``: one JSON object a line, of the kinds
-    ``step``, ``epoch``, ``switch`` and ``summary``, each with ``seconds`` since the start of the run. What is
-    not finite is ``null`` there.
+    ``choice``, ``step``, ``epoch``, ``switch`` and ``summary``, each with ``seconds`` since the start of the
+    run. What is not finite is ``null`` there.
     """
 
     def __init__(self, config: Config) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from commlib import Communicator, Topology
+from commlib.profile import Profile
 from commlib.transport.mpi import abort_on_error
+from training.choices import profile_for
 from training.config import Config, load_with_warnings
 from training.datasets import DATASETS, Dataset
 from training.job import FAILURE, LaunchError, Place, complain, leave, refuse, together, world
@@ -12,6 +15,9 @@ from training.metrics import RunFolder
 from training.progress import Progress
 from training.quiet import import_tensorflow
 from training.summary import closing_lines
+
+if TYPE_CHECKING:
+    from training.loop import Trainer  # which imports TensorFlow
 
 
 def train(path: str, overrides: Sequence[str]) -> None:
@@ -24,9 +30,11 @@ def train(path: str, overrides: Sequence[str]) -> None:
         config = _load(comm, path, overrides)
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         dataset = together(comm, lambda: _load_dataset(config, comm.size))
-        folder = together(comm, lambda: RunFolder(config) if comm.rank == 0 else None)
+        profile = profile_for(config, topology)
+        trainer = _trainer(config, topology, dataset, profile)
+        folder = together(comm, lambda: RunFolder(trainer.config) if comm.rank == 0 else None)
         with folder or nullcontext():
-            _train(config, topology, dataset, folder)
+            _run(trainer, folder)
 
 
 def _load(comm: Communicator, path: str, overrides: Sequence[str]) -> Config:
@@ -50,19 +58,24 @@ def _load_dataset(config: Config, world_size: int) -> Dataset:
     return dataset
 
 
-def _train(config: Config, topology: Topology, dataset: Dataset, folder: RunFolder | None) -> None:
-    comm = topology.world
+def _trainer(config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> "Trainer":
     import_tensorflow()
-    from training.loop import Trainer, TrainingDiverged, prepare_tensorflow
+    from training.loop import Trainer, prepare_tensorflow
 
-    prepare_tensorflow(config.seed, comm, Place.of(comm))
+    prepare_tensorflow(config.seed, topology.world, Place.of(topology.world))
+    return Trainer(config, topology, dataset, profile)
+
+
+def _run(trainer: "Trainer", folder: RunFolder | None) -> None:
+    from training.loop import TrainingDiverged
+
     try:
         with Progress(silent=folder is None) as progress:
-            summary = Trainer(config, topology, dataset).run(folder, progress)
+            summary = trainer.run(folder, progress)
     except TrainingDiverged as error:  # on all ranks, in the same step
         if folder is not None:
             complain(str(error))
-        leave(comm, FAILURE)
+        leave(trainer.topology.world, FAILURE)
     if folder is not None:
         for line in closing_lines(summary, str(folder.path)):
             print(line, flush=True)

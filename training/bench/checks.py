@@ -104,11 +104,7 @@ def _sum_on_root(comm: Communicator, vector: Float32) -> npt.NDArray[np.float64]
 
 def _loss(accounted: npt.NDArray[np.float64], world_size: int, gradients: Gradients) -> str:
     """Return what is wrong with ``P·mean + Σ residual`` of step 0, or nothing."""
-    expected, magnitudes = np.zeros((2, gradients.size))
-    for rank in range(world_size):
-        gradient = gradients.of(rank, 0)
-        expected += gradient
-        magnitudes += np.abs(gradient)
+    expected, magnitudes = gradients.sum_of(world_size)
     # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at most
     # the sum of the magnitudes.
     allowed = (world_size + 2) * FLOAT32_ROUNDING * magnitudes

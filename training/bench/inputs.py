@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from commlib.vectors import Float32
+
+Float64 = npt.NDArray[np.float64]
 
 SEED = 20_221_121
 DEGREES_OF_FREEDOM = 3  # of gradients: a variance, but far outliers
@@ -35,6 +38,7 @@ class Gradients:
         lasting, noise = generator.standard_t(DEGREES_OF_FREEDOM, (2, size)).astype(np.float32)
         self._scale = scales[np.arange(size) * LAYERS // size]
         self._lasting = lasting
+        self._sums: dict[int, tuple[Float64, Float64]] = {}
         self._noise = np.tile(noise, 2)  # drawn once: every window of it is a rotation, as good as a new draw
 
     def of(self, rank: int, step: int) -> Float32:
@@ -43,6 +47,20 @@ class Gradients:
         gradient += self._window(step, 1 + rank)
         gradient *= self._scale
         return gradient
+
+    def sum_of(self, ranks: int) -> "tuple[Float64, Float64]":
+        """Return the sums over ranks, in float64, of the gradients of step 0 and of their magnitudes.
+
+        They are kept: one contender after the other is held to them.
+        """
+        if ranks not in self._sums:
+            total, magnitudes = np.zeros((2, self.size))
+            for rank in range(ranks):
+                gradient = self.of(rank, 0)
+                total += gradient
+                magnitudes += np.abs(gradient)
+            self._sums[ranks] = total, magnitudes
+        return self._sums[ranks]
 
     def _window(self, step: int, number: int) -> Float32:
         start = int(np.random.default_rng([SEED, step, number]).integers(self.size))

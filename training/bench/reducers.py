@@ -8,11 +8,14 @@ from typing import Any
 from commlib import Communicator, Reducer, cost
 from commlib.errors import UnknownName
 from commlib.transport.mpi import abort_on_error
+from training.bench.allreduce import BUSY, FLOOR, PEERS
 from training.bench.checks import WrongResult
 from training.bench.memory import dense_vectors, traced
-from training.bench.plan import BASELINE, TRANSCRIPTIONS, Options, Plan, has_ranks
-from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.options import TRANSCRIPTIONS, Contender, Options
+from training.bench.plan import Plan, has_ranks
+from training.bench.record import Record, print_lines
 from training.bench.steps import CLOCKS, Measurement, take_turns
+from training.bench.tables import print_records
 from training.job import FAILURE, LaunchError, complain, leave, refuse, together, world
 
 Nodes = Sequence[Sequence[int]]
@@ -42,7 +45,9 @@ def _print(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
         if as_json and speaks:
             print_lines(records)
         else:
-            _print_records(list(records), silent=not speaks)
+            measured = list(records)
+            if speaks:
+                print_records(measured)
     except WrongResult as error:  # on all ranks, in the same step
         if speaks:
             complain(str(error))
@@ -54,30 +59,60 @@ def _print(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
 
 def measure(plan: Plan) -> Iterator[Record]:
     """Yield the record of one reducer after the other, and of its peer where that is no reducer itself."""
-    for name in plan.names:
-        peer = plan.peer_of(name)
-        contenders = [name] if peer is None else [name, peer]
-        nodes, taken = plan.run(partial(_take_turns, plan, contenders))
+    if plan.allreduces:
+        yield from _measure_beside_allreduces(plan)
+        return
+    for contender in plan.contenders:
+        peer = plan.peer_of(contender)
+        nodes, taken = plan.run(partial(_take_turns, plan, [contender, *([peer] if peer else ())]))
         yield replace(
-            _record(plan, name, nodes, taken[name]),
-            peer=peer,
+            _in_full(plan, contender, nodes, taken[contender]),
+            peer=peer.name if peer else None,
             peer_seconds=taken[peer].seconds if peer else None,
         )
-        if peer in TRANSCRIPTIONS:
-            yield _record(plan, peer, nodes, taken[peer])
+        if peer and peer.name in TRANSCRIPTIONS:
+            yield _in_full(plan, peer, nodes, taken[peer])
 
 
-def _take_turns(plan: Plan, names: Sequence[str], comm: Communicator) -> tuple[Nodes, dict[str, Measurement]]:
+def _measure_beside_allreduces(plan: Plan) -> Iterator[Record]:
+    """Yield the records of all reducers, then those of the all-reduces.
+
+    The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their turns are
+    measured last, on their own.
+    """
+    in_turns = [each for each in plan.allreduces if each.name not in BUSY]
+    groups = [(group, *plan.run(partial(_take_turns, plan, [*group, *in_turns]))) for group in plan.groups()]
+    alone: dict[Contender, Measurement] = {}
+    for each in plan.allreduces:
+        if each.name in BUSY:
+            alone |= plan.run(partial(_take_turns, plan, [each]))[1]
+    for group, nodes, taken in groups:
+        beside = {each.name: (taken | alone)[each].seconds for each in plan.allreduces}
+        peer = min(PEERS.keys() & beside, key=lambda name: beside[name].median)
+        for contender in group:
+            record = _record(plan, contender, nodes, taken[contender])
+            more = record.more | {"beside": {name: asdict(each) for name, each in beside.items()}}
+            yield replace(record, peer=peer, peer_seconds=beside[peer], more=more)
+    _, nodes, taken = groups[0]
+    for each in plan.allreduces:
+        yield _of_allreduce(plan, each, nodes, (taken | alone)[each])
+
+
+def _take_turns(
+    plan: Plan, contenders: Sequence[Contender], comm: Communicator
+) -> tuple[Nodes, dict[Contender, Measurement]]:
     topology = plan.topology(comm)
-    reducers = {name: plan.make(name, topology) for name in names}
-    return topology.nodes, take_turns(comm, reducers, plan.gradients, plan.steps, plan.clock)
+    reducers = {contender: plan.make(contender, topology) for contender in contenders}
+    unchecked = [Contender(FLOOR)]  # it computes no mean
+    taken = take_turns(comm, reducers, plan.gradients, plan.steps, plan.clock, unchecked=unchecked)
+    return topology.nodes, taken
 
 
-def _record(plan: Plan, name: str, nodes: Nodes, taken: Measurement) -> Record:
+def _record(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
     return Record(
         bench="reducers",
-        case=plan.case(name, nodes),
-        subject=name,
+        case=plan.case(contender, nodes),
+        subject=contender.name,
         seconds=taken.seconds,
         bytes=taken.bytes,
         more={
@@ -85,59 +120,43 @@ def _record(plan: Plan, name: str, nodes: Nodes, taken: Measurement) -> Record:
             "entries": taken.entries,
             # Stages are of the transport's clock: beside the processor's they would not add up.
             "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
-            "prediction": _prediction(plan, name, nodes),
-            "memory": {"dense_vectors": _dense_vectors(plan, name)},
         },
     )
 
 
-def _dense_vectors(plan: Plan, name: str) -> float:
+def _in_full(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
+    """Return the record with a prediction, and the memory that the reducer takes, for which it runs again."""
+    record = _record(plan, contender, nodes, taken)
+    more = {
+        "prediction": _prediction(plan, contender, nodes),
+        "memory": {"dense_vectors": _dense_vectors(plan, contender)},
+    }
+    return replace(record, more=record.more | more)
+
+
+def _of_allreduce(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
+    """Return the record of what MPI does: how many bytes it sends, and in what stages, it does not say."""
+    stages = taken.stages if contender.name == FLOOR else None
+    more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
+    return replace(_record(plan, contender, nodes, taken), bytes=None, more=more)
+
+
+def _dense_vectors(plan: Plan, contender: Contender) -> float:
     def make(comm: Communicator) -> Reducer:
-        return plan.make(name, plan.topology(comm))
+        return plan.make(contender, plan.topology(comm))
 
     with traced():
         held: float = plan.run(lambda comm: dense_vectors(comm, make, plan.gradients))
     return held
 
 
-def _prediction(plan: Plan, name: str, nodes: Nodes) -> dict[str, Any] | None:
+def _prediction(plan: Plan, contender: Contender, nodes: Nodes) -> dict[str, Any] | None:
     """Return what the cost model says, or nothing of a reducer that it does not know."""
+    density = plan.density if contender.sparse else None
+    wire = {"wire": contender.wire} if contender.wire else {}
     try:
-        prediction = cost.predict(name, nodes, plan.size, plan.density_of(name).get("density"), plan.network)
+        prediction = cost.predict(contender.name, nodes, plan.size, density, plan.network, **wire)
     except UnknownName:
         return None
     seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}
     return seconds | {"sent": asdict(prediction.sent)}
-
-
-def _print_records(records: Sequence[Record], *, silent: bool) -> None:
-    """Print a table: a line a reducer."""
-    if silent:
-        return
-    case, clock = records[0].case, CLOCKS[records[0].case["clock"]]
-    nodes = case["ranks_of_nodes"]
-    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes, clock: {clock.name}"
-    peer = next((record.peer for record in records if record.peer), BASELINE)
-    header = ["reducer", "ms", f"× {peer}", "intra\nms", "inter\nms", "predicted\nms", "sent intra\nkB"]
-    header += ["sent inter\nkB", "selected\nentries", "applied\nentries", "memory\nvectors"]
-    notes = [
-        f"ms: {clock.meaning}; median of {records[0].seconds.runs} steps. × {peer}: how many times as fast.",
-        "predicted: by the cost model, messages only. sent: payload of the busiest rank.",
-        "memory: what a rank holds beside its gradient, in vectors as long as that",
-    ]
-    print_table(title + ("  (quick)" if case["quick"] else ""), header, map(_row, records), notes)
-
-
-def _row(record: Record) -> list[str]:
-    more = record.more
-    stages, prediction = more["stages"] or {}, more["prediction"]
-    return [
-        record.subject,
-        milliseconds(record.seconds.median),
-        times(record.ratio),
-        *(milliseconds(stages[link]["max"]) if stages else "–" for link in ("intra", "inter")),
-        milliseconds(prediction["seconds"]) if prediction else "–",
-        *(f"{sent / 1e3:,.0f}" for sent in (record.bytes.intra, record.bytes.inter)),
-        *(f"{more['entries'][name]:,}" for name in ("selected", "applied")),
-        f"{more['memory']['dense_vectors']:.2f}",
-    ]

@@ -1,16 +1,19 @@
 """Steps of reducers on the ranks of a communicator: in turn on the same gradients, checked, and summed up."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from statistics import fmean, median, median_low
+from typing import TypeVar
 
 from commlib import Communicator, LinkBytes, Reducer, Report
 from commlib.reducers import StageSeconds
 from training.bench.checks import check_first_step
 from training.bench.inputs import Gradients
 from training.bench.timing import Seconds
+
+Contender = TypeVar("Contender", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ class Measurement:
 
     @property
     def stages(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of each stage by the transport's clock, mean and maximum over ranks."""
-        over: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "max": max}
+        """Return the seconds of each stage by the transport's clock: minimum, mean and maximum over ranks."""
+        over: dict[str, Callable[[Sequence[float]], float]] = {"min": min, "mean": fmean, "max": max}
         return {
             stage.name: {name: self._over_steps(f"seconds.{stage.name}", each) for name, each in over.items()}
             for stage in fields(StageSeconds)
@@ -114,32 +117,34 @@ def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
 
 def take_turns(
     comm: Communicator,
-    reducers: dict[str, Reducer],
+    reducers: Mapping[Contender, Reducer],
     gradients: Gradients,
     steps: range,
     clock: Clock,
-) -> dict[str, Measurement]:
+    *,
+    unchecked: Collection[Contender] = (),
+) -> dict[Contender, Measurement]:
     """Let each reducer reduce the gradient of each step in turn; return what ``steps`` took.
 
-    The steps before ``steps.start`` are the warm-up; the result of the very first is checked. All ranks call
-    it together, and all get the measurements of all ranks.
+    The steps before ``steps.start`` are the warm-up; the result of the very first is checked, but for those
+    ``unchecked``. All ranks call it together, and all get the measurements of all ranks.
     """
-    taken: dict[str, list[Step]] = {name: [] for name in reducers}
+    taken: dict[Contender, list[Step]] = {contender: [] for contender in reducers}
     for number in range(steps.stop):
         gradient = gradients.of(comm.rank, number)
-        for name, reducer in reducers.items():
+        for contender, reducer in reducers.items():
             comm.barrier()
             start = clock.read(comm)
             mean = reducer.reduce(gradient)
             if clock.closes:
                 comm.barrier()
             seconds = clock.read(comm) - start
-            if number == 0:
-                check_first_step(name, comm, reducer, mean, gradients)
+            if number == 0 and contender not in unchecked:
+                check_first_step(str(contender), comm, reducer, mean, gradients)
             if number in steps:
                 assert reducer.last is not None
-                taken[name].append(Step(seconds, reducer.last))
+                taken[contender].append(Step(seconds, reducer.last))
     return {
-        name: Measurement(list(zip(*comm.allgather_objects(own), strict=True)), clock)
-        for name, own in taken.items()
+        contender: Measurement(list(zip(*comm.allgather_objects(own), strict=True)), clock)
+        for contender, own in taken.items()
     }

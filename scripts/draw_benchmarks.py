@@ -1,0 +1,413 @@
+"""Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures beside it.
+
+Pictures, of what the emulated clusters took, need no more than the records: python scripts/draw_benchmarks.py
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from training.bench.record import Record, milliseconds, times
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
+CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
+NOTHING = "–"
+
+# Of Okabe and Ito's palette; all-reduces, whose stages nobody sees, are grey.
+STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
+WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
+# Text stays text, and elements have the same names in every run.
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
+
+HEAD = """# Benchmarks
+
+What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it anew and keeps the records
+in [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×"
+says how many times as fast as the peer named; subject and peer take turns in one run. Seconds are medians.
+"""
+SELECTION = """## Selection
+
+Selecting on one core, beside what one would call instead, and beside a bare read of the vector.
+"""
+REDUCERS = """## Reducers on simulated ranks
+
+By the virtual clock: messages take what the α-β model predicts. Sent is what the busiest rank sends in a
+step; memory is what a rank holds beside its gradient, in vectors as long as that.
+"""
+TRANSCRIBED = """## Ok-Topk beside its transcription
+
+Processor time of a rank; the peer is the paper's algorithm 1, written down in NumPy.
+"""
+MEASURED = """## {title}
+
+Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
+slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, with the best of Open
+MPI's algorithms; "× peer" is beside the faster of them. `bare` is the exchange of `hitopk`'s bytes through
+MPI alone, without the work. Stages are ms, means over ranks; the rest of a step is waiting for the slowest.
+"""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of one file; ``kind`` is its name without the day."""
+
+    kind: str
+    path: Path
+    records: Sequence[Record]
+
+    @classmethod
+    def of(cls, path: Path) -> "Results":
+        """Read a file of JSON lines."""
+        named = NAMED.fullmatch(path.name)
+        if named is None:
+            raise ValueError(f"{path}: expected a name as 2026-11-21-reducers.jsonl")
+        records = [Record.of(json.loads(line)) for line in path.read_text().splitlines()]
+        return cls(named[1], path, records)
+
+    @property
+    def source(self) -> str:
+        """Return where the records are from, as Markdown."""
+        machine, file = self.records[0].more["machine"], self.path.name
+        commands = dict.fromkeys(record.more["command"] for record in self.records)
+        where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
+        return f"`{'`, `'.join(commands)}` on {where} ([{file}](results/{file})).\n"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured on a cluster at one rate and size, and the picture of it."""
+
+    kind: str
+    rate: str
+    size: int
+    nodes: Sequence[int]
+    records: Sequence[Record]
+
+    @property
+    def measured(self) -> list[Record]:
+        """Return the records but for the probing of MPI's algorithms."""
+        return [record for record in self.records if record.bench != "probe"]
+
+    @property
+    def densities(self) -> list[float]:
+        """Return the densities, in the order in which they were measured."""
+        found = (record.case["density"] for record in self.measured)
+        return list(dict.fromkeys(density for density in found if density is not None)) or [1.0]
+
+    def at(self, density: float) -> list[Record]:
+        """Return the records of a density, with those that have none; all-reduces come last."""
+        own = [record for record in self.measured if record.case["density"] in (None, density)]
+        return sorted(own, key=is_allreduce)
+
+    @property
+    def title(self) -> str:
+        """Return what tells it from others."""
+        return f"{self.rate}, {self.size:,} entries, {world(self.nodes)}"
+
+    @property
+    def picture(self) -> str:
+        """Return the name of the picture."""
+        return f"{self.kind}-{self.rate}-{self.size}.svg"
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of the records, which the picture has among its metadata."""
+        lines = [
+            repr((each.subject, each.case, each.seconds, each.bytes, each.more)) for each in self.measured
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def newest(folder: Path) -> dict[str, Results]:
+    """Return the newest file of each kind that is not empty."""
+    found = (Results.of(path) for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size)
+    return {results.kind: results for results in found}
+
+
+def cells(results: Results) -> list[Cell]:
+    """Return the records of clusters, by ranks, rate and size."""
+
+    def place(record: Record) -> tuple[str, int, list[int]]:
+        return record.case["rate"], record.case["size"], record.case["ranks_of_nodes"]
+
+    return [Cell(results.kind, *key, list(own)) for key, own in groupby(results.records, key=place)]
+
+
+def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
+    """Return what there is to draw."""
+    return [cell for each in newest_results if each.kind.startswith(CLUSTER) for cell in cells(each)]
+
+
+def is_allreduce(record: Record) -> bool:
+    """Return whether it is beside what the others were measured."""
+    return "beside" not in record.more
+
+
+def label(record: Record) -> str:
+    """Return the name, and the codec if it is not the reducer's own."""
+    return " ".join(filter(None, (record.subject, record.case.get("wire"))))
+
+
+def world(nodes: Sequence[int]) -> str:
+    """Return how many ranks are where.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
+
+
+# ------------------------------------------------------------- tables
+
+
+def page(found: dict[str, Results]) -> str:
+    """Return the text of benchmarks/README.md."""
+    parts = [HEAD]
+    sections: dict[str, tuple[str, Callable[[Results], Iterator[str]]]] = {
+        "selection": (SELECTION, selection_tables),
+        "reducers": (REDUCERS, reducer_tables),
+        "oktopk-numpy": (TRANSCRIBED, transcription_tables),
+    }
+    for kind, (text, tables) in sections.items():
+        if kind in found:
+            parts += [text, found[kind].source, *tables(found[kind])]
+    for kind, results in found.items():
+        if kind.startswith(CLUSTER):
+            title = kind.replace(CLUSTER, "Reducers on an emulated cluster", 1).replace("-", ": ", 1)
+            parts += [MEASURED.format(title=title), results.source, *cluster_tables(results)]
+    return "\n".join(parts)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, numbers to the right.
+
+    >>> print(table(["name", "ms"], [["a", "1"]]), end="")
+    | name | ms |
+    |---|---:|
+    | a | 1 |
+    """
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def selection_tables(results: Results) -> Iterator[str]:
+    """Yield a table for each law that the vectors were drawn from."""
+    peers = list(dict.fromkeys(record.peer for record in results.records))
+    for law, of_law in groupby(results.records, key=lambda record: record.case["input"]):
+        rows = []
+        for (size, density, subject), own in groupby(
+            of_law, key=lambda record: (record.case["size"], record.case["density"], record.subject)
+        ):
+            beside = {record.peer: record for record in own}
+            seconds = next(iter(beside.values())).seconds
+            ratios = [times(beside[peer].ratio) if peer in beside else NOTHING for peer in peers]
+            rows.append(
+                [f"`{subject}`", f"{size:,}", percent(density), milliseconds(seconds.median), *ratios]
+            )
+        header = ["selector", "entries", "density", "ms", *(f"× {peer}" for peer in peers)]
+        yield f"Entries: {law}.\n"
+        yield table(header, rows)
+
+
+def reducer_tables(results: Results) -> Iterator[str]:
+    """Yield the table of simulated ranks, after a line about them."""
+    first = results.records[0]
+    yield f"{world(first.case['ranks_of_nodes'])}, {first.case['size']:,} entries, {links(first)}.\n"
+    header = ["reducer", "density", "ms", "× dense", "intra ms", "inter ms", "predicted ms", "sent intra kB"]
+    header += ["sent inter kB", "selected", "applied", "memory"]
+    rows = []
+    for record in results.records:
+        more, sent = record.more, record.bytes
+        rows.append(
+            [
+                *(f"`{label(record)}`", percent(record.case["density"])),
+                *(milliseconds(record.seconds.median), times(record.ratio)),
+                *(milliseconds(more["stages"][link]["max"]) for link in ("intra", "inter")),
+                milliseconds(more["prediction"]["seconds"]) if more["prediction"] else NOTHING,
+                *(kilobytes(sent.intra), kilobytes(sent.inter)),
+                *(f"{more['entries'][name]:,}" for name in ("selected", "applied")),
+                f"{more['memory']['dense_vectors']:.2f}",
+            ]
+        )
+    yield table(header, rows)
+
+
+def transcription_tables(results: Results) -> Iterator[str]:
+    """Yield the table of processor time."""
+    first = results.records[0]
+    yield f"{world(first.case['ranks_of_nodes'])} (simulated), {first.case['size']:,} entries.\n"
+    header = ["reducer", "density", "ms", "× peer", "selected", "applied"]
+    rows = [
+        [
+            *(f"`{label(record)}`", percent(record.case["density"])),
+            *(milliseconds(record.seconds.median), times(record.ratio)),
+            *(f"{record.more['entries'][name]:,}" for name in ("selected", "applied")),
+        ]
+        for record in results.records
+    ]
+    yield table(header, rows)
+
+
+def cluster_tables(results: Results) -> Iterator[str]:
+    """Yield a heading, a picture and a table for each cell, and what MPI's algorithms took there."""
+    header = ["reducer", "density", "ms", "min", "max", "× peer", "× bare", *STAGES, "sent inter kB"]
+    for cell in cells(results):
+        yield f"### {cell.title}\n"
+        yield f"{probed(cell)}\n"
+        yield f"![Time by stage and bytes between nodes: {cell.title}]({cell.picture})\n"
+        first = cell.densities[0]
+        rows = [
+            cluster_row(record)
+            for density in cell.densities
+            for record in cell.at(density)
+            if density == first or record.case["density"] is not None
+        ]
+        yield table(header, rows)
+
+
+def cluster_row(record: Record) -> list[str]:
+    """Return the row of one contender."""
+    stages, bare = record.more["stages"] or {}, record.more.get("beside", {}).get("bare")
+    seconds = record.seconds
+    return [
+        *(f"`{label(record)}`", percent(record.case["density"])),
+        *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
+        times(record.ratio),
+        times(bare["median"] / seconds.median if bare else None),
+        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        kilobytes(record.bytes.inter) if record.bytes else NOTHING,
+    ]
+
+
+def probed(cell: Cell) -> str:
+    """Return the line about MPI's algorithms."""
+    beside = [
+        f"{record.case['mpi_algorithm']} {milliseconds(record.peer_seconds.median)} ms"
+        f" ({times(record.seconds.median / record.peer_seconds.median)} × `dense`)"
+        for record in cell.records
+        if record.bench == "probe"
+    ]
+    chosen = cell.measured[0].case["mpi_algorithm"]
+    steps = cell.measured[0].seconds.runs
+    return f"All-reduce of Open MPI, by algorithm: {', '.join(beside)}; used: {chosen}. {steps} steps."
+
+
+def percent(density: float | None) -> str:
+    """Return a density; dense reducers have none.
+
+    >>> percent(0.01), percent(0.001), percent(None)
+    ('1%', '0.1%', '–')
+    """
+    return NOTHING if density is None else f"{density * 100:g}%"
+
+
+def kilobytes(sent: int) -> str:
+    """Return bytes in kB, without the unit."""
+    return f"{sent / 1e3:,.0f}"
+
+
+def links(record: Record) -> str:
+    """Return what the virtual clock took for the links."""
+    network = record.case["network"]
+    told = (
+        f"{name} {network[link]['alpha'] * 1e6:g} µs and {8 / network[link]['beta'] / 1e9:g} Gbit/s"
+        for link, name in (("intra", "inside nodes"), ("inter", "between them"))
+    )
+    return ", ".join(told)
+
+
+# ------------------------------------------------------------- pictures
+
+
+def draw(cell: Cell, path: Path) -> None:
+    """Write the picture of a cell: for each density time by stage, and below it the bytes between nodes."""
+    densities = cell.densities
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.8 + 4.1 * len(densities), 5.6), facecolor="white", layout="constrained")
+        rows = figure.subplots(
+            2, len(densities), sharey="row", sharex="col", squeeze=False, height_ratios=(3, 2)
+        )
+        for density, time, sent in zip(densities, *rows, strict=True):
+            records = cell.at(density)
+            time.set_title(f"density {percent(density)}")
+            draw_time(time, records)
+            draw_bytes(sent, records)
+            for axes in (time, sent):
+                axes.spines[["top", "right"]].set_visible(False)
+                axes.tick_params(axis="x", length=0)
+            sent.set_xticks(range(len(records)), [label(each) for each in records], rotation=90)
+        for axes, text in zip(rows[:, 0], ("ms a step", "MB between nodes,\nbusiest rank"), strict=True):
+            axes.set_ylabel(text)
+            axes.margins(y=0.1)  # for what is written above the bars
+        patches = [Patch(color=color, label=stage) for stage, color in STAGES.items()]
+        patches += [Patch(color=WAITING, label="waiting"), Patch(color=WHOLE, label="dense all-reduce")]
+        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+        figure.suptitle(cell.title)
+        figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": cell.fingerprint})
+
+
+def draw_time(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw a bar for each contender; above it how many times as fast it is as its peer."""
+    for place, record in enumerate(records):
+        for color, low, high in bars(record):
+            axes.bar(place, high - low, bottom=low, color=color, width=0.75)
+        if record.ratio is not None:
+            note(axes, place, record.seconds.median * 1e3, f"{record.ratio:.2g}×")
+
+
+def bars(record: Record) -> Iterator[tuple[str, float, float]]:
+    """Yield color, begin and end in ms of the parts of a bar, which is as high as the step took."""
+    total = record.seconds.median * 1e3
+    stages = record.more["stages"]
+    if stages is None:
+        yield WHOLE, 0.0, total
+        return
+    low = 0.0
+    for stage, color in STAGES.items():
+        high = min(total, low + stages[stage]["mean"] * 1e3)  # medians of parts may add up to more
+        yield color, low, high
+        low = high
+    yield WAITING, low, total
+
+
+def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw what the busiest rank sends between nodes; of MPI's own exchanges nobody knows."""
+    megabytes = [record.bytes.inter / 1e6 if record.bytes else None for record in records]
+    for place, sent in enumerate(megabytes):
+        if sent is not None:
+            axes.bar(place, sent, color=STAGES["inter"], width=0.75)
+        note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.2g}")
+
+
+def note(axes: Axes, place: int, height: float, text: str) -> None:
+    """Write above a bar."""
+    axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6)
+
+
+def write(folder: Path) -> None:
+    """Write page and pictures of the newest results; pictures of none are removed."""
+    found = newest(folder / "results")
+    (folder / "README.md").write_text(page(found))
+    drawn = {cell.picture: cell for cell in all_cells(found.values())}
+    for old in folder.glob(f"{CLUSTER}*.svg"):
+        if old.name not in drawn:
+            old.unlink()
+    for name, cell in drawn.items():
+        draw(cell, folder / name)
+
+
+if __name__ == "__main__":
+    write(FOLDER)

@@ -1,0 +1,407 @@
+"""Hold the cost model, the virtual clock and the tuner to what was measured on the emulated cluster.
+
+    python scripts/validate.py --predict     # from benchmarks/results: some minutes of both cores
+    python scripts/validate.py               # the tables and pictures of docs/validation.md, from the last
+
+Measured: the records of ``cloudtrain bench reducers --cluster``. Predicted from the profile that
+``cloudtrain tune`` measured on the same cluster: in closed form, and by the same code on simulated ranks that
+share as many cores. What the tuner picks from that profile is held to the fastest that was measured.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from commlib import REDUCERS, Communicator, Topology, cost, make_reducer, tuner
+from commlib.profile import Profile
+from commlib.transport import simulated
+from training.bench.inputs import Gradients
+from training.bench.record import command, machine
+from training.memory import keep_freed_memory
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE, PICTURES = (
+    ROOT / "benchmarks" / "results",
+    ROOT / "docs" / "validation.md",
+    ROOT / "docs" / "validation",
+)
+WITHIN = 1.1  # what a pick may take longer than the best
+WARM_UP_STEPS, STEPS = 2, 3
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
+COLORS = [
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#000000",
+    "#999999",
+    "#8c564b",
+    "#bcbd22",
+]
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One case: the rate of the links, ranks on each node, entries, and the share that is selected."""
+
+    gbit: float
+    ranks_of_nodes: tuple[int, ...]
+    size: int
+    density: float
+
+    @property
+    def nodes(self) -> list[range]:
+        """Return the world ranks of every node."""
+        ends = [sum(self.ranks_of_nodes[: node + 1]) for node in range(len(self.ranks_of_nodes))]
+        return [range(end - count, end) for end, count in zip(ends, self.ranks_of_nodes, strict=True)]
+
+    @property
+    def place(self) -> str:
+        """Return nodes and ranks, as ``4 × 2``."""
+        return f"{len(self.ranks_of_nodes)} × {self.ranks_of_nodes[0]}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of one reducer in one cell: measured, and predicted in two ways."""
+
+    cell: Cell
+    subject: str
+    wire: str | None
+    measured: float
+    closed_form: float
+    simulated: float | None
+
+    @property
+    def name(self) -> str:
+        """Return the reducer, and its codec if it is not its own."""
+        return self.subject if self.wire in (None, "fp32") else f"{self.subject} {self.wire}"
+
+
+# ------------------------------------------------------------- what was measured
+
+
+def newest(pattern: str) -> list[Path]:
+    """Return the files of the newest date that match ``DATE-pattern``."""
+    files = sorted(RESULTS.glob(f"????-??-??-{pattern}"))
+    return [file for file in files if file.name[:10] == files[-1].name[:10]]
+
+
+def gbit(rate: str) -> float:
+    """Return a rate of ``tc`` in Gbit/s.
+
+    >>> gbit("500mbit"), gbit("10gbit")
+    (0.5, 10.0)
+    """
+    number, unit = rate[:-4], rate[-4:]
+    return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
+
+
+def measured() -> dict[tuple[Cell, str, str | None], float]:
+    """Return the median seconds of every reducer in every cell; of dense ones in all cells of their size."""
+    records = [
+        json.loads(line) for path in newest("cluster*.jsonl") for line in path.read_text().splitlines()
+    ]
+    records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
+    densities = sorted({each["case"]["density"] for each in records} - {None})
+    found: dict[tuple[Cell, str, str | None], float] = {}
+    for each in records:
+        case, subject = each["case"], each["subject"]
+        for density in [case["density"]] if REDUCERS[subject].sparse else densities:
+            cell = Cell(gbit(case["rate"]), tuple(case["ranks_of_nodes"]), case["size"], density)
+            wire = (case["wire"] or "fp32") if REDUCERS[subject].sparse else None
+            found[cell, subject, wire] = each["seconds"]["median"]
+    return found
+
+
+@cache
+def profile(cell_gbit: float, ranks: int) -> Profile:
+    """Return what ``cloudtrain tune`` measured on the cluster of this rate."""
+    by_rate = {
+        (gbit(path.stem.split("-")[-2]), int(path.stem.split("-")[-1])): path
+        for path in newest("profile-*.json")
+    }
+    return Profile.load(by_rate[cell_gbit, ranks])
+
+
+# ------------------------------------------------------------- what is predicted
+
+
+def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
+    """Return the seconds of a step by ``commlib.cost``, computing included."""
+    given = profile(cell.gbit, sum(cell.ranks_of_nodes))
+    settings: dict[str, Any] = {"density": cell.density, "wire": wire} if wire else {}
+    return cost.predict(
+        subject, cell.nodes, cell.size, network=given.network, speeds=given.speeds, **settings
+    ).seconds
+
+
+def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -> float:
+    """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
+    gradients, given = gradients_of(cell.size), profile(cell.gbit, sum(cell.ranks_of_nodes))
+    options: dict[str, Any] = {"density": cell.density, "wire": wire} if wire else {}
+
+    def body(comm: Communicator) -> list[float]:
+        reducer = make_reducer(subject, Topology(comm), cell.size, **options)
+        seconds = []
+        for step in range(WARM_UP_STEPS + STEPS):
+            gradient = gradients.of(comm.rank, step)
+            comm.barrier()
+            start = comm.now()
+            reducer.reduce(gradient)
+            comm.barrier()
+            seconds.append(comm.now() - start)
+        return seconds[WARM_UP_STEPS:]
+
+    ranks = list(cell.ranks_of_nodes)
+    return median(
+        map(max, zip(*simulated.run(body, sum(ranks), ranks, given.network, cores=cores), strict=True))
+    )
+
+
+@cache
+def gradients_of(size: int) -> Gradients:
+    """Return the gradients that the bench uses."""
+    return Gradients(size)
+
+
+def predict(cores: int) -> Iterator[Comparison]:
+    """Yield every reducer in every cell; simulated where it sends plain values."""
+    for (cell, subject, wire), seconds in sorted(
+        measured().items(), key=lambda each: (each[0][0], each[0][1])
+    ):
+        is_plain = wire in (None, "fp32")
+        if not REDUCERS[subject].sparse and cell.density != densities_of(cell)[0]:
+            continue  # the same measurement as at the first density
+        yield Comparison(
+            cell,
+            subject,
+            wire,
+            seconds,
+            closed_form(cell, subject, wire),
+            on_simulated_ranks(cell, subject, wire, cores) if is_plain else None,
+        )
+
+
+def densities_of(cell: Cell) -> list[float]:
+    """Return the densities that were measured beside this one, the largest first."""
+    alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
+    found = {
+        each.density for each, _, _ in measured() if (each.gbit, each.ranks_of_nodes, each.size) == alike
+    }
+    return sorted(found, reverse=True)
+
+
+# ------------------------------------------------------------- what the tuner picks
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What the tuner picks in a cell, and the fastest there, with the seconds that both took."""
+
+    cell: Cell
+    picked: str
+    best: str
+    picked_seconds: float | None
+    best_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long the pick takes as the best; infinite where it was not measured."""
+        return self.picked_seconds / self.best_seconds if self.picked_seconds else float("inf")
+
+
+def picks() -> list[Pick]:
+    """Return the picks for all cells in which more than one codec was measured."""
+    found = measured()
+    result = []
+    for cell, group in groupby(sorted(found, key=lambda each: each[0]), key=lambda each: each[0]):
+        contenders = {(subject, wire): found[cell, subject, wire] for _, subject, wire in group}
+        if len({wire for _, wire in contenders if wire}) < 2:
+            continue
+        choice = tuner.choose(
+            profile(cell.gbit, sum(cell.ranks_of_nodes)), cell.nodes, cell.size, cell.density
+        )
+        picked = (choice.reducer, choice.options.get("wire"))
+        best = min(contenders, key=lambda each: contenders[each])
+        result.append(Pick(cell, _named(*picked), _named(*best), contenders.get(picked), contenders[best]))
+    return result
+
+
+def _named(subject: str, wire: str | None) -> str:
+    return subject if wire in (None, "fp32") else f"{subject} {wire}"
+
+
+# ------------------------------------------------------------- tables and pictures
+
+
+def error(predicted: float, seconds: float) -> float:
+    """Return the relative error of a prediction."""
+    return abs(predicted / seconds - 1)
+
+
+def by_place(given: Sequence[Comparison]) -> str:
+    """Return the table of median errors by rate and nodes."""
+    rows = []
+    for (rate, place), group in groupby(given, key=lambda each: (each.cell.gbit, each.cell.place)):
+        rows.append((f"{rate:g} Gbit/s", place, *_errors(list(group))))
+    rows.append(("all", "", *_errors(given)))
+    return table(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
+
+
+def by_reducer(given: Sequence[Comparison]) -> str:
+    """Return the table of median errors, and of median ratios, by reducer."""
+    rows = []
+    for subject in REDUCERS:
+        own = [each for each in given if each.subject == subject]
+        ratios = [median(each.closed_form / each.measured for each in own)]
+        ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
+        rows.append((f"`{subject}`", *_errors(own), *(f"{ratio:.2f}" for ratio in ratios)))
+    header = ("reducer", "cases", "closed form", "simulated", "closed form/measured", "simulated/measured")
+    return table(header, rows)
+
+
+def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
+    closed = median(error(each.closed_form, each.measured) for each in given)
+    virtual = median(error(each.simulated, each.measured) for each in given if each.simulated)
+    return str(len(given)), f"{100 * closed:.0f} %", f"{100 * virtual:.0f} %"
+
+
+def of_picks(given: Sequence[Pick]) -> str:
+    """Return the table of what the tuner picks."""
+    rows = [
+        (
+            f"{pick.cell.gbit:g}",
+            pick.cell.place,
+            f"{pick.cell.size / 1e6:.3g} M",
+            f"{100 * pick.cell.density:g} %",
+            f"`{pick.picked}`",
+            f"{1e3 * pick.picked_seconds:.0f}" if pick.picked_seconds else "not measured",
+            f"`{pick.best}`",
+            f"{1e3 * pick.best_seconds:.0f}",
+            f"{pick.ratio:.2f}",
+        )
+        for pick in given
+    ]
+    header = (
+        "Gbit/s",
+        "nodes × ranks",
+        "entries",
+        "density",
+        "picked",
+        "ms",
+        "fastest measured",
+        "ms",
+        "ratio",
+    )
+    return table(header, rows)
+
+
+def verdict(given: Sequence[Pick]) -> str:
+    """Return how many picks are within the bound."""
+    good = sum(pick.ratio <= WITHIN for pick in given)
+    share = f"{good} of {len(given)} picks ({100 * good / len(given):.0f} %)"
+    return f"{share} take at most {WITHIN} times as long as the fastest."
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(given: Sequence[Comparison], path: Path) -> None:
+    """Draw predicted over measured seconds, a mark a case."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 4.6), facecolor="white")
+        for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
+            for subject, color in zip(REDUCERS, COLORS, strict=True):
+                own = [each for each in given if each.subject == subject and getattr(each, kind)]
+                axes.plot(
+                    [1e3 * each.measured for each in own],
+                    [1e3 * getattr(each, kind) for each in own],
+                    "o",
+                    color=color,
+                    markersize=3.5,
+                    label=subject,
+                    alpha=0.8,
+                )
+            ends = [4, 5000]
+            axes.plot(ends, ends, color="black", linewidth=0.8)
+            axes.fill_between(
+                ends, [0.75 * end for end in ends], [1.25 * end for end in ends], color="#eeeeee", zorder=0
+            )
+            axes.set(xscale="log", yscale="log", xlabel="ms measured", title=kind.replace("_", " "))
+            axes.spines[["right", "top"]].set_visible(False)
+        figure.axes[0].set_ylabel("ms predicted; grey: within 25 %")
+        figure.axes[0].legend(frameon=False, fontsize=7.5)
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def keep(given: Iterable[Comparison], path: Path) -> None:
+    """Write the comparisons to a file, with the machine and the command that made them."""
+    rows = [asdict(each) for each in given]
+    content = {"command": command(), "machine": machine(), "comparisons": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load() -> list[Comparison]:
+    """Return what ``--predict`` kept."""
+    (path,) = newest("validation.json")
+    rows = json.loads(path.read_text())["comparisons"]
+    cells = [each.pop("cell") for each in rows]
+    return [
+        Comparison(Cell(**(cell | {"ranks_of_nodes": tuple(cell["ranks_of_nodes"])})), **each)
+        for cell, each in zip(cells, rows, strict=True)
+    ]
+
+
+def blocks() -> dict[str, str]:
+    """Return what stands between the marks of the page, by their names."""
+    given, chosen = load(), picks()
+    return {
+        "errors by cluster": by_place(given),
+        "errors by reducer": by_reducer(given),
+        "verdict": verdict(chosen),
+        "picks": of_picks(chosen),
+    }
+
+
+def with_blocks(page: str, given: Mapping[str, str]) -> str:
+    """Return the page with every block between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    for name, text in given.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        if not begin:
+            raise SystemExit(f"{PAGE.name}: expected a place <!-- {name} -->, found none")
+        _, end, after = rest.partition("<!-- end -->")
+        page = f"{before}{begin}{text}\n{end}{after}"
+    return page
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Predict, or write tables and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--predict", action="store_true", help="predict anew, into benchmarks/results")
+    if parser.parse_args(arguments).predict:
+        keep_freed_memory()
+        (source, *_) = newest("cluster*.jsonl")
+        cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
+        keep(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
+    PAGE.write_text(with_blocks(PAGE.read_text(), blocks()))
+    draw(load(), PICTURES / "predicted.svg")
+
+
+if __name__ == "__main__":
+    main()

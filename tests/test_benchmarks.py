@@ -1,0 +1,195 @@
+"""benchmarks/README.md and its pictures show the newest records."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts import draw_benchmarks
+from scripts.draw_benchmarks import Results, all_cells, bars, cells, draw, newest, page, write
+from tests.launching import ROOT
+from training.bench.record import Record
+
+FOLDER = ROOT / "benchmarks"
+SVG, DESCRIPTION = "{http://www.w3.org/2000/svg}", "{http://purl.org/dc/elements/1.1/}description"
+
+
+def texts(picture):
+    """Return the texts of an SVG."""
+    return [element.text for element in ElementTree.parse(picture).iter(f"{SVG}text")]
+
+
+def seconds(median: float) -> dict:
+    return {"median": median, "min": median / 2, "max": median * 2, "runs": 20}
+
+
+def line(subject: str, median: float, density: float | None = None, **keys) -> dict:
+    """Return a record of a cluster; its stages take an eighth of its time each."""
+    stage = {"min": 0.0, "mean": median / 8, "max": median}
+    case = {"size": 1000, "density": density, "wire": None, "ranks_of_nodes": [2, 2], "rate": "1gbit"}
+    return {
+        "bench": "reducers",
+        "case": case | {"mpi_algorithm": "ring"} | keys.pop("case", {}),
+        "subject": subject,
+        "peer": "mpi",
+        "seconds": seconds(median),
+        "peer_seconds": seconds(0.8),
+        "ratio": 0.8 / median,
+        "bytes": {"intra": 5000, "inter": 2_500_000},
+        "beside": {"mpi": seconds(0.8), "horovod": seconds(0.9), "bare": seconds(0.1)},
+        "stages": dict.fromkeys(("select", "intra", "inter", "combine"), stage),
+        "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
+        "command": "cloudtrain bench reducers --cluster --json",
+        **keys,
+    }
+
+
+def allreduce(subject: str, median: float, density: float | None = None) -> dict:
+    alone = line(subject, median, density, peer=None, peer_seconds=None, ratio=None, bytes=None)
+    del alone["beside"]
+    return alone | ({} if density else {"stages": None})
+
+
+SWEEP = [
+    line("dense", 0.7, bench="probe", case={"mpi_algorithm": "default"}, peer_seconds=seconds(1.75)),
+    line("dense", 0.7, bench="probe"),
+    line("dense", 0.75),
+    line("hitopk", 0.2, 0.01),
+    allreduce("mpi", 0.8),
+    allreduce("bare", 0.1, 0.01),
+    line("hitopk", 0.16, 0.001, case={"wire": "gap+fp16"}),
+    allreduce("bare", 0.05, 0.001),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of benchmarks with two days of records of a cluster."""
+    (tmp_path / "results").mkdir()
+    keep(tmp_path, "2026-01-02-cluster", SWEEP)
+    keep(tmp_path, "2026-01-01-cluster", [line("dense", 9.0)])
+    return tmp_path
+
+
+def keep(folder, name: str, records: list[dict]) -> None:
+    path = folder / "results" / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+# ------------------------------------------------------------- what is kept with the project
+
+
+def test_the_page_is_of_the_newest_results():
+    # To write it anew: python scripts/draw_benchmarks.py
+    assert (FOLDER / "README.md").read_text() == page(newest(FOLDER / "results"))
+
+
+def test_the_pictures_are_of_the_newest_results():
+    expected = {cell.picture: cell.fingerprint for cell in all_cells(newest(FOLDER / "results").values())}
+    assert {path.name: fingerprint(path) for path in FOLDER.glob("*.svg")} == expected
+
+
+def test_every_link_of_the_page_leads_to_a_file():
+    paths = re.findall(r"\]\((.+?)\)", (FOLDER / "README.md").read_text())
+    assert paths
+    assert [path for path in paths if not (FOLDER / path).exists()] == []
+
+
+def fingerprint(picture) -> str:
+    (description,) = ElementTree.parse(picture).iter(DESCRIPTION)
+    return description.text
+
+
+# ------------------------------------------------------------- the page
+
+
+def test_only_the_newest_file_of_a_kind_counts_and_empty_ones_do_not(folder):
+    keep(folder, "2026-01-03-cluster", [])
+    keep(folder, "2026-01-01-cluster-4x1", SWEEP)
+    assert {kind: results.path.name for kind, results in newest(folder / "results").items()} == {
+        "cluster": "2026-01-02-cluster.jsonl",
+        "cluster-4x1": "2026-01-01-cluster-4x1.jsonl",
+    }
+
+
+def test_a_file_whose_name_says_no_day_is_refused(folder):
+    keep(folder, "mine", SWEEP)
+    with pytest.raises(ValueError, match=r"mine\.jsonl: expected a name as 2026-11-21-reducers\.jsonl"):
+        newest(folder / "results")
+
+
+def test_a_cluster_s_table_has_a_row_a_contender_and_density(folder):
+    text = page(newest(folder / "results"))
+    rows = [row.split(" | ") for row in text.splitlines() if row.startswith("| `")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("| `dense`", "–"),
+        ("| `hitopk`", "1%"),
+        ("| `mpi`", "–"),
+        ("| `bare`", "1%"),
+        ("| `hitopk gap+fp16`", "0.1%"),
+        ("| `bare`", "0.1%"),
+    ]
+    hitopk = "| `hitopk` | 1% | 200.0 | 100.0 | 400.0 | 4 | 0.5 | 25.000 | 25.000 | 25.000 | 25.000 | 2,500 |"
+    assert hitopk in text
+    assert "| `mpi` | – | 800.0 | 400.0 | 1,600.0 | – | – | – | – | – | – | – |" in text
+
+
+def test_a_cluster_s_section_says_how_it_was_measured_and_what_mpi_can_do(folder):
+    text = page(newest(folder / "results"))
+    assert "### 1gbit, 1,000 entries, 4 ranks" not in text
+    assert "### 1gbit, 1,000 entries, 2 nodes × 2 ranks" in text
+    assert "`cloudtrain bench reducers --cluster --json` on 2 cores of abacus, 4.0 GiB (" in text
+    expected = "default 1,750.0 ms (0.4 × `dense`), ring 800.0 ms (0.875 × `dense`); used: ring. 20 steps."
+    assert expected in text
+
+
+# ------------------------------------------------------------- the pictures
+
+
+def test_a_picture_has_a_panel_a_density_in_which_every_contender_stands(folder):
+    write(folder)
+    drawn = texts(folder / "cluster-1gbit-1000.svg")
+    assert "1gbit, 1,000 entries, 2 nodes × 2 ranks" in drawn
+    assert {"density 1%", "density 0.1%", *draw_benchmarks.STAGES, "waiting", "dense all-reduce"} < set(drawn)
+    assert [drawn.count(name) for name in ("dense", "mpi", "bare", "hitopk", "hitopk gap+fp16")] == [
+        2,
+        2,
+        2,
+        1,
+        1,
+    ]
+    assert drawn.count("4×") == 1  # 0.8 s beside 0.2
+    assert drawn.count("5×") == 1
+
+
+def test_a_bar_is_as_high_as_the_step_took():
+    parts = list(bars(Record.of(line("hitopk", 0.2, 0.01))))
+    assert [round(high - low, 9) for _, low, high in parts] == [25, 25, 25, 25, 100]
+    assert [color for color, _, _ in parts] == [*draw_benchmarks.STAGES.values(), draw_benchmarks.WAITING]
+    assert list(bars(Record.of(allreduce("mpi", 0.8)))) == [(draw_benchmarks.WHOLE, 0, 800)]
+
+
+def test_stages_that_add_up_to_more_than_the_step_are_cut_at_its_end():
+    long = {"min": 0.1, "mean": 0.15, "max": 0.2}
+    record = Record.of(line("hitopk", 0.2, stages=dict.fromkeys(draw_benchmarks.STAGES, long)))
+    assert [high for _, _, high in bars(record)] == [150, 200, 200, 200, 200]
+
+
+def test_pictures_of_what_is_no_more_there_are_removed(folder):
+    (folder / "cluster-9gbit-1000.svg").write_text("old")
+    (folder / "other.svg").write_text("not ours")
+    write(folder)
+    assert sorted(path.name for path in folder.glob("*.svg")) == ["cluster-1gbit-1000.svg", "other.svg"]
+
+
+def test_the_same_records_make_the_same_file_and_others_another_fingerprint(folder):
+    (cell,) = cells(newest(folder / "results")["cluster"])
+    for name in ("first.svg", "second.svg"):
+        draw(cell, folder / name)
+    first = (folder / "first.svg").read_text()
+    assert first == (folder / "second.svg").read_text()
+    assert "<dc:date>" not in first
+    keep(folder, "2026-01-04-cluster", [*SWEEP[:-1], allreduce("bare", 0.06, 0.001)])
+    (other,) = cells(Results.of(folder / "results" / "2026-01-04-cluster.jsonl"))
+    assert other.fingerprint != cell.fingerprint == fingerprint(folder / "first.svg")

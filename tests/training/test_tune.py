@@ -1,0 +1,394 @@
+"""``cloudtrain tune`` writes a profile, and ``reducer: auto`` picks from the one that fits."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
+from commlib.cost import Speeds
+from commlib.profile import Profile
+from commlib.tuner import WIRES, job_of
+from tests.launching import DIGITS, launch, run, tail
+from training import choices, tune
+from training.choices import choose_reducers, default_path, profile_for
+from training.cli import app
+from training.config import load
+from training.launch import Ranks, command_line
+from training.tune import Request
+
+SPEEDS = Speeds(
+    add=0.3e-9, fill=0.1e-9, select=0.5e-9, keep=50e-9, entry=10e-9, code=dict.fromkeys(WIRES, 4e-9)
+)
+FAST = Link.of(microseconds=1, gbit_per_second=400)
+SLOW = Link.of(microseconds=50, gbit_per_second=0.1)
+BOTH_AUTO = ("reducer=auto", "phases.1.reducer=auto")
+BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
+
+
+def profile_of(topology, inter=SLOW):
+    return Profile(job_of(topology), Network(FAST, inter), SPEEDS)
+
+
+def chosen(*words, inter=SLOW, ranks=4, size=1_000_000):
+    """Return what each rank, on nodes of two, holds to be chosen for the phases of a configuration."""
+    config = load(DIGITS, words)
+
+    def choose(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        profile = profile_of(topology, inter)  # all ranks take part in it
+        return choose_reducers(config, topology, profile if comm.rank == 0 else None, size)
+
+    return transport.simulated.run(choose, ranks)
+
+
+# ------------------------------------------------------------------ what auto picks
+
+
+def test_a_slow_link_between_nodes_calls_for_a_sparse_reducer_and_a_fast_one_for_a_dense_one():
+    assert REDUCERS[chosen("reducer=auto", inter=SLOW)[0][0].reducer].sparse
+    assert not REDUCERS[chosen("reducer=auto", inter=FAST)[0][0].reducer].sparse
+
+
+def test_all_ranks_hold_what_rank_0_chose():
+    first, *others = chosen(*BOTH_AUTO)
+    assert list(first) == [0, 1]
+    assert others == [first] * 3
+
+
+def test_a_phase_that_names_its_reducer_is_left_alone():
+    assert list(chosen("reducer=auto")[0]) == [0]
+    assert chosen() == [{}] * 4
+
+
+def test_each_phase_is_chosen_for_at_its_own_density(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        choices, "choose", lambda profile, nodes, size, density: asked.append((size, density))
+    )
+    chosen(*BOTH_AUTO, "phases.0.density=0.25", size=77)
+    chosen(*BOTH_AUTO, "density=null", size=78)
+    assert asked == [(77, 0.25), (77, 0.01), (78, 0.01), (78, 0.01)]
+
+
+def test_one_rank_needs_no_profile(tmp_path):
+    config = load(DIGITS, [*BOTH_AUTO, f"profile={tmp_path / 'none.json'}"])
+
+    def choose(comm):
+        topology = Topology(comm)
+        return profile_for(config, topology), choose_reducers(config, topology, None, 10)
+
+    ((profile, choice),) = transport.simulated.run(choose, 1)
+    assert profile is None
+    assert [each.reducer for each in choice.values()] == ["dense", "dense"]
+    assert choice[0].reason == "dense: one rank has nobody to exchange with"
+
+
+@pytest.mark.parametrize("inter", [SLOW, FAST], ids=["slow", "fast"])
+def test_the_configuration_names_what_was_picked_and_is_read_back_equal(tmp_path, inter):
+    config = load(DIGITS, ["reducer=auto", "phases.0.density=0.02"])
+    (picks, *_) = chosen("reducer=auto", "phases.0.density=0.02", inter=inter)
+    written = config.with_choices(picks)
+    options = written.reducer_config(written.phases[0])
+    is_sparse = REDUCERS[picks[0].reducer].sparse
+    assert options["name"] == picks[0].reducer
+    assert options.get("density") == (0.02 if is_sparse else None)
+    assert options.get("wire") == picks[0].options.get("wire")
+    assert written.phases[1] == config.phases[1]
+    (tmp_path / "config.yaml").write_text(written.to_yaml())
+    assert load(tmp_path / "config.yaml") == written
+
+
+def test_what_is_picked_owes_nothing_to_what_other_phases_take_from_the_configuration():
+    words = ["selector=exact", "wire=fp16", "phases.0.reducer=auto", "phases.1.reducer=hitopk"]
+    config = load(DIGITS, words)
+    picks = chosen(*words)[0]
+    written = config.with_choices(picks)
+    first, second = map(written.reducer_config, written.phases)
+    assert (first["selector"], first["wire"]) == ("mstopk", picks[0].options["wire"])
+    assert (second["selector"], second["wire"]) == ("exact", "fp16")
+
+
+def test_the_reducer_that_was_picked_can_be_made():
+    config = load(DIGITS, ["reducer=auto"])
+    written = config.with_choices(chosen("reducer=auto")[0])
+
+    def make(comm):
+        options = written.reducer_config(written.phases[0])
+        return make_reducer(options.pop("name"), Topology(comm, ranks_per_node=2), 1000, **options)
+
+    assert {type(each) for each in transport.simulated.run(make, 4)} == {REDUCERS[written.phases[0].reducer]}
+
+
+# ------------------------------------------------------------------ where profiles are
+
+
+def paths(world_size, ranks_per_node):
+    return transport.simulated.run(
+        lambda comm: default_path(Topology(comm, ranks_per_node=ranks_per_node)), world_size
+    )
+
+
+def test_profiles_are_kept_in_the_cache_of_the_user_by_ranks_and_nodes(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "cloudtrain" / "profile-5ranks-3nodes.json"
+    assert paths(5, 2) == [path] * 5
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert paths(1, None) == [tmp_path / ".cache" / "cloudtrain" / "profile-1ranks-1nodes.json"]
+
+
+def refusal(monkeypatch, path, *words, ranks=4, hosts=None):
+    """Return the line with which a profile is refused on simulated ranks."""
+    monkeypatch.setattr(choices, "together", lambda comm, function: function())
+    config = load(DIGITS, ["reducer=auto", f"profile={path}", *words])
+
+    def read(comm):
+        return profile_for(config, Topology(comm, ranks_per_node=config.ranks_per_node))
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - each test looks at the text
+        transport.simulated.run(read, ranks, hosts)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def save(path, ranks, ranks_per_node, change=lambda profile: profile):
+    def write(comm):
+        profile = change(profile_of(Topology(comm, ranks_per_node=ranks_per_node)))
+        if comm.rank == 0:
+            profile.save(path)
+
+    transport.simulated.run(write, ranks)
+
+
+def test_a_profile_that_fits_is_read_on_rank_0(tmp_path):
+    path = tmp_path / "profile.json"
+    save(path, 4, 2)
+    config = load(DIGITS, ["reducer=auto", f"profile={path}"])
+    first, *others = transport.simulated.run(
+        lambda comm: profile_for(config, Topology(comm, ranks_per_node=2)), 4
+    )
+    assert first.network == Network(FAST, SLOW)
+    assert others == [None] * 3
+
+
+def test_a_missing_profile_is_refused_with_how_to_measure_it(monkeypatch, tmp_path):
+    path = tmp_path / "profile.json"
+    line = refusal(monkeypatch, path)
+    assert line.startswith(f"{path}: no such profile; reducer=auto expects one of 4 ranks on 2 nodes of ")
+    assert line.endswith(f": cloudtrain tune -np 4 --ranks-per-node 2 --profile {path}")
+
+
+def test_the_way_to_measure_names_the_hosts_of_the_job(monkeypatch, tmp_path):
+    line = refusal(monkeypatch, tmp_path / "none", "ranks_per_node=null", ranks=3, hosts=[2, 1])
+    assert "cloudtrain tune -np 3 -H node0:2,node1:1 --profile" in line
+    line = refusal(monkeypatch, tmp_path / "none", "ranks_per_node=[3,1]")
+    assert "cloudtrain tune -np 4 --ranks-per-node 3,1 --profile" in line
+
+
+def test_a_profile_of_another_world_size_is_refused(monkeypatch, tmp_path):
+    path = tmp_path / "profile.json"
+    save(path, 6, 2)
+    line = refusal(monkeypatch, path)
+    assert line.startswith(f"{path}: expected a profile of 4 ranks on 2 nodes of ")
+    assert ", got one of 6 ranks on 3 nodes of " in line
+    assert "to measure anew: cloudtrain tune -np 4 --ranks-per-node 2" in line
+
+
+def test_a_profile_of_another_machine_is_refused(monkeypatch, tmp_path):
+    def of_another(profile):
+        return dataclasses.replace(profile, job=dataclasses.replace(profile.job, hosts=("elsewhere",)))
+
+    path = tmp_path / "profile.json"
+    save(path, 4, 2, of_another)
+    line = refusal(monkeypatch, path)
+    assert "got one of 4 ranks on 2 nodes of elsewhere" in line
+    assert "to measure anew: cloudtrain tune -np 4" in line
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "job": {}}', "\0"])
+def test_a_damaged_profile_is_refused(monkeypatch, tmp_path, content):
+    path = tmp_path / "profile.json"
+    path.write_text(content)
+    line = refusal(monkeypatch, path)
+    assert line.startswith(f"{path}: expected a profile of format 1, got something else")
+    assert "reducer=auto expects one of 4 ranks on 2 nodes of " in line
+    assert "cloudtrain tune -np 4" in line
+
+
+# ------------------------------------------------------------------ the command
+
+
+def tuned(monkeypatch, capsys, request, ranks, measure=None):
+    """Run the command on simulated ranks and return what was printed."""
+    own = threading.local()
+    monkeypatch.setattr(tune, "world", lambda: own.comm)
+    if measure is not None:
+        monkeypatch.setattr(tune, "measure", measure)
+
+    def rank(comm):
+        own.comm = comm
+        tune.tune(request)
+
+    transport.simulated.run(rank, ranks, cores=1)  # computing takes the time that it takes here
+    return capsys.readouterr().out
+
+
+def test_rank_0_says_where_the_profile_is_what_the_links_are_and_what_auto_picks(
+    monkeypatch, capsys, tmp_path
+):
+    path = tmp_path / "deep" / "profile.json"
+    request = Request(None, [], "2", str(path))
+    said = tuned(monkeypatch, capsys, request, 4, measure=profile_of)
+    lines = said.splitlines()
+    assert lines[0].startswith("profile of 4 ranks on 2 nodes of ")
+    assert lines[0].endswith(f": {path}")
+    assert lines[1] == "inside a node:  1 µs and 400 Gbit/s"
+    assert lines[2] == "between nodes:  50 µs and 0.1 Gbit/s"
+    rows = [line for line in lines if "entries  " in line]
+    assert len(rows) == len(tune.SIZES) * len(tune.DENSITIES)
+    picked = [row.split()[3] for row in rows]
+    assert all(REDUCERS[name].sparse for name in picked)
+    reasons = lines[-len(rows) :]
+    assert [reason.split(" with ")[0] for reason in reasons] == picked
+    assert Profile.load(path).network == Network(FAST, SLOW)
+
+
+def test_links_that_the_job_does_not_have_are_not_told(monkeypatch, capsys, tmp_path):
+    request = Request(None, [], "1", str(tmp_path / "profile.json"))
+    said = tuned(monkeypatch, capsys, request, 2, measure=profile_of)
+    assert "between nodes:" in said
+    assert "inside a node:" not in said
+    said = tuned(monkeypatch, capsys, dataclasses.replace(request, layout=None), 2, measure=profile_of)
+    assert "inside a node:" in said
+    assert "between nodes:" not in said
+
+
+def test_a_crowded_card_is_told(monkeypatch, capsys, tmp_path):
+    request = Request(None, [], "1", str(tmp_path / "profile.json"))
+    crowded = dataclasses.replace(SLOW, incast=1.5)
+    said = tuned(monkeypatch, capsys, request, 3, measure=lambda topology: profile_of(topology, crowded))
+    assert "0.1 Gbit/s, 1.5 times as long where several nodes send to one" in said
+
+
+def test_one_rank_measures_itself_and_picks_dense(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "profile.json"
+    said = tuned(monkeypatch, capsys, Request(None, [], None, str(path)), 1)
+    assert said.splitlines()[1:] == ["reducer=auto picks dense: one rank has nobody to exchange with"]
+    assert Profile.load(path).speeds.add > 0
+
+
+def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
+    started = []
+    monkeypatch.setattr("training.launch.launch", lambda ranks, words, check: started.append((ranks, words)))
+    words = ["tune", "-np", "4", "-H", "a:2,b:2", "--network-interface", "eth0", "--profile", "p.json"]
+    CliRunner().invoke(app, [*words, DIGITS, "density=0.1"])
+    CliRunner().invoke(app, ["tune", "-np", "3", "--ranks-per-node", "2,1"])
+    assert started == [
+        (Ranks(4, "a:2,b:2", "eth0"), ["tune", "--profile", "p.json", DIGITS, "density=0.1"]),
+        (Ranks(3), ["tune", "--ranks-per-node", "2,1"]),
+    ]
+
+
+def test_the_job_is_started_by_horovodrun():
+    command = command_line(Ranks(4, "a:2,b:2", "eth0"), ["tune", "--profile", "p.json"])
+    assert command[:8] == [
+        *("horovodrun", "--mpi", "--disable-cache", "-np", "4", "-H", "a:2,b:2"),
+        "--network-interfaces",
+    ]
+    assert Path(command[-4]).name == "cloudtrain"
+    assert command[-3:] == ["tune", "--profile", "p.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-H", "a:2"], "-H: expected only with -np, got a:2"),
+        (["--network-interface", "eth0"], "--network-interface: expected only with -np, got eth0"),
+        (
+            ["-np", "2", "--ranks-per-node", "2,0"],
+            "--ranks-per-node: expected a number of ranks, or one for each node joined by commas, got '2,0'",
+        ),
+        (
+            ["-np", "2", "--ranks-per-node", "2", DIGITS],
+            f"--ranks-per-node: expected none beside {DIGITS} (there it is ranks_per_node=…), got 2",
+        ),
+        (["-np", "2", DIGITS, "density=7"], f"{DIGITS}: density: expected a number in (0, 1], got 7"),
+        (["-np", "2", "-H", "a:1"], "-H: expected slots for 2 ranks, got 1 in a:1"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_status_2(words, message):
+    result = CliRunner().invoke(app, ["tune", *words])
+    assert result.exit_code == 2
+    assert result.stderr == f"cloudtrain: {message}\n"
+
+
+# ------------------------------------------------------------------ real processes
+
+
+@pytest.mark.launch
+def test_tuning_loads_no_tensorflow_and_training_alone_needs_no_profile(tmp_path):
+    path = tmp_path / "profile.json"
+    program = (
+        "import sys; from training.cli import app\n"
+        f"app(['tune', '--profile', {str(path)!r}], standalone_mode=False)\n"
+        "print([name for name in ('tensorflow', 'keras', 'horovod') if name in sys.modules])"
+    )
+    result = run("python", "-c", program, cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert path.is_file()
+
+    result = run("cloudtrain", "train", DIGITS, *BRIEF, "reducer=auto", cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    assert "phase 1: auto picks dense: one rank has nobody to exchange with\n" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.launch
+def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
+    path = tmp_path / "profile.json"
+    alone_on_nodes = "ranks_per_node=1"
+    result = run(
+        *("cloudtrain", "tune", "-np", "2", "--profile", str(path), DIGITS, alone_on_nodes), cwd=tmp_path
+    )
+    assert result.returncode == 0, tail(result)
+    assert "between nodes:" in result.stdout
+    assert "phase 1: 77,754 entries" in result.stdout
+    assert result.stderr == ""
+
+    words = (DIGITS, *BRIEF, "reducer=auto", alone_on_nodes, f"profile={path}")
+    Profile(Profile.load(path).job, Network(FAST, SLOW), SPEEDS).save(path)
+    result = launch(2, *words, cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    (folder,) = (tmp_path / "runs").iterdir()
+    first, second = yaml.safe_load((folder / "config.yaml").read_text())["phases"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (choice,) = [line for line in lines if line["kind"] == "choice"]
+    assert REDUCERS[first["reducer"]].sparse
+    assert (choice["phase"], choice["reducer"]) == (0, first["reducer"])
+    assert choice["options"]["wire"] == first["wire"]
+    assert choice["predicted_seconds"] < choice["predicted_dense_seconds"]
+    assert f"phase 1: auto picks {choice['reason']}\n" in result.stdout
+    assert second["reducer"] == "dense"
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["reducer"] for line in epochs] == [first["reducer"], "dense"]
+    assert 0 < epochs[0]["sent_inter_bytes"] < epochs[0]["dense_inter_bytes"] / 10
+
+
+@pytest.mark.launch
+def test_training_with_another_jobs_profile_ends_with_one_line_and_no_folder(tmp_path):
+    path = tmp_path / "profile.json"
+    save(path, 4, 2)
+    result = launch(2, DIGITS, "reducer=auto", "ranks_per_node=1", f"profile={path}", cwd=tmp_path)
+    assert result.returncode == 2, tail(result)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"cloudtrain: {path}: expected a profile of 2 ranks on 2 nodes of ")
+    assert f"to measure anew: cloudtrain tune -np 2 --ranks-per-node 1 --profile {path}" in line
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,109 @@
+"""What one would call instead of a reducer, MPI's and Horovod's all-reduce, and the floor of ``hitopk``.
+
+They are reducers, so that the same check holds for them. Their bytes are not counted: MPI does not tell.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from commlib import Topology
+from commlib.density import entries
+from commlib.errors import InvalidArgument
+from commlib.reducers.base import Outcome, Reducer
+from commlib.vectors import Float32
+
+ENTRY_BYTES = 8  # an index and a value
+
+
+class MPIAllReduce(Reducer):
+    """``MPI.Allreduce`` and a division, in a buffer that the next call overwrites."""
+
+    sparse = False
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        self._comm = _mpi_world()
+        self._mean = np.empty(size, np.float32)
+        super().__init__(topology, size)
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        self._comm.Allreduce(gradient, self._mean)
+        self._mean /= np.float32(self._comm.size)
+        return Outcome(self._mean, selected=self.size, applied=self.size)
+
+
+class HorovodAllReduce(Reducer):
+    """``hvd.allreduce`` of a tensor that shares the gradient's memory; the mean shares the result's."""
+
+    sparse = False
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        self._horovod, self._tensorflow = _horovod()
+        super().__init__(topology, size)
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        tensor = self._tensorflow.experimental.dlpack.from_dlpack(gradient.__dlpack__())
+        mean = np.asarray(self._horovod.allreduce(tensor, op=self._horovod.Average))
+        return Outcome(mean, selected=self.size, applied=self.size)
+
+
+class BareExchange(Reducer):
+    """The bytes of ``hitopk`` through MPI's own collectives; no mean comes of it.
+
+    Reduce-scatter in the node, all-gather of ``k/n`` random entries on the stream, all-gather of the dense
+    shards in the node: what is left of ``hitopk`` where selecting and adding up are free.
+    """
+
+    sparse = True
+
+    def __init__(self, topology: Topology, size: int, *, density: float) -> None:
+        counts = [len(node) for node in topology.nodes]
+        if len(set(counts)) > 1:
+            raise InvalidArgument(f"bare: expected as many ranks on every node, got {counts}")
+        world = _mpi_world()
+        self._node, self._stream = world.Split(topology.node_index), world.Split(topology.local_rank)
+        shard = size // counts[0]  # up to n - 1 entries at the end stay where they are
+        self._shard, self._spread = np.empty(shard, np.float32), np.zeros(size, np.float32)
+        payload = ENTRY_BYTES * entries(density, max(1, shard))
+        self._selected = np.random.default_rng(world.rank).integers(0, 256, payload, np.uint8)
+        self._gathered = np.empty((len(counts), payload), np.uint8)
+        super().__init__(topology, size)
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        used = len(self._shard) * self._node.size
+        with self.measure("intra"):
+            self._node.Reduce_scatter_block(gradient[:used], self._shard)
+        with self.measure("inter"):
+            self._stream.Allgather(self._selected, self._gathered)
+        with self.measure("intra"):
+            self._node.Allgather(self._shard, self._spread[:used])
+        return Outcome(self._spread)
+
+
+# In the order of the tables. What computes a mean is a peer; the floor is none.
+PEERS: dict[str, type[Reducer]] = {"mpi": MPIAllReduce, "horovod": HorovodAllReduce}
+# Horovod's thread asks all others every millisecond whether there is something to do.
+BUSY = {"horovod"}
+FLOOR = "bare"
+ALLREDUCES: dict[str, type[Reducer]] = {**PEERS, FLOOR: BareExchange}
+
+
+def _mpi_world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def _horovod() -> tuple[Any, Any]:
+    """Return Horovod, initialised, and TensorFlow with one thread a rank."""
+    from training.quiet import import_tensorflow
+
+    import_tensorflow()
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    if not hvd.is_initialized():
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        hvd.init()
+    return hvd, tf

@@ -1,0 +1,303 @@
+"""``cloudtrain bench reducers --cluster``: beside all-reduces, on emulated clusters of set rates."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+from commlib.errors import InvalidArgument, look_up
+from training.bench.allreduce import PEERS
+from training.bench.options import BASELINE, Options
+from training.bench.record import Record, command
+from training.bench.tables import print_records
+from training.job import FAILURE, complain, refuse
+from training.launch import INTERRUPTED, LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, command_line
+from training.quiet import NOISE
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
+
+NODES, RANKS_PER_NODE = 4, 2
+RATES, QUICK_RATES = ("1gbit", "10gbit"), ("1gbit",)
+SIZES, QUICK_SIZES = (1_000_000, 14_728_266, 25_557_032), (1_000_000,)  # and VGG-16, ResNet-50
+DENSITIES, QUICK_DENSITIES = (0.01, 0.001), (0.01,)
+STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
+TIMEOUT_SECONDS = 3600.0
+TIMED_OUT = 124
+
+# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is beside it.
+DEFAULT = "default"
+ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
+BENCH = ("bench", "reducers", "--allreduce", "--json")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+Told = dict[str, Any]  # a record as its line has it
+
+
+class Failed(Exception):
+    """A cluster that does not come up, or a job that did not end well; one line says how."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured on which clusters: the options, with the defaults filled in."""
+
+    options: Options
+    nodes: int
+    ranks_per_node: int
+    rates: Sequence[str]
+    sizes: Sequence[int]
+    densities: Sequence[float]
+    steps: int
+    algorithms: Sequence[str]
+    timeout: float
+
+    @classmethod
+    def of(cls, options: Options) -> "Sweep":
+        """Return it; raise ``InvalidArgument`` where there is nobody to send anything to."""
+        quick = options.quick
+        sweep = cls(
+            options=options,
+            nodes=options.nodes or NODES,
+            ranks_per_node=options.ranks_per_node or RANKS_PER_NODE,
+            rates=options.rates or (QUICK_RATES if quick else RATES),
+            sizes=options.sizes or (QUICK_SIZES if quick else SIZES),
+            densities=options.densities or (QUICK_DENSITIES if quick else DENSITIES),
+            steps=options.steps or (QUICK_STEPS if quick else STEPS),
+            algorithms=[options.algorithm] if options.algorithm else list(ALGORITHMS),
+            timeout=options.timeout or TIMEOUT_SECONDS,
+        )
+        for algorithm in sweep.algorithms:
+            look_up(ALGORITHMS, "algorithm", algorithm)
+        if sweep.ranks < 2:
+            raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
+        return sweep
+
+    @property
+    def ranks(self) -> int:
+        """Return the ranks of a job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def hosts(self) -> str:
+        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
+        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
+
+    def probing(self, size: int) -> list[str]:
+        """Return the words that time MPI's all-reduce beside ours, without TensorFlow."""
+        words = ["--size", str(size), "--steps", str(PROBE_STEPS), "--reducer", BASELINE, "--no-horovod"]
+        return [*BENCH, *words, *self._quick]
+
+    def measuring(self, size: int, density: float) -> list[str]:
+        """Return the words that measure what has this density, none where nothing has.
+
+        What has none is measured with the first density.
+        """
+        contenders = list(self.options.contenders())
+        if density != self.densities[0]:
+            contenders = [each for each in contenders if each.sparse]
+        if not contenders:
+            return []
+        words = ["--size", str(size), "--density", str(density), "--steps", str(self.steps)]
+        for name in dict.fromkeys(each.name for each in contenders):
+            words += ["--reducer", name]
+        wires = self.options.wires if any(each.sparse for each in contenders) else ()
+        for wire in wires:
+            words += ["--wire", wire]
+        if not self.options.horovod:
+            words.append("--no-horovod")
+        return [*BENCH, *words, *self._quick]
+
+    @property
+    def _quick(self) -> list[str]:
+        return ["--quick"] if self.options.quick else []
+
+
+class EmulatedCluster:
+    """``scripts/cluster.py`` with a state folder of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self._words = [sys.executable, str(SCRIPT), "--state", str(state)]
+
+    def up(self, nodes: int, rate: str) -> None:
+        """Make it, or make it anew where nodes or rate are others."""
+        said = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
+        if said.returncode != 0:
+            raise Failed(f"--cluster: {_last_line(said.stderr.splitlines())}")
+
+    def down(self) -> None:
+        """Remove it, if it is there."""
+        self._call("down")
+
+    def _call(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*self._words, *words], capture_output=True, text=True, check=False)
+
+    def lines(self, words: Sequence[str], environment: Mapping[str, str], timeout: float) -> Iterator[str]:
+        """Run a command on the first node and yield what it prints, line by line.
+
+        Raises :class:`Failed` where it does not end, or not well.
+        """
+        words = [*self._words, "run", "--timeout", f"{timeout:g}", "--", *words]
+        pipe, errors = subprocess.PIPE, list[str]()
+        with subprocess.Popen(
+            words, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
+            reading.start()
+            try:
+                for line in process.stdout:
+                    yield RANK_TAG.sub("", line)
+                reading.join()
+            except BaseException:
+                process.terminate()  # it ends what it has started
+                raise
+        if process.returncode == TIMED_OUT:
+            raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
+        if process.returncode != 0:
+            raise Failed(f"status {process.returncode}: {_last_line(errors)}")
+
+
+def bench(as_json: bool, **options: Any) -> int:
+    """Print the records of all reducers on all clusters, and return the exit status."""
+    try:
+        sweep = Sweep.of(Options(**options))
+    except ValueError as error:
+        refuse(str(error))
+    if not SCRIPT.exists():
+        refuse(f"--cluster: expected a checkout of cloudtrain, got an installation without {SCRIPT}")
+    told: list[Told] = []
+    try:
+        with closing(_measured(sweep)) as measured:
+            for each in measured:
+                told.append(each)
+                if as_json:
+                    print(json.dumps(each, allow_nan=False, ensure_ascii=False), flush=True)
+    except Failed as failure:
+        complain(str(failure))
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if not as_json:
+            _print_tables(told)
+    return 0
+
+
+def _measured(sweep: Sweep) -> Generator[Told, None, None]:
+    """Yield the records; however this ends, the cluster is gone."""
+    with _cluster() as cluster:
+        for rate in sweep.rates[1:]:  # one that tc refuses is told now, not after an hour
+            cluster.up(sweep.nodes, rate)
+        for rate in sweep.rates:
+            cluster.up(sweep.nodes, rate)
+            for size in sweep.sizes:
+                for told in _measured_size(sweep, cluster, size):
+                    told["case"] |= {"rate": rate}
+                    told["command"] = command()
+                    yield told
+
+
+@contextmanager
+def _cluster() -> Iterator[EmulatedCluster]:
+    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
+        cluster = EmulatedCluster(Path(folder) / "state")
+        try:
+            yield cluster
+        finally:
+            cluster.down()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterator[Told]:
+    """Yield what probing tells of MPI's algorithms, then the records with the best of them."""
+    probed = []
+    for algorithm in sweep.algorithms if len(sweep.algorithms) > 1 else ():
+        for told in _run(sweep, cluster, sweep.probing(size), algorithm):
+            if told["subject"] == BASELINE:
+                probed.append(told)
+                yield told | {"bench": "probe"}
+    algorithm = best_algorithm(probed) if probed else sweep.algorithms[0]
+    for density in sweep.densities:
+        words = sweep.measuring(size, density)
+        for told in _run(sweep, cluster, words, algorithm) if words else ():
+            if density == sweep.densities[0] or told["subject"] not in PEERS:
+                yield told
+
+
+def best_algorithm(probed: Iterable[Told]) -> str:
+    """Return the algorithm with which MPI took the least beside ``dense`` of the same job."""
+    fastest = min(probed, key=lambda told: told["peer_seconds"]["median"] / told["seconds"]["median"])
+    return str(fastest["case"]["mpi_algorithm"])
+
+
+def _run(sweep: Sweep, cluster: EmulatedCluster, words: Sequence[str], algorithm: str) -> Iterator[Told]:
+    """Yield the records of one job on all nodes."""
+    job = command_line(Ranks(sweep.ranks, sweep.hosts), words)
+    what = " ".join(words[words.index("--size") :])
+    _note(f"{what} (all-reduce of MPI: {algorithm})")
+    try:
+        for line in cluster.lines(job, environment(algorithm), sweep.timeout):
+            if line.startswith("{"):
+                told = json.loads(line)
+                told["case"] |= {"mpi_algorithm": algorithm}
+                yield told
+    except Failed as failure:
+        raise Failed(f"--cluster: {what}: {failure}") from None
+
+
+def environment(algorithm: str) -> dict[str, str]:
+    """Return the environment of a job in which MPI and Horovod all-reduce by this algorithm."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_coll")}
+    number = ALGORITHMS[algorithm]
+    if number is None:
+        return inherited | ONE_THREAD
+    return inherited | {
+        **ONE_THREAD,
+        "OMPI_MCA_coll": "^han",  # which would choose for itself, on several nodes
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": str(number),
+    }
+
+
+def _last_line(lines: Iterable[str]) -> str:
+    """Return the line that says what went wrong: the first of our own, else the last that is no noise."""
+    untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
+    before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
+    told = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
+    own = [line for line in told if line.startswith(("cloudtrain: ", "cluster: "))]
+    return (
+        next(iter(own or told[-1:]), "nothing was said")
+        .removeprefix("cloudtrain: ")
+        .removeprefix("cluster: ")
+    )
+
+
+def _is_noise(line: str) -> bool:
+    return NOISE.search(line.encode()) is not None or LEFT_ALREADY.search(line) is not None
+
+
+def _note(line: str) -> None:
+    print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
+
+
+def _print_tables(told: Sequence[Told]) -> None:
+    """Print a table for each rate and size."""
+    records = [Record.of(each) for each in told if each["bench"] != "probe"]
+    for _, own in groupby(records, key=lambda record: (record.case["rate"], record.case["size"])):
+        print_records(list(own))

@@ -1,0 +1,107 @@
+"""The tables of ``cloudtrain bench reducers``."""
+
+from collections.abc import Sequence
+
+from commlib.topology import LinkBytes
+from training.bench.options import BASELINE
+from training.bench.record import Record, milliseconds, print_table, times
+from training.bench.steps import CLOCKS
+
+STAGES = ("select", "intra", "inter", "combine")
+NOTHING = "–"
+
+
+def print_records(records: Sequence[Record]) -> None:
+    """Print records of one size and the same ranks as a table: a line a reducer."""
+    if any("beside" in record.more for record in records):
+        _print_beside_allreduces(records)
+    else:
+        _print_in_full(records)
+
+
+def _print_in_full(records: Sequence[Record]) -> None:
+    clock = CLOCKS[records[0].case["clock"]]
+    peer = next((record.peer for record in records if record.peer), BASELINE)
+    header = ["reducer", "ms", f"× {peer}", "intra\nms", "inter\nms", "predicted\nms", "sent intra\nkB"]
+    header += ["sent inter\nkB", "selected\nentries", "applied\nentries", "memory\nvectors"]
+    notes = [
+        f"ms: {clock.meaning}; median of {records[0].seconds.runs} steps. × {peer}: how many times as fast.",
+        "predicted: by the cost model, messages only. sent: payload of the busiest rank.",
+        "memory: what a rank holds beside its gradient, in vectors as long as that",
+    ]
+    print_table(
+        f"{_title(records[0])}, clock: {clock.name}{_quick(records[0])}", header, map(_row, records), notes
+    )
+
+
+def _row(record: Record) -> list[str]:
+    more = record.more
+    stages, prediction = more["stages"] or {}, more["prediction"]
+    return [
+        _label(record),
+        milliseconds(record.seconds.median),
+        times(record.ratio),
+        *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in ("intra", "inter")),
+        milliseconds(prediction["seconds"]) if prediction else NOTHING,
+        *_sent(record.bytes),
+        *_entries(record),
+        f"{more['memory']['dense_vectors']:.2f}",
+    ]
+
+
+def _print_beside_allreduces(records: Sequence[Record]) -> None:
+    records = sorted(records, key=lambda record: "beside" not in record.more)  # the all-reduces at the end
+    first = records[0]
+    header = ["reducer", "density", "ms", "min\nms", "max\nms", "peer", "× peer", "× bare"]
+    header += [f"{stage}\nms" for stage in STAGES]
+    header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
+    notes = [
+        f"ms: {CLOCKS['wall'].meaning}; median of {first.seconds.runs} steps. Of stages: mean over ranks.",
+        "peer: the faster of MPI's and Horovod's all-reduce; × peer, × bare: how many times as fast.",
+        "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
+    ]
+    print_table(_title(first) + _quick(first), header, map(_row_beside_allreduces, records), notes)
+
+
+def _row_beside_allreduces(record: Record) -> list[str]:
+    stages, density = record.more["stages"] or {}, record.case["density"]
+    bare = record.more.get("beside", {}).get("bare")
+    return [
+        _label(record),
+        NOTHING if density is None else f"{density:.3%}",
+        *(milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")),
+        record.peer or NOTHING,
+        times(record.ratio),
+        times(bare["median"] / record.seconds.median if bare else None),
+        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        *_sent(record.bytes),
+        *_entries(record),
+    ]
+
+
+def _title(record: Record) -> str:
+    case = record.case
+    nodes = case["ranks_of_nodes"]
+    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes"
+    if "rate" in case:
+        title += f", {case['rate']}, all-reduce of MPI: {case['mpi_algorithm']}"
+    return title
+
+
+def _quick(record: Record) -> str:
+    return "  (quick)" if record.case["quick"] else ""
+
+
+def _label(record: Record) -> str:
+    return " ".join(filter(None, (record.subject, record.case["wire"])))
+
+
+def _sent(sent: LinkBytes | None) -> list[str]:
+    if sent is None:
+        return [NOTHING, NOTHING]
+    return [f"{each / 1e3:,.0f}" for each in (sent.intra, sent.inter)]
+
+
+def _entries(record: Record) -> list[str]:
+    entries = record.more["entries"] or {}
+    return [f"{entries[name]:,}" if entries else NOTHING for name in ("selected", "applied")]

@@ -1,0 +1,166 @@
+"""``cloudtrain tune``: measure the links and kernels of a job, and say what ``reducer: auto`` picks there."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commlib import Communicator, Link, Topology
+from commlib.profile import Profile
+from commlib.transport.mpi import abort_on_error
+from commlib.tuner import Choice, choose, measure
+from training.bench.record import milliseconds, print_table, times
+from training.choices import ALONE, count_weights, profile_path
+from training.config import Config, load
+from training.datasets import DATASETS
+from training.job import LaunchError, refuse, together, world
+from training.models import MODELS
+from training.quiet import import_tensorflow
+
+SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
+DENSITIES = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured: the ranks as nodes of ``layout``, or as a configuration says.
+
+    ``layout``: ranks on each node, or of each, joined by commas. ``profile``: where the result goes.
+    """
+
+    path: str | None
+    overrides: Sequence[str]
+    layout: str | None
+    profile: str | None
+
+    def words(self) -> list[str]:
+        """Return the command line that asks for this on one rank of a job."""
+        options = {"--ranks-per-node": self.layout, "--profile": self.profile}
+        given = [word for name, value in options.items() if value is not None for word in (name, value)]
+        return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
+
+    def resolve(self) -> "Resolved":
+        """Return what the request and its configuration say; ``ValueError`` names what is wrong."""
+        if self.path is None:
+            return Resolved(None, _counts(self.layout), self.profile)
+        config = load(self.path, self.overrides)
+        if self.layout is not None:
+            raise ValueError(
+                f"--ranks-per-node: expected none beside {self.path} (there it is ranks_per_node=…), "
+                f"got {self.layout}"
+            )
+        return Resolved(config, config.ranks_per_node, self.profile or config.profile)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request whose configuration is loaded."""
+
+    config: Config | None
+    ranks_per_node: int | list[int] | None
+    profile: str | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gradient for which a reducer is picked. ``label``: of what, put before what is said of it."""
+
+    label: str
+    size: int
+    density: float
+
+
+def _counts(layout: str | None) -> int | list[int] | None:
+    if layout is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", layout):
+        expected = "a number of ranks, or one for each node joined by commas"
+        raise ValueError(f"--ranks-per-node: expected {expected}, got {layout!r}")
+    counts = [int(count) for count in layout.split(",")]
+    return counts if len(counts) > 1 else counts[0]
+
+
+def tune(request: Request) -> None:
+    """Measure on all ranks of this job; rank 0 writes the profile and prints."""
+    try:
+        comm = world()
+    except LaunchError as error:
+        refuse(str(error))
+    with abort_on_error():
+        asked = _resolve(comm, request)
+        topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
+        profile, path = measure(topology), profile_path(asked.profile, topology)
+        together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
+        if comm.rank == 0:
+            _tell(profile, path, topology, asked.config)
+
+
+def _resolve(comm: Communicator, request: Request) -> Resolved:
+    """Return what rank 0 was asked, on all ranks: copies of the configuration may differ."""
+    resolved: Resolved = comm.allgather_objects(
+        together(comm, lambda: request.resolve() if comm.rank == 0 else None)
+    )[0]
+    return resolved
+
+
+def _save(profile: Profile, path: Path) -> None:
+    try:
+        profile.save(path)
+    except OSError as error:
+        raise ValueError(f"{path}: expected a file that can be written: {error}") from error
+
+
+def _tell(profile: Profile, path: Path, topology: Topology, config: Config | None) -> None:
+    print(f"profile of {profile.job}: {path}")
+    if topology.world.size == 1:
+        print(f"reducer=auto picks {ALONE.reason}")
+        return
+    for line in _links(profile, topology):
+        print(line)
+    print(flush=True)
+    cases = _phases(config) if config else _examples()
+    picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
+    header = ["gradient", "density", "reducer", "wire", "predicted\nms", "× dense", "bucket\nentries"]
+    print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
+    for case, choice in picked:
+        print(f"{case.label}{choice.reason}", flush=True)
+
+
+def _links(profile: Profile, topology: Topology) -> Iterator[str]:
+    """Yield what was measured of each link that the job has."""
+    if max(map(len, topology.nodes)) > 1:
+        yield f"inside a node:  {_speed(profile.network.intra)}"
+    if len(topology.nodes) > 1:
+        yield f"between nodes:  {_speed(profile.network.inter)}"
+
+
+def _speed(link: Link) -> str:
+    rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "no measurable time a byte"
+    crowded = f", {link.incast:.3g} times as long where several nodes send to one" if link.incast > 1 else ""
+    return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
+
+
+def _examples() -> list[Case]:
+    return [Case("", size, density) for size in SIZES for density in DENSITIES]
+
+
+def _phases(config: Config) -> list[Case]:
+    dataset = DATASETS[config.dataset]()
+    import_tensorflow()
+    size = count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+    return [
+        Case(f"phase {number}: ", size, config.density_of(phase))
+        for number, phase in enumerate(config.phases, 1)
+    ]
+
+
+def _row(case: Case, choice: Choice) -> list[str]:
+    return [
+        f"{case.label}{case.size:,} entries",
+        f"{case.density:g}",
+        choice.reducer,
+        choice.options.get("wire", "–"),
+        milliseconds(choice.seconds),
+        times(choice.dense_seconds / choice.seconds if choice.seconds else None),
+        f"{choice.bucket:,}",
+    ]
