@@ -51,9 +51,9 @@ Processor time of a rank; the peer is the paper's algorithm 1, written down in N
 MEASURED = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
-slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, with the best of Open
-MPI's algorithms; "× peer" is beside the faster of them. `bare` is the exchange of `hitopk`'s bytes through
-MPI alone, without the work. Stages are ms, means over ranks; the rest of a step is waiting for the slowest.
+slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
+named; "× peer" is beside the faster of them. `bare` is the exchange of `hitopk`'s bytes through MPI alone,
+without the work. Stages are ms, means over ranks; the rest of a step is waiting for the slowest.
 """
 
 
@@ -302,6 +302,8 @@ def probed(cell: Cell) -> str:
     ]
     chosen = cell.measured[0].case["mpi_algorithm"]
     steps = cell.measured[0].seconds.runs
+    if not beside:
+        return f"All-reduce of Open MPI: {chosen}. {steps} steps."
     return f"All-reduce of Open MPI, by algorithm: {', '.join(beside)}; used: {chosen}. {steps} steps."
 
 

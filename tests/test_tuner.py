@@ -14,9 +14,20 @@ from tests.test_cost import layout
 
 # A V100's speeds are far from this; the ratios between kernels are those of a processor.
 SPEEDS = Speeds(
-    add=0.3e-9, fill=0.1e-9, select=0.5e-9, keep=50e-9, entry=10e-9, code=dict.fromkeys(tuner.WIRES, 4e-9)
+    add=0.3e-9,
+    fill=0.1e-9,
+    select=0.5e-9,
+    keep=50e-9,
+    place=10e-9,
+    entry=10e-9,
+    code=dict.fromkeys(tuner.WIRES, 4e-9),
 )
 JOB = Job(("node0", "node1"), ("2 cores of one", "2 cores of another"), (2, 2))
+
+
+@pytest.fixture(autouse=True)
+def small_kernels(monkeypatch):
+    monkeypatch.setattr(tuner, "KERNEL_SIZE", 1 << 18)
 
 
 def profile(gbit, speeds=SPEEDS, microseconds=50):
@@ -67,7 +78,7 @@ def test_links_that_a_job_does_not_have_are_those_of_the_default_network():
 
 def test_speeds_are_those_of_all_ranks_that_share_the_cores():
     alone, together = (measured(Network(), ranks, ranks, cores=1).speeds for ranks in (1, 4))
-    for name in ("add", "fill", "select", "entry"):
+    for name in ("add", "fill", "select", "place", "entry"):
         assert 2 < getattr(together, name) / getattr(alone, name) < 8, name
     assert alone.code.keys() == set(tuner.WIRES)
     assert min(alone.code.values()) > 0

@@ -14,6 +14,7 @@ from training.choices import ALONE, count_weights, profile_path
 from training.config import Config, load
 from training.datasets import DATASETS
 from training.job import LaunchError, refuse, together, world
+from training.memory import keep_freed_memory
 from training.models import MODELS
 from training.quiet import import_tensorflow
 
@@ -89,6 +90,7 @@ def tune(request: Request) -> None:
     with abort_on_error():
         asked = _resolve(comm, request)
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
+        keep_freed_memory()
         profile, path = measure(topology), profile_path(asked.profile, topology)
         together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:

@@ -22,7 +22,13 @@ from training.launch import Ranks, command_line
 from training.tune import Request
 
 SPEEDS = Speeds(
-    add=0.3e-9, fill=0.1e-9, select=0.5e-9, keep=50e-9, entry=10e-9, code=dict.fromkeys(WIRES, 4e-9)
+    add=0.3e-9,
+    fill=0.1e-9,
+    select=0.5e-9,
+    keep=50e-9,
+    place=10e-9,
+    entry=10e-9,
+    code=dict.fromkeys(WIRES, 4e-9),
 )
 FAST = Link.of(microseconds=1, gbit_per_second=400)
 SLOW = Link.of(microseconds=50, gbit_per_second=0.1)
