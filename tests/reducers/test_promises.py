@@ -206,8 +206,8 @@ def test_infinities_of_both_signs_that_meet_in_a_sum_void_the_step_and_leave_no_
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=1), size=16, **options)
-        # The lower half of the ranks adds up to +∞ at the last index, the upper half to −∞: a NaN in all. A ring
-        # adds the last part up from rank 0 on, as the others add all.
+        # The lower half of the ranks adds up to +∞ at the last index, the upper half to −∞: a NaN in all.
+        # A ring adds the last part up from rank 0 on, as the others add all.
         gradient = np.ones(16, np.float32)
         gradient[-1] = 3e38 if comm.rank < comm.size // 2 else -3e38
         reducer.reduce(gradient)
