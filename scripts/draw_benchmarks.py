@@ -367,7 +367,7 @@ def draw_time(axes: Axes, records: Sequence[Record]) -> None:
         for color, low, high in bars(record):
             axes.bar(place, high - low, bottom=low, color=color, width=0.75)
         if record.ratio is not None:
-            note(axes, place, record.seconds.median * 1e3, f"{record.ratio:.2g}×")
+            note(axes, place, record.seconds.median * 1e3, f"{record.ratio:.3g}×")
 
 
 def bars(record: Record) -> Iterator[tuple[str, float, float]]:
@@ -391,7 +391,7 @@ def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
     for place, sent in enumerate(megabytes):
         if sent is not None:
             axes.bar(place, sent, color=STAGES["inter"], width=0.75)
-        note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.2g}")
+        note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.3g}")
 
 
 def note(axes: Axes, place: int, height: float, text: str) -> None:
