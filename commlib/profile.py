@@ -1,6 +1,7 @@
 """What a job's machines and links can do, as measured once, kept in a file, and used to choose a reducer."""
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,16 @@ from commlib.errors import InvalidArgument
 from commlib.network import Link, Network
 
 FORMAT = 1  # of the file
+
+
+def processor() -> str:
+    """Return what this machine's processor is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ All ranks measure at the same time: they share cards, memory and perhaps cores i
 """
 
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +14,7 @@ from commlib.cost import Prediction, Speeds, predict
 from commlib.cost.step import Group
 from commlib.density import check_density, entries
 from commlib.network import Link, Network
-from commlib.profile import Job, Profile
+from commlib.profile import Job, Profile, processor
 from commlib.reducers import REDUCERS, reducer_options
 from commlib.selection import make_selector
 from commlib.topology import Topology
@@ -54,18 +52,9 @@ class Choice:
 def job_of(topology: Topology) -> Job:
     """Return what a profile of these ranks belongs to; all ranks call it together."""
     cores = len(os.sched_getaffinity(0))
-    told = topology.world.allgather_objects((topology.world.host, f"{cores} cores of {_processor()}"))
+    told = topology.world.allgather_objects((topology.world.host, f"{cores} cores of {processor()}"))
     hosts, processors = zip(*dict.fromkeys(told), strict=True)
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def measure(topology: Topology) -> Profile:

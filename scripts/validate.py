@@ -109,6 +109,7 @@ def gbit(rate: str) -> float:
     return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
 
 
+@cache
 def measured() -> dict[tuple[Cell, str, str | None], float]:
     """Return the median seconds of every reducer in every cell of which there is a profile.
 

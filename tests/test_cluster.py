@@ -108,13 +108,17 @@ def machine() -> dict[str, object]:
     }
 
 
-@pytest.fixture(scope="module")
-def untouched():
-    """What the machine is like without a cluster, if one can be made: where it cannot come up, tests fail."""
+def skip_where_no_cluster_can_be_made():
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("needs root on Linux")
     if missing := [tool for tool in TOOLS if shutil.which(tool, path=SYSTEM_PATH) is None]:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 openssh-server openssh-client")
+
+
+@pytest.fixture(scope="module")
+def untouched():
+    """What the machine is like without a cluster, if one can be made: where it cannot come up, tests fail."""
+    skip_where_no_cluster_can_be_made()
     return machine()
 
 

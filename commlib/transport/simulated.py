@@ -187,7 +187,8 @@ class SimulatedCommunicator(Communicator):
 
     def _receive(self, array: Array, source: int) -> Request:
         receipt = _Receipt(self, array, source)
-        self._job.mailboxes[self._key, source, self.rank].post(receipt)
+        with self._transport():  # a message that is there already is copied now
+            self._job.mailboxes[self._key, source, self.rank].post(receipt)
         return receipt
 
 

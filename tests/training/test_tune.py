@@ -10,10 +10,10 @@ import yaml
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
-from commlib.cost import Speeds
 from commlib.profile import Profile
-from commlib.tuner import WIRES, job_of
+from commlib.tuner import job_of
 from tests.launching import DIGITS, launch, run, tail
+from tests.test_tuner import SPEEDS
 from training import choices, tune
 from training.choices import choose_reducers, default_path, profile_for
 from training.cli import app
@@ -21,15 +21,6 @@ from training.config import load
 from training.launch import Ranks, command_line
 from training.tune import Request
 
-SPEEDS = Speeds(
-    add=0.3e-9,
-    fill=0.1e-9,
-    select=0.5e-9,
-    keep=50e-9,
-    place=10e-9,
-    entry=10e-9,
-    code=dict.fromkeys(WIRES, 4e-9),
-)
 FAST = Link.of(microseconds=1, gbit_per_second=400)
 SLOW = Link.of(microseconds=50, gbit_per_second=0.1)
 BOTH_AUTO = ("reducer=auto", "phases.1.reducer=auto")

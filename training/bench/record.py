@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from commlib import LinkBytes
+from commlib.profile import processor
 from training.bench.timing import Seconds
 
 WIDTH = 180  # more than any table has: a terminal may break lines, numbers are not cut off
@@ -88,7 +89,7 @@ def machine() -> dict[str, Any]:
     """Return what the numbers depend on: processor, cores of this process, memory, versions."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / (1 << 30), 1),
         "python": platform.python_version(),
@@ -103,15 +104,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def command() -> str:
