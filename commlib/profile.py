@@ -11,7 +11,8 @@ from commlib.cost import Speeds
 from commlib.errors import InvalidArgument
 from commlib.network import Link, Network
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
+WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
 
 def processor() -> str:
@@ -39,12 +40,34 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A reducer and its wire codec; none for one that sends no entries."""
+
+    reducer: str
+    wire: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.reducer} with {self.wire}" if self.wire else self.reducer
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The median seconds of some steps of a reducer, on a gradient of ``size`` entries."""
+
+    candidate: Candidate
+    size: int
+    density: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Profile:
-    """Links and speeds of a job."""
+    """Links and speeds of a job, and reducers that were tried there."""
 
     job: Job
     network: Network
     speeds: Speeds
+    trials: tuple[Trial, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the profile to a file, whole or not at all."""
@@ -72,7 +95,8 @@ class Profile:
             raise ValueError(f"format {content['format']}")
         job = Job(**{key: tuple(value) for key, value in content["job"].items()})
         network = Network(**{name: Link(**link) for name, link in content["network"].items()})
-        return cls(job, network, Speeds(**content["speeds"]))
+        trials = [Trial(**each | {"candidate": Candidate(**each["candidate"])}) for each in content["trials"]]
+        return cls(job, network, Speeds(**content["speeds"]), tuple(trials))
 
     def check(self, job: Job) -> None:
         """Raise ``InvalidArgument`` where the profile was measured in another job than this one."""

@@ -1,35 +1,17 @@
-"""Measure links and kernels (``measure``), and choose the fastest reducer by the cost model (``choose``).
+"""Choose the fastest reducer, by the cost model and by what some steps took (:mod:`commlib.trials`)."""
 
-All ranks measure at the same time: they share cards, memory and perhaps cores in a step as well.
-"""
-
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
+from statistics import geometric_mean
 
-import numpy as np
-import numpy.typing as npt
-
-from commlib.cost import Prediction, Speeds, predict
-from commlib.cost.step import Group
-from commlib.density import check_density, entries
-from commlib.network import Link, Network
-from commlib.profile import Job, Profile, processor
+from commlib.cost import Prediction, predict
+from commlib.density import check_density
+from commlib.profile import WIRES, Candidate, Profile, Trial
 from commlib.reducers import REDUCERS, reducer_options
-from commlib.selection import make_selector
-from commlib.topology import Topology
-from commlib.transport.base import Communicator
-from commlib.vectors import SparseVector, total, zeros
-from commlib.wire import make_codec
 
-WIRES = ("fp32", "gap+fp16")  # what the tuner chooses from
-MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
-INCAST_BYTES = 1 << 19
-RUNS, WARM_UP_RUNS = 11, 2
-SHORTEST_SECONDS = 1e-9  # that a clock tells from nothing
-KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
-LAYERS = 24
-ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
+DENSE = Candidate("dense")
+ALONE = "dense: one rank has nobody to exchange with"
 BUCKET_OVERHEAD = 0.1  # what a gradient may take longer in buckets than whole
 
 
@@ -38,7 +20,7 @@ class Choice:
     """A reducer for gradients of one size and density, and why.
 
     ``options``: what :func:`commlib.make_reducer` takes beside density. ``bucket``: the fewest entries that a
-    bucket of the gradient should have. ``seconds``: predicted for one step; ``dense_seconds``: of ``dense``.
+    bucket of the gradient should have. ``seconds``: expected for one step; ``dense_seconds``: of ``dense``.
     """
 
     reducer: str
@@ -49,139 +31,22 @@ class Choice:
     reason: str
 
 
-def job_of(topology: Topology) -> Job:
-    """Return what a profile of these ranks belongs to; all ranks call it together."""
-    cores = len(os.sched_getaffinity(0))
-    told = topology.world.allgather_objects((topology.world.host, f"{cores} cores of {processor()}"))
-    hosts, processors = zip(*dict.fromkeys(told), strict=True)
-    return Job(hosts, processors, tuple(map(len, topology.nodes)))
-
-
-def measure(topology: Topology) -> Profile:
-    """Measure links and kernels, a few seconds; all ranks call it together, and all get the same profile."""
-    network = Network()  # a link that the job does not have is never asked for
-    intra = _link(topology.world, topology.node, sharing=1) or network.intra
-    inter = _link(topology.world, topology.stream, sharing=topology.streams) or network.inter
-    if len(topology.nodes) > 2:
-        inter = replace(inter, incast=_incast(topology, inter))
-    speeds = _speeds(topology.world)
-    return Profile(job_of(topology), Network(intra, inter), speeds)
-
-
-def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
-    """Return α and β of the links within ``comm``, through which ``sharing`` ranks send at the same time.
-
-    The least squares of the relative errors over an agreement and messages of different lengths: each rank
-    sends one to the next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no
-    rank has others.
-    """
-    ranks = int(world.agree([comm.size]).max())
-    if ranks == 1:
-        return None
-    terms, seconds = [[Link(1.0, 0.0).agreement_seconds(ranks, 0), 0.0]], [_slowest(world, comm.barrier)]
-    for length in MESSAGE_BYTES:
-        outgoing, incoming = np.zeros(length, np.uint8), np.empty(length, np.uint8)
-        seconds.append(_slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
-        terms.append([1.0, sharing * length])
-    rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
-
-
-def _incast(topology: Topology, inter: Link) -> float:
-    """Return how many times as long all ranks take to send to all others as the link says."""
-    world, nodes = topology.world, topology.nodes
-    outgoing = [np.zeros(INCAST_BYTES, np.uint8)] * world.size
-    incoming = list(np.empty((world.size, INCAST_BYTES), np.uint8))
-    group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
-    seconds = _slowest(world, lambda: world.exchange(outgoing, incoming))
-    return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
-
-
-def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.NDArray[np.uint8]) -> None:
-    if comm.size == 1:
-        return
-    receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
-    comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
-    receipt.wait()
-
-
-def _slowest(world: Communicator, action: Callable[[], object]) -> float:
-    """Return the seconds after which all ranks have done what they begin together, median of several runs."""
-    own = []
-    for _ in range(WARM_UP_RUNS + RUNS):
-        world.barrier()
-        start = world.now()
-        action()
-        own.append(world.now() - start)
-    return float(np.median(np.max(world.allgather_objects(own), axis=0)[WARM_UP_RUNS:]))
-
-
-def _speeds(world: Communicator) -> Speeds:
-    """Measure every kernel on all ranks at the same time."""
-    size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
-    generator = np.random.default_rng(world.rank)
-    gradient, residual = generator.standard_t(3, (2, size)).astype(np.float32)
-    # From layer to layer gradients differ in scale, so that the largest entries are crowded in some.
-    gradient *= np.exp(generator.normal(size=LAYERS)).astype(np.float32)[np.arange(size) * LAYERS // size]
-    out, selector = np.empty_like(gradient), make_selector("mstopk")
-    selected = [make_selector("mstopk").select(np.roll(gradient, turn), many) for turn in range(ADDED_UP)]
-
-    def seconds(action: Callable[[], object]) -> float:
-        return _slowest(world, action)
-
-    selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
-    keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
-    return Speeds(
-        add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: zeros(size)) / size,
-        select=max(0.0, selecting[few] - few * keep) / size,
-        keep=keep,
-        place=seconds(lambda: selected[0].subtract_from(out)) / many,
-        entry=seconds(lambda: total(selected)) / (ADDED_UP * many),
-        code={wire: seconds(lambda: _code(wire, selected[0])) / many for wire in WIRES},  # noqa: B023
-    )
-
-
-def _code(wire: str, vector: SparseVector) -> SparseVector:
-    codec = make_codec(wire)
-    return codec.decode(codec.encode(vector), vector.size)
-
-
-def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
-    """Return the reducer, and its wire codec, that the cost model predicts to be the fastest.
-
-    ``nodes``: the world ranks of every node, as in ``Topology.nodes``; ``size``: entries of the gradient.
-    With one rank it is ``dense``: there is nobody to exchange with.
-    """
-    share = check_density(density)
-    predictions = {each: _predict(profile, nodes, size, share, each) for each in _candidates()}
-    best = min(predictions, key=lambda each: predictions[each].seconds)
-    return Choice(
-        reducer=best.reducer,
-        options={"wire": best.wire} if best.wire else {},
-        bucket=_bucket(profile, nodes, size, share, best),
-        seconds=predictions[best].seconds,
-        dense_seconds=predictions[DENSE].seconds,
-        reason=_reason(profile, nodes, size, share, predictions),
-    )
-
-
 @dataclass(frozen=True)
-class Candidate:
-    """A reducer and its wire codec; none for one that sends no entries."""
+class Case:
+    """A gradient to reduce. ``nodes``: the world ranks of every node, as in ``Topology.nodes``."""
 
-    reducer: str
-    wire: str | None = None
+    nodes: Sequence[Sequence[int]]
+    size: int
+    density: float
 
     def __str__(self) -> str:
-        return f"{self.reducer} with {self.wire}" if self.wire else self.reducer
+        ranks, nodes = sum(map(len, self.nodes)), len(self.nodes)
+        on = "1 node" if nodes == 1 else f"{nodes} nodes"
+        return f"{self.size:,} entries at density {self.density:g}, {ranks} ranks on {on}"
 
 
-DENSE = Candidate("dense")
-
-
-def _candidates() -> list[Candidate]:
+def candidates() -> list[Candidate]:
+    """Return all reducers, the sparse ones with each of the ``WIRES``."""
     return [
         Candidate(name, wire)
         for name in REDUCERS
@@ -189,46 +54,98 @@ def _candidates() -> list[Candidate]:
     ]
 
 
-def _predict(
-    profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float, candidate: Candidate
-) -> Prediction:
-    settings = {"density": density, "wire": candidate.wire} if candidate.wire else {}
+def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
+    """Return the reducer, and its wire codec, that is expected to be the fastest.
+
+    With one rank it is ``dense``: there is nobody to exchange with.
+    """
+    case = Case(nodes, size, check_density(density))
+    seconds = expect(profile, case)
+    best = min(tried(profile, case) or seconds, key=lambda each: seconds[each])
+    return Choice(
+        reducer=best.reducer,
+        options={"wire": best.wire} if best.wire else {},
+        bucket=_bucket(profile, case, best),
+        seconds=seconds[best],
+        dense_seconds=seconds[DENSE],
+        reason=_reason(profile, case, best, seconds),
+    )
+
+
+def tried(profile: Profile, case: Case) -> list[Candidate]:
+    """Return what took steps in just this case, in that order."""
+    trials = [trial for trial in profile.trials if _case_of(trial, case) == case]
+    return list(dict.fromkeys(trial.candidate for trial in trials))
+
+
+def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
+    """Return the seconds that a step is expected to take with each candidate.
+
+    What the cost model predicts, times how wrong it was where the candidate was tried: in the case that is
+    nearest to this one in size and density. For one that was never tried the others speak.
+    """
+    wrong = {
+        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate).seconds
+        for trial in profile.trials
+    }
+    expected = {}
+    for candidate in candidates():
+        own = [trial for trial in wrong if trial.candidate == candidate]
+        near = _nearest(own or list(wrong), case)
+        ratio = geometric_mean(wrong[trial] for trial in near) if near else 1.0
+        expected[candidate] = ratio * _predict(profile, case, candidate).seconds
+    return expected
+
+
+def _case_of(trial: Trial, case: Case) -> Case:
+    return replace(case, size=trial.size, density=trial.density)
+
+
+def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
+    """Return the trials on gradients as much like that of ``case`` as there are."""
+
+    def distance(trial: Trial) -> float:
+        return abs(log(trial.size / case.size)) + abs(log(trial.density / case.density))
+
+    least = min(map(distance, trials), default=0.0)
+    return [trial for trial in trials if distance(trial) == least]
+
+
+def settings(case: Case, candidate: Candidate) -> dict[str, object]:
+    """Return what the candidate is made with, beside its name."""
+    return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
+
+
+def _predict(profile: Profile, case: Case, candidate: Candidate) -> Prediction:
     speeds, network = profile.speeds, profile.network
-    return predict(candidate.reducer, nodes, size, network=network, speeds=speeds, **settings)  # type: ignore[arg-type]
+    given = settings(case, candidate)
+    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)  # type: ignore[arg-type]
 
 
-def _bucket(
-    profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float, candidate: Candidate
-) -> int:
-    """Return the smallest half of a half … of ``size`` in which the step takes little longer than whole."""
-    whole = _predict(profile, nodes, size, density, candidate).seconds
+def _bucket(profile: Profile, case: Case, candidate: Candidate) -> int:
+    """Return the smallest half of a half … of the gradient in which a step takes little longer than whole."""
+    whole = _predict(profile, case, candidate).seconds
     buckets = 1
-    while 2 * buckets <= size:
-        one = _predict(profile, nodes, -(-size // (2 * buckets)), density, candidate).seconds
-        if 2 * buckets * one > (1 + BUCKET_OVERHEAD) * whole:
+    while 2 * buckets <= case.size:
+        bucket = replace(case, size=-(-case.size // (2 * buckets)))
+        if 2 * buckets * _predict(profile, bucket, candidate).seconds > (1 + BUCKET_OVERHEAD) * whole:
             break
         buckets *= 2
-    return -(-size // buckets)
+    return -(-case.size // buckets)
 
 
-def _reason(
-    profile: Profile,
-    nodes: Sequence[Sequence[int]],
-    size: int,
-    density: float,
-    predictions: Mapping[Candidate, Prediction],
-) -> str:
+def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
     """Return one line: what is picked, what comes next of the other kind, and for which case."""
-    if sum(map(len, nodes)) == 1:
-        return "dense: one rank has nobody to exchange with"
-    best, *others = sorted(predictions, key=lambda each: predictions[each].seconds)
-    other = next(each for each in others if REDUCERS[each.reducer].sparse != REDUCERS[best.reducer].sparse)
-    mine, theirs = predictions[best].seconds, predictions[other].seconds
-    beta = profile.network.link(is_inter=len(nodes) > 1).beta
+    if sum(map(len, case.nodes)) == 1:
+        return ALONE
+    is_sparse, measured = REDUCERS[best.reducer].sparse, tried(profile, case)
+    of_the_other_kind = [each for each in seconds if REDUCERS[each.reducer].sparse != is_sparse]
+    other = min(of_the_other_kind, key=lambda each: seconds[each])
+    beta = profile.network.link(is_inter=len(case.nodes) > 1).beta
     rate = f"{8e-9 / beta:.3g} Gbit/s" if beta else "no limit of bytes"
-    on = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    ranks, kind = sum(map(len, nodes)), "sparse" if REDUCERS[other.reducer].sparse else "dense"
-    return (
-        f"{best}: {mine * 1e3:.3g} ms a step predicted, the best {kind} one ({other}) {theirs * 1e3:.3g} ms; "
-        f"{size:,} entries at density {density:g}, {ranks} ranks on {on}, {rate}"
-    )
+
+    def told(candidate: Candidate) -> str:
+        return f"{seconds[candidate] * 1e3:.3g} ms {'measured' if candidate in measured else 'expected'}"
+
+    kind = "dense" if is_sparse else "sparse"
+    return f"{best}: {told(best)} a step, the best {kind} one ({other}) {told(other)}; {case}, {rate}"

@@ -28,9 +28,10 @@ profile() {                  # rate, ranks a node
         -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
 }
 on_cluster() { keep "$1" reducers --cluster "${@:2}"; }
-# Short messages, of those reducers that the tuner may want them for.
-short=(--reducer allgather --reducer gtopk --reducer oktopk --reducer hitopk --reducer hioktopk
-    --wire gap+fp16 --algorithm ring --steps 8)
+# What the tuner chooses from, in one run each.
+choices=(--reducer dense --reducer torus2d --reducer allgather --reducer gtopk --reducer ssar_doubling
+    --reducer ssar_split --reducer oktopk --reducer hitopk --reducer hioktopk --wire fp32 --wire gap+fp16
+    --density 0.01 --density 0.001 --no-horovod --algorithm ring --steps 12)
 
 for rate in 500mbit 1gbit 5gbit 10gbit; do
     profile "$rate" 1
@@ -40,14 +41,12 @@ scripts/cluster.py down
 on_cluster cluster --rate 1gbit --size $vgg
 on_cluster cluster --rate 1gbit --size 1000000 --size $resnet --algorithm ring
 on_cluster cluster --rate 10gbit --size 1000000 --size $vgg --size $resnet --algorithm ring
-on_cluster cluster --rate 500mbit --rate 5gbit --size 1000000 --size $vgg --algorithm ring --steps 8
-on_cluster cluster-4x1 --ranks-per-node 1 --rate 500mbit --rate 1gbit --rate 5gbit --rate 10gbit \
-    --size 1000000 --size $vgg --algorithm ring --steps 10
-on_cluster cluster-slow --ranks-per-node 1 --rate 200mbit --size $vgg --density 0.01 --algorithm ring --steps 8
-for ranks in 1 2; do
-    on_cluster "cluster-4x$ranks-short" --ranks-per-node $ranks --rate 500mbit --rate 1gbit --rate 5gbit \
-        --rate 10gbit --size 1000000 --size $vgg "${short[@]}"
+on_cluster cluster-slow --ranks-per-node 1 --rate 200mbit --size $vgg --density 0.01 --algorithm ring --steps 8 \
+    --wire fp32 --wire gap+fp16
+for rate in 500mbit 1gbit 5gbit 10gbit; do
+    on_cluster cluster-4x1-tuner --ranks-per-node 1 --rate $rate --size 1000000 --size $vgg "${choices[@]}"
+    on_cluster cluster-4x2-tuner --rate $rate --size 1000000 --size $vgg "${choices[@]}"
 done
-on_cluster cluster-slow-short --ranks-per-node 1 --rate 200mbit --size $vgg --density 0.01 "${short[@]}"
+for rate in 1gbit 10gbit; do on_cluster cluster-4x2-tuner --rate $rate --size $resnet "${choices[@]}"; done
 .venv/bin/python scripts/draw_benchmarks.py
 .venv/bin/python scripts/validate.py --predict

@@ -22,9 +22,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from commlib import REDUCERS, Communicator, Topology, cost, make_reducer, tuner
+from commlib.gradients import Gradients
 from commlib.profile import Profile
 from commlib.transport import simulated
-from training.bench.inputs import Gradients
 from training.bench.record import command, machine
 from training.memory import keep_freed_memory
 
@@ -109,27 +109,36 @@ def gbit(rate: str) -> float:
     return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
 
 
+Contender = tuple[str, str | None]  # a reducer, and its codec if it takes one
+
+
 @cache
-def measured() -> dict[tuple[Cell, str, str | None], float]:
-    """Return the median seconds of every reducer in every cell of which there is a profile.
+def runs() -> list[tuple[Cell, dict[Contender, float]]]:
+    """Return the median seconds of all reducers that one command measured in a cell with a profile.
 
     Dense reducers are in all cells of their size.
     """
+    found: dict[tuple[str, Cell], dict[Contender, float]] = {}
     records = [
         json.loads(line) for path in newest("cluster*.jsonl") for line in path.read_text().splitlines()
     ]
     records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
     densities = sorted({each["case"]["density"] for each in records} - {None})
-    found: dict[tuple[Cell, str, str | None], float] = {}
     for each in records:
         case, subject = each["case"], each["subject"]
+        wire = (case["wire"] or "fp32") if REDUCERS[subject].sparse else None
         for density in [case["density"]] if REDUCERS[subject].sparse else densities:
             cell = Cell(gbit(case["rate"]), tuple(case["ranks_of_nodes"]), case["size"], density)
-            if (cell.gbit, sum(cell.ranks_of_nodes)) not in profiles():
-                continue
-            wire = (case["wire"] or "fp32") if REDUCERS[subject].sparse else None
-            found[cell, subject, wire] = each["seconds"]["median"]
-    return found
+            if (cell.gbit, sum(cell.ranks_of_nodes)) in profiles():
+                run = found.setdefault((each["command"], cell), {})
+                run[subject, wire] = each["seconds"]["median"]
+    return [(cell, run) for (_, cell), run in found.items()]
+
+
+@cache
+def measured() -> dict[tuple[Cell, str, str | None], float]:
+    """Return the median seconds of every reducer in every cell, of the last run that measured it."""
+    return {(cell, *contender): seconds for cell, run in runs() for contender, seconds in run.items()}
 
 
 @cache
@@ -234,17 +243,14 @@ class Pick:
 
 
 def picks() -> list[Pick]:
-    """Return the picks for all cells in which more than one codec was measured."""
-    found = measured()
+    """Return the picks for all cells in which a run measured both codecs: the last such run."""
+    last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
     result = []
-    for cell, group in groupby(sorted(found, key=lambda each: each[0]), key=lambda each: each[0]):
-        contenders = {(subject, wire): found[cell, subject, wire] for _, subject, wire in group}
-        if len({wire for _, wire in contenders if wire}) < 2:
-            continue
+    for cell, run in sorted(last.items(), key=lambda each: each[0]):
         choice = tuner.choose(profile(cell), cell.nodes, cell.size, cell.density)
         picked = (choice.reducer, choice.options.get("wire"))
-        best = min(contenders, key=lambda each: contenders[each])
-        result.append(Pick(cell, _named(*picked), _named(*best), contenders.get(picked), contenders[best]))
+        best = min(run, key=lambda each: run[each])
+        result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
     return result
 
 

@@ -2,14 +2,32 @@
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, cost, make_reducer, tuner
+from commlib import (
+    REDUCERS,
+    InvalidArgument,
+    Link,
+    Network,
+    Topology,
+    cost,
+    make_reducer,
+    probe,
+    trials,
+    tuner,
+)
 from commlib.cost import Speeds
-from commlib.profile import Job, Profile
-from commlib.transport import simulated
+from commlib.gradients import Gradients
+from commlib.probe import job_of
+from commlib.profile import WIRES, Candidate, Job, Profile, Trial
+from commlib.transport import machines, simulated
+from commlib.trials import try_out
+from commlib.tuner import Case
+from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout
 
 # A V100's speeds are far from this; the ratios between kernels are those of a processor.
@@ -20,14 +38,14 @@ SPEEDS = Speeds(
     keep=50e-9,
     place=10e-9,
     entry=10e-9,
-    code=dict.fromkeys(tuner.WIRES, 4e-9),
+    code=dict.fromkeys(WIRES, 4e-9),
 )
 JOB = Job(("node0", "node1"), ("2 cores of one", "2 cores of another"), (2, 2))
 
 
 @pytest.fixture(autouse=True)
 def small_kernels(monkeypatch):
-    monkeypatch.setattr(tuner, "KERNEL_SIZE", 1 << 18)
+    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 18)
 
 
 def profile(gbit, speeds=SPEEDS, microseconds=50):
@@ -42,7 +60,7 @@ def choose(gbit, *, ranks=8, ranks_per_node=2, size=14_728_266, density=0.01, **
 
 def measured(network, ranks, ranks_per_node, cores=None):
     run = simulated.run(
-        lambda comm: tuner.measure(Topology(comm)), ranks, ranks_per_node, network, cores=cores
+        lambda comm: probe.measure(Topology(comm)), ranks, ranks_per_node, network, cores=cores
     )
     assert all(each == run[0] for each in run)
     return run[0]
@@ -76,12 +94,17 @@ def test_links_that_a_job_does_not_have_are_those_of_the_default_network():
     assert measured(network, 1, 1).network == Network()
 
 
-def test_speeds_are_those_of_all_ranks_that_share_the_cores():
-    alone, together = (measured(Network(), ranks, ranks, cores=1).speeds for ranks in (1, 4))
-    for name in ("add", "fill", "select", "place", "entry"):
-        assert 2 < getattr(together, name) / getattr(alone, name) < 8, name
-    assert alone.code.keys() == set(tuner.WIRES)
-    assert min(alone.code.values()) > 0
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_kernel_takes_as_long_as_on_all_ranks_that_share_the_cores(monkeypatch, world_size):
+    monkeypatch.setattr(machines, "time", processor_time)
+    seconds = simulated.run(lambda comm: probe.slowest(comm, compute), world_size, cores=1)
+    assert seconds == pytest.approx([world_size * WORK_SECONDS] * world_size)
+
+
+def test_every_kernel_and_codec_has_a_speed():
+    speeds = measured(Network(), 2, 2, cores=1).speeds
+    assert speeds.code.keys() == set(WIRES)
+    assert min(*speeds.code.values(), speeds.add, speeds.fill, speeds.place, speeds.entry) > 0
 
 
 def test_a_profile_says_where_it_belongs():
@@ -135,7 +158,7 @@ def test_nothing_is_predicted_to_be_faster_than_what_is_picked(gbit, world_size,
         return cost.predict(name, nodes, size, network=given.network, speeds=SPEEDS, **settings).seconds
 
     for name, kind in REDUCERS.items():
-        for wire in tuner.WIRES if kind.sparse else [None]:
+        for wire in WIRES if kind.sparse else [None]:
             settings = {"density": density, "wire": wire} if kind.sparse else {}
             assert choice.seconds <= seconds(name, **settings)
     assert choice.dense_seconds == seconds("dense")
@@ -190,6 +213,101 @@ def test_a_codec_whose_speed_nobody_measured_is_refused():
         cost.predict("hitopk", layout(4, 2), 1000, 0.01, wire="bf16", speeds=SPEEDS)
 
 
+# --------------------------------------------------------------------- trying
+
+
+def tried_out(network, speeds, densities=(0.01,), size=20_011):
+    """Return the profile of four simulated ranks after trials, as all of them have it."""
+
+    def body(comm):
+        topology = Topology(comm)
+        return try_out(topology, Profile(job_of(topology), network, speeds), size, densities)
+
+    ranks = simulated.run(body, 4, 2, network)
+    assert all(each == ranks[0] for each in ranks)
+    return ranks[0]
+
+
+SLOW = Network(Link(1e-6, 1e-11), Link(1e-3, 1e-6))  # so that computing counts for nothing
+
+
+def test_what_may_be_the_fastest_is_tried_in_each_case():
+    given = tried_out(SLOW, SPEEDS, densities=(0.01, 0.1))
+    for density in (0.01, 0.1):
+        case = Case(layout(4, 2), 20_011, density)
+        expected, there = tuner.expect(given, case), tuner.tried(given, case)
+        assert there
+        fastest = min(expected.values())
+        assert {each for each in expected if expected[each] <= trials.PROMISING * fastest} <= set(there)
+        again = Counter(each.candidate for each in given.trials if each.density == density)
+        assert max(again.values()) == 2  # those close to the fastest
+        choice = tuner.choose(given, layout(4, 2), 20_011, density)
+        assert choice.seconds == fastest
+        assert f"{fastest * 1e3:.3g} ms measured a step" in choice.reason
+
+
+def test_a_trial_takes_what_the_steps_take():
+    given = tried_out(SLOW, SPEEDS)
+    for trial in given.trials:
+
+        def steps(comm, candidate=trial.candidate):
+            options = {"density": 0.01, "wire": candidate.wire} if candidate.wire else {}
+            reducer, gradients = (
+                make_reducer(candidate.reducer, Topology(comm), 20_011, **options),
+                Gradients(20_011),
+            )
+            seconds = []
+            for step in range(trials.WARM_UP_STEPS + trials.STEPS):
+                comm.barrier()
+                start = comm.now()
+                reducer.reduce(gradients.of(comm.rank, step % trials.GRADIENTS))
+                comm.barrier()
+                seconds.append(comm.now() - start)
+            return seconds[trials.WARM_UP_STEPS :]
+
+        of_ranks = simulated.run(steps, 4, 2, SLOW)
+        assert trial.seconds == pytest.approx(median(map(max, zip(*of_ranks, strict=True))))
+
+
+def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01):
+    """Return the profile with a trial that took so many times what is predicted."""
+    settings = {"density": density, "wire": wire} if wire else {}
+    seconds = cost.predict(
+        reducer, layout(8, 2), size, network=given.network, speeds=given.speeds, **settings
+    ).seconds
+    trial = Trial(Candidate(reducer, wire), size, density, times * seconds)
+    return dataclasses.replace(given, trials=(*given.trials, trial))
+
+
+def test_a_trial_overrules_the_prediction():
+    first = choose(1)
+    slower = with_trial(profile(1), first.reducer, first.options["wire"], 3.0)
+    slower = with_trial(slower, "oktopk", "fp32", 1.0)
+    second = tuner.choose(slower, layout(8, 2), 14_728_266, 0.01)
+    assert (second.reducer, second.options) == ("oktopk", {"wire": "fp32"})
+
+
+def test_elsewhere_the_nearest_trial_of_a_reducer_corrects_its_prediction():
+    given = with_trial(profile(1), "hitopk", "fp32", 2.0)
+    given = with_trial(given, "hitopk", "fp32", 5.0, size=1_000_000)
+    case = Case(layout(8, 2), 2_000_000, 0.01)
+    plain, corrected = tuner.expect(profile(1), case), tuner.expect(given, case)
+    candidate = Candidate("hitopk", "fp32")
+    assert corrected[candidate] == pytest.approx(5.0 * plain[candidate])
+
+
+def test_a_reducer_that_was_never_tried_is_taken_to_be_as_wrong_as_the_others():
+    given = with_trial(with_trial(profile(1), "hitopk", "fp32", 2.0), "oktopk", "fp32", 8.0)
+    case = Case(layout(8, 2), 14_728_266, 0.01)
+    plain, corrected = tuner.expect(profile(1), case), tuner.expect(given, case)
+    assert corrected[Candidate("gtopk", "fp32")] == pytest.approx(4.0 * plain[Candidate("gtopk", "fp32")])
+
+
+def test_one_rank_tries_nothing():
+    (given,) = simulated.run(lambda comm: try_out(Topology(comm), profile(1), 1000, [0.1]), 1)
+    assert given == profile(1)
+
+
 # -------------------------------------------------------------------- keeping
 
 
@@ -197,8 +315,9 @@ def test_a_saved_profile_is_the_same_one(tmp_path):
     path = tmp_path / "a folder" / "profile.json"
     profile(1).save(path)
     assert Profile.load(path) == profile(1)
-    profile(2).save(path)
-    assert Profile.load(path) == profile(2)
+    other = with_trial(with_trial(profile(2), "hitopk", "fp32", 2.0), "dense", None, 2.0)
+    other.save(path)
+    assert Profile.load(path) == other
     assert [each.name for each in path.parent.iterdir()] == ["profile.json"]
 
 
@@ -222,7 +341,7 @@ def damage(content, key, value):
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
         lambda text: "{}",
-        lambda text: damage(json.loads(text), ["format"], 2),
+        lambda text: damage(json.loads(text), ["format"], 1),
         lambda text: damage(json.loads(text), ["speeds", "add"], "fast"),
         lambda text: damage(json.loads(text), ["speeds", "add"], -1.0),
         lambda text: damage(json.loads(text), ["speeds", "code"], {}),
@@ -230,6 +349,7 @@ def damage(content, key, value):
         lambda text: damage(json.loads(text), ["network", "inter", "beta"], None),
         lambda text: damage(json.loads(text), ["network", "more"], {}),
         lambda text: damage(json.loads(text), ["job", "hosts"], 5),
+        lambda text: damage(json.loads(text), ["trials"], [{"size": 1}]),
         lambda text: damage(json.loads(text), ["job"], []),
         lambda text: damage(json.loads(text), ["speeds", "code"], [1.0]),
     ],
@@ -239,7 +359,7 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, damaged):
     profile(1).save(path)
     path.write_text(damaged(path.read_text()))
     with pytest.raises(
-        InvalidArgument, match=r"profile\.json: expected a profile of format 1, got something"
+        InvalidArgument, match=r"profile\.json: expected a profile of format 2, got something"
     ):
         Profile.load(path)
 

@@ -35,6 +35,12 @@ def test_half_of_the_predictions_are_within_a_quarter_of_what_was_measured():
     assert median(validate.error(each.simulated, each.measured) for each in given if each.simulated) < 0.25
 
 
+def test_nine_of_ten_picks_are_about_as_fast_as_the_fastest():
+    picks = validate.picks()
+    assert len(picks) >= 30
+    assert sum(pick.ratio <= validate.WITHIN for pick in picks) >= 0.9 * len(picks)
+
+
 def test_no_pick_that_was_measured_is_slower_than_the_best_dense_one():
     picks, found = validate.picks(), validate.measured()
     assert {pick.cell.gbit for pick in picks} >= {0.5, 1, 5, 10}

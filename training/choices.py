@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from commlib import InvalidArgument, Topology
+from commlib.probe import job_of
 from commlib.profile import Job, Profile
-from commlib.tuner import Choice, choose, job_of
+from commlib.tuner import ALONE, Choice, choose
 from training.config import Config
 from training.job import together
 
-ALONE = Choice(
-    reducer="dense",
-    options={},
-    bucket=1,
-    seconds=0.0,
-    dense_seconds=0.0,
-    reason="dense: one rank has nobody to exchange with",
-)
+NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
 
 def default_path(topology: Topology) -> Path:
@@ -84,7 +78,7 @@ def choose_reducers(
     if not config.automatic:
         return {}
     if topology.world.size == 1:
-        return dict.fromkeys(config.automatic, ALONE)
+        return dict.fromkeys(config.automatic, NOBODY)
     choices = None
     if topology.world.rank == 0:
         assert profile is not None

@@ -3,7 +3,7 @@
 import ctypes
 
 # Of glibc's <malloc.h>
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 NEVER = -1
 
 
@@ -20,4 +20,5 @@ def keep_freed_memory() -> None:
     except (AttributeError, OSError, TypeError):
         return
     mallopt(M_MMAP_MAX, 0)
+    mallopt(M_ARENA_MAX, 1)  # those of further threads have no room for long vectors, and map them after all
     mallopt(M_TRIM_THRESHOLD, NEVER)

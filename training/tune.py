@@ -1,4 +1,4 @@
-"""``cloudtrain tune``: measure the links and kernels of a job, and say what ``reducer: auto`` picks there."""
+"""``cloudtrain tune``: measure links, kernels and reducers of a job, and say what ``reducer: auto`` picks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commlib import Communicator, Link, Topology
+from commlib.probe import measure
 from commlib.profile import Profile
 from commlib.transport.mpi import abort_on_error
-from commlib.tuner import Choice, choose, measure
+from commlib.trials import try_out
+from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
-from training.choices import ALONE, count_weights, profile_path
+from training.choices import count_weights, profile_path
 from training.config import Config, load
 from training.datasets import DATASETS
 from training.job import LaunchError, refuse, together, world
@@ -91,10 +93,26 @@ def tune(request: Request) -> None:
         asked = _resolve(comm, request)
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         keep_freed_memory()
-        profile, path = measure(topology), profile_path(asked.profile, topology)
+        path, cases = profile_path(asked.profile, topology), _cases(topology, asked.config)
+        profile = _measure(topology, cases)
         together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
-            _tell(profile, path, topology, asked.config)
+            _tell(profile, path, topology, cases)
+
+
+def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
+    """Measure links and kernels, then try reducers in every case; rank 0 says how far it is."""
+    is_telling = topology.world.rank == 0
+    if is_telling:
+        print("measuring links and kernels …", flush=True)
+    profile = measure(topology)
+    for size in dict.fromkeys(case.size for case in cases):
+        densities = list(dict.fromkeys(case.density for case in cases if case.size == size))
+        if is_telling:
+            shares = " and ".join(f"{density:g}" for density in densities)
+            print(f"trying reducers on {size:,} entries at density {shares} …", flush=True)
+        profile = try_out(topology, profile, size, densities)
+    return profile
 
 
 def _resolve(comm: Communicator, request: Request) -> Resolved:
@@ -112,17 +130,16 @@ def _save(profile: Profile, path: Path) -> None:
         raise ValueError(f"{path}: expected a file that can be written: {error}") from error
 
 
-def _tell(profile: Profile, path: Path, topology: Topology, config: Config | None) -> None:
+def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case]) -> None:
     print(f"profile of {profile.job}: {path}")
     if topology.world.size == 1:
-        print(f"reducer=auto picks {ALONE.reason}")
+        print(f"reducer=auto picks {ALONE}")
         return
     for line in _links(profile, topology):
         print(line)
     print(flush=True)
-    cases = _phases(config) if config else _examples()
     picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
-    header = ["gradient", "density", "reducer", "wire", "predicted\nms", "× dense", "bucket\nentries"]
+    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense", "bucket\nentries"]
     print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
@@ -142,14 +159,18 @@ def _speed(link: Link) -> str:
     return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
 
 
-def _examples() -> list[Case]:
-    return [Case("", size, density) for size in SIZES for density in DENSITIES]
-
-
-def _phases(config: Config) -> list[Case]:
-    dataset = DATASETS[config.dataset]()
-    import_tensorflow()
-    size = count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+def _cases(topology: Topology, config: Config | None) -> list[Case]:
+    """Return the phases of the configuration, or examples without one; none where a rank is alone."""
+    if topology.world.size == 1:
+        return []
+    if config is None:
+        return [Case("", size, density) for size in SIZES for density in DENSITIES]
+    size = None
+    if topology.world.rank == 0:
+        dataset = DATASETS[config.dataset]()
+        import_tensorflow()
+        size = count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+    size = topology.world.allgather_objects(size)[0]
     return [
         Case(f"phase {number}: ", size, config.density_of(phase))
         for number, phase in enumerate(config.phases, 1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Topology, make_reducer
+from commlib.gradients import Gradients
 from commlib.reducers.messages import even_out
 from commlib.transport import simulated
 
@@ -101,6 +102,22 @@ def test_an_ordinary_step_stays_under_the_papers_bound():
         # 6·k·(P − 1)/P words of four bytes (equation 3), where the reused thresholds let through what they
         # did when they were found; here they let through up to twice that before they are found anew.
         assert np.median(sent[1:]) <= 2 * 6 * k * 7 / 8 * 4
+
+
+@pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
+def test_what_a_rank_sends_hardly_grows_with_the_number_of_ranks(name):
+    size, gradients, settling = 50_000, Gradients(50_000), 4
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size, density=0.01)
+        sent = []
+        for step in range(settling + 4):
+            reducer.reduce(gradients.of(comm.rank, step))
+            sent.append(reducer.last.traffic.sent.inter)
+        return sent[settling:]
+
+    few, many = (np.mean(simulated.run(body, ranks, ranks_per_node=1)) for ranks in (8, 64))
+    assert abs(many / few - 1) < 0.25  # (P − 1)/P alone makes it 1.125 times as much
 
 
 def test_balancing_moves_data_until_all_parts_are_equal():

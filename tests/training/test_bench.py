@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, cost, make_reducer
+from commlib.gradients import Gradients
 from commlib.reducers import Reducer, SparseReducer
 from commlib.reducers.base import Outcome
 from commlib.selection import Selector
@@ -15,7 +16,6 @@ from commlib.transport import simulated
 from tests.launching import mpirun, run, tail
 from training.bench import memory, timing
 from training.bench.checks import WrongResult, check_selection, ranking
-from training.bench.inputs import Gradients
 from training.bench.oktopk_numpy import PlainOkTopK
 from training.bench.record import Record
 from training.bench.selection import partition_and_compare

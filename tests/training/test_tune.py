@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
+from commlib.probe import job_of
 from commlib.profile import Profile
-from commlib.tuner import job_of
 from tests.launching import DIGITS, launch, run, tail
 from tests.test_tuner import SPEEDS
 from training import choices, tune
@@ -208,12 +209,12 @@ def test_a_profile_of_another_machine_is_refused(monkeypatch, tmp_path):
     assert "to measure anew: cloudtrain tune -np 4" in line
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "job": {}}', "\0"])
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 2, "job": {}}', "\0"])
 def test_a_damaged_profile_is_refused(monkeypatch, tmp_path, content):
     path = tmp_path / "profile.json"
     path.write_text(content)
     line = refusal(monkeypatch, path)
-    assert line.startswith(f"{path}: expected a profile of format 1, got something else")
+    assert line.startswith(f"{path}: expected a profile of format 2, got something else")
     assert "reducer=auto expects one of 4 ranks on 2 nodes of " in line
     assert "cloudtrain tune -np 4" in line
 
@@ -224,6 +225,7 @@ def test_a_damaged_profile_is_refused(monkeypatch, tmp_path, content):
 def tuned(monkeypatch, capsys, request, ranks, measure=None):
     """Run the command on simulated ranks and return what was printed."""
     own = threading.local()
+    monkeypatch.setattr(tune, "SIZES", (1_003, 70_001))
     monkeypatch.setattr(tune, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
@@ -243,11 +245,16 @@ def test_rank_0_says_where_the_profile_is_what_the_links_are_and_what_auto_picks
     request = Request(None, [], "2", str(path))
     said = tuned(monkeypatch, capsys, request, 4, measure=profile_of)
     lines = said.splitlines()
-    assert lines[0].startswith("profile of 4 ranks on 2 nodes of ")
-    assert lines[0].endswith(f": {path}")
-    assert lines[1] == "inside a node:  1 µs and 400 Gbit/s"
-    assert lines[2] == "between nodes:  50 µs and 0.1 Gbit/s"
-    rows = [line for line in lines if "entries  " in line]
+    assert lines[:3] == [
+        "measuring links and kernels …",
+        "trying reducers on 1,003 entries at density 0.01 and 0.001 …",
+        "trying reducers on 70,001 entries at density 0.01 and 0.001 …",
+    ]
+    assert lines[3].startswith("profile of 4 ranks on 2 nodes of ")
+    assert lines[3].endswith(f": {path}")
+    assert lines[4] == "inside a node:  1 µs and 400 Gbit/s"
+    assert lines[5] == "between nodes:  50 µs and 0.1 Gbit/s"
+    rows = [line for line in lines if re.match(r"[\d,]+ entries  ", line)]
     assert len(rows) == len(tune.SIZES) * len(tune.DENSITIES)
     picked = [row.split()[3] for row in rows]
     assert all(REDUCERS[name].sparse for name in picked)
@@ -276,7 +283,7 @@ def test_a_crowded_card_is_told(monkeypatch, capsys, tmp_path):
 def test_one_rank_measures_itself_and_picks_dense(monkeypatch, capsys, tmp_path):
     path = tmp_path / "profile.json"
     said = tuned(monkeypatch, capsys, Request(None, [], None, str(path)), 1)
-    assert said.splitlines()[1:] == ["reducer=auto picks dense: one rank has nobody to exchange with"]
+    assert said.splitlines()[2:] == ["reducer=auto picks dense: one rank has nobody to exchange with"]
     assert Profile.load(path).speeds.add > 0
 
 

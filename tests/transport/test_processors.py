@@ -1,37 +1,19 @@
 """Computing on the virtual clock: ranks share cores, and the transport's own work costs nothing."""
 
-import threading
-
 import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Link, Network
 from commlib.transport import machines, simulated
+from tests.processor_time import WORK_SECONDS, compute, processor_time
 
 NETWORK = Network(Link(1e-3, 0.0), Link(1e-3, 1e-9))
 FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0))
-WORK_SECONDS = 0.02
-
-
-class ProcessorTime(threading.local):
-    """Stands for ``time``: each thread has used as much processor time as it says it has."""
-
-    used_seconds = 0.0
-
-    def thread_time(self):
-        return self.used_seconds
-
-
-processor_time = ProcessorTime()
 
 
 @pytest.fixture(autouse=True)
 def told_processor_time(monkeypatch):
     monkeypatch.setattr(machines, "time", processor_time)
-
-
-def compute():
-    processor_time.used_seconds += WORK_SECONDS
 
 
 class SlowToCopy(np.ndarray):

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from commlib import Communicator, Reducer, SparseVector
 from commlib.agreement import differing, digest
+from commlib.gradients import Gradients
 from commlib.vectors import Float32
-from training.bench.inputs import Gradients
 
 Order = npt.NDArray[np.int64]
 

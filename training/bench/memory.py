@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import Communicator, Reducer
+from commlib.gradients import Gradients
 from commlib.transport.base import Array, Request
 from commlib.vectors import VALUE_BYTES
-from training.bench.inputs import Gradients
 
 STEPS = 2  # the first finds thresholds and regions, the second has a residual from the first
 

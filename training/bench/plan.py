@@ -8,8 +8,8 @@ from typing import Any
 
 from commlib import Communicator, Network, Reducer, Topology, transport
 from commlib.errors import InvalidArgument
+from commlib.gradients import Gradients
 from commlib.vectors import partition
-from training.bench.inputs import Gradients
 from training.bench.options import BASELINE, TRANSCRIBED, Contender, Options
 from training.bench.steps import CLOCKS, Clock
 from training.job import WORLD_SIZES

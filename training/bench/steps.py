@@ -8,9 +8,9 @@ from statistics import fmean, median, median_low
 from typing import TypeVar
 
 from commlib import Communicator, LinkBytes, Reducer, Report
+from commlib.gradients import Gradients
 from commlib.reducers import StageSeconds
 from training.bench.checks import check_first_step
-from training.bench.inputs import Gradients
 from training.bench.timing import Seconds
 
 Contender = TypeVar("Contender", bound=Hashable)
