@@ -1,13 +1,37 @@
-"""Each sample read once from central storage, then from memory.
+"""Each sample read once from central storage, then from the disk and the memory of its node."""
 
->>> import numpy as np
->>> source = ArraySource(np.zeros((10, 8, 8, 1), np.uint8), np.arange(10))
->>> cache = DataCache(source, input_size=6)
->>> [batch.images.shape for batch in cache.batches(rank=0, size=2, epoch=0, batch_size=2, seed=1)]
-[(2, 6, 6, 1), (2, 6, 6, 1)]
-"""
+from datacache.augmentation import Augmentation, CentreCrop, Crop
+from datacache.batches import Batch
+from datacache.cache import DataCache
+from datacache.catalogue import manifest_of
+from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed
+from datacache.levels import Counts, Places, stand_in_lines
+from datacache.manifest import Manifest
+from datacache.order import Order, evaluation_part
+from datacache.sources import SOURCES, Arrays, ImageFolder, Source, TFRecord, make_source
 
-from datacache.cache import DataCache, resize
-from datacache.source import ArraySource, Batch, Source
-
-__all__ = ["ArraySource", "Batch", "DataCache", "Source", "resize"]
+__all__ = [
+    "SOURCES",
+    "Arrays",
+    "Augmentation",
+    "BadSample",
+    "Batch",
+    "CacheFull",
+    "CentreCrop",
+    "Counts",
+    "Crop",
+    "Damaged",
+    "DataCache",
+    "ImageFolder",
+    "Manifest",
+    "Order",
+    "Places",
+    "Source",
+    "SourceChanged",
+    "StorageFailed",
+    "TFRecord",
+    "evaluation_part",
+    "make_source",
+    "manifest_of",
+    "stand_in_lines",
+]

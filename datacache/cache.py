@@ -1,52 +1,153 @@
-"""Pre-processed samples in memory: each is read and resized once, then served from there.
+"""Batches of a source's samples: each read once from central storage, then from the node's disk and memory.
 
-The two levels below this (a file cache on disk, one copy a node in shared memory) come later; what a caller
-sees stays the same.
+>>> import numpy as np
+>>> from datacache import Arrays, CentreCrop, DataCache, Order
+>>> source = Arrays(np.zeros((10, 8, 8, 1), np.uint8), np.arange(10))
+>>> cache = DataCache(source)
+>>> order = Order(samples=10, shards=1, global_batch=4, seed=1)
+>>> crop = CentreCrop(6, dtype="uint8")
+>>> [batch.images.shape for batch in cache.batches(order, crop, rank=0, world_size=2, epoch=0)]
+[(2, 6, 6, 1), (2, 6, 6, 1)]
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
-from datacache.order import epoch_order, evaluation_ids, training_ids
-from datacache.source import Batch, Images, Source
+from datacache.augmentation import Crop
+from datacache.batches import Assembly, Batch, Draft, Result, ahead
+from datacache.levels import Counts, Levels, Places
+from datacache.manifest import Manifest
+from datacache.order import Ids, Order, Remainder, evaluation_batch, evaluation_steps
+from datacache.preprocessing import Preprocessing
+from datacache.sources import Source
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+PICTURE_CHANNELS = 3
+FILL_SAMPLES = 128  # that are read at once
 
 
 class DataCache:
-    """The samples of ``source``, resized to ``input_size`` pixels square, held in this process."""
+    """The samples of one source, pre-processed in one way, on one node.
 
-    def __init__(self, source: Source, input_size: int) -> None:
-        everything = source.read(np.arange(len(source)))
-        self._samples = Batch(resize(everything.images, input_size), everything.labels)
+    ``shorter_side``: what samples are shrunk to before they are kept, in pixels: the largest that any phase
+    asks for. ``part``: the ids, ascending, that this node keeps (see :meth:`Order.part`); all without it.
+    ``threads`` assemble up to ``prefetch`` batches ahead. ``verified``: the share of reads from memory whose
+    checksums are looked at.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        manifest: Manifest | None = None,
+        shorter_side: int | None = None,
+        part: Ids | None = None,
+        places: Places = Places(),  # noqa: B008 - it is immutable
+        threads: int = 2,
+        prefetch: int = 4,
+        verified: float = 1.0,
+    ) -> None:
+        for name, value in (("threads", threads), ("prefetch", prefetch)):
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        self.manifest = source.scan() if manifest is None else manifest
+        if self.manifest.payload == "text":
+            raise ValueError("payload: expected pictures or arrays, got text, which has no batches of images")
+        self._threads, self._prefetch = threads, prefetch
+        preprocessing = Preprocessing(self.manifest.payload, shorter_side)
+        self._part = np.arange(len(self.manifest)) if part is None else part
+        self._levels = Levels(source, self.manifest, preprocessing, self._part, places, verified=verified)
 
     def __len__(self) -> int:
-        return len(self._samples.labels)
+        return len(self.manifest)
 
-    def batches(self, rank: int, size: int, epoch: int, *, batch_size: int, seed: int) -> Iterator[Batch]:
-        """Yield this rank's training batches of an epoch: as many and as large on each of ``size`` ranks."""
-        order = epoch_order(len(self), seed, epoch)
-        for ids in training_ids(order, rank, size, batch_size):
-            yield Batch(self._samples.images[ids], self._samples.labels[ids])
+    @property
+    def channels(self) -> int:
+        """Of each sample."""
+        shape = self.manifest.shape
+        return PICTURE_CHANNELS if shape is None else shape[2]
 
-    def evaluation_batches(self, rank: int, size: int, *, batch_size: int) -> Iterator[Batch]:
-        """Yield this rank's part in a fixed order: over all ``size`` ranks, every sample exactly once."""
-        for ids in evaluation_ids(len(self), rank, size, batch_size):
-            yield Batch(self._samples.images[ids], self._samples.labels[ids])
+    @property
+    def counts(self) -> Counts:
+        """What this rank has read so far."""
+        return self._levels.counts
 
+    def batches(
+        self,
+        order: Order,
+        crop: Crop,
+        rank: int,
+        world_size: int,
+        epoch: int,
+        *,
+        start: int = 0,
+        remainder: Remainder = "drop",
+    ) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch, from step ``start`` on: as many on each of all ranks.
 
-def resize(images: Images, input_size: int) -> Images:
-    """Return the images at ``input_size`` pixels square, by antialiased bilinear interpolation.
+        Nothing of the steps before is read. What crops draw depends on the order's seed, the epoch and the
+        sample.
+        """
+        if order.samples != len(self):
+            raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
+        drafts = (
+            Draft(
+                order.batch(epoch, step, rank, world_size),
+                order.counts(step, rank, world_size),
+                epoch,
+                order.seed,
+            )
+            for step in range(start, order.steps(remainder))
+        )
+        return self._assembled(crop, drafts)
 
-    Shape ``(samples, height, width, channels)`` in, ``(samples, input_size, input_size, channels)`` out.
-    """
-    samples, height, width, channels = images.shape
-    if height == width == input_size:
-        return images
-    resized = np.empty((samples, input_size, input_size, channels), np.uint8)
-    for sample in range(samples):
-        for channel in range(channels):
-            picture = Image.fromarray(images[sample, :, :, channel])
-            small = picture.resize((input_size, input_size), Image.Resampling.BILINEAR)
-            resized[sample, :, :, channel] = np.asarray(small)
-    return resized
+    def evaluation_batches(
+        self, crop: Crop, rank: int, world_size: int, *, batch_size: int
+    ) -> Iterator[Batch]:
+        """Yield this rank's batches, in a fixed order: as many on all ranks, each sample counted once."""
+        drafts = (
+            Draft(*evaluation_batch(len(self), step, rank, world_size, batch_size))
+            for step in range(evaluation_steps(len(self), world_size, batch_size))
+        )
+        return self._assembled(crop, drafts)
+
+    def dataset(self, batches: Callable[[], Iterable[Batch]], crop: Crop) -> "tf.data.Dataset":
+        """Return what ``batches()`` yields, made with ``crop``: ``(images, labels, counts)``."""
+        from datacache.tensorflow import as_dataset
+
+        return as_dataset(batches, crop, self.channels)
+
+    def fill(self, tell: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Read all samples of the node's part that are not kept yet, so that training finds them."""
+        missing, done = self._levels.missing(), 0
+        for count in self._in_parts(self._levels.fill, missing):
+            done += count
+            tell(done, len(missing))
+
+    def repair(self) -> int:
+        """Read all samples of the node's part at every level, mend what is damaged, return how many were."""
+        before = self.counts.damaged_in_memory + self.counts.damaged_on_disk
+        for read in (self._levels.read, self._levels.payloads):
+            for _ in self._in_parts(read, self._part):
+                pass
+        return self.counts.damaged_in_memory + self.counts.damaged_on_disk - before
+
+    def sample_bytes(self, ids: Ids) -> int:
+        """Return what these samples take, pre-processed."""
+        return sum(sample.nbytes for sample in self._levels.read(ids))
+
+    def close(self) -> None:
+        """Give the folders back; batches that are lent stay what they are."""
+        self._levels.close()
+
+    def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
+        parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)
+        return ahead(function, parts, threads=self._threads, prefetch=self._prefetch)
+
+    def _assembled(self, crop: Crop, drafts: Iterable[Draft]) -> Iterator[Batch]:
+        assembly = Assembly(self._levels, self.manifest.labels, crop, self.channels)
+        return ahead(assembly.make, drafts, threads=self._threads, prefetch=self._prefetch)

@@ -30,6 +30,13 @@ benches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
 
 
+caches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
+CachedConfig = Annotated[
+    str | None, typer.Argument(metavar="[CONFIG]", help="whose folders (those of cache: auto without it)")
+]
+
+
 @benches.callback()
 def _prepare() -> None:
     keep_freed_memory()
@@ -117,6 +124,54 @@ def doctor() -> None:
     from training.doctor import examine
 
     raise typer.Exit(examine())
+
+
+@caches.command("build")
+def cache_build(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Read all samples of a configuration before training, as one rank of a job or alone."""
+    from training.cache import build
+
+    build(config, overrides or [])
+
+
+@caches.command("info")
+def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """List what is kept here."""
+    from training.cache import info
+
+    info(config, overrides or [])
+
+
+@caches.command("verify")
+def cache_verify(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Look at every checksum; the exit status is 1 if something is damaged."""
+    from training.cache import verify
+
+    raise typer.Exit(verify(config, overrides or []))
+
+
+@caches.command("repair")
+def cache_repair(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Read what is damaged anew from central storage."""
+    from training.cache import repair
+
+    repair(config, overrides or [])
+
+
+@caches.command("gc")
+def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Remove what no living job uses: all of memory, and what is unfinished or unusable on disk."""
+    from training.cache import remove
+
+    remove(config, overrides or [], of_everything=False)
+
+
+@caches.command("clear")
+def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Remove all that no living job uses."""
+    from training.cache import remove
+
+    remove(config, overrides or [], of_everything=True)
 
 
 @benches.command("selection")
@@ -216,6 +271,21 @@ def bench_reducers(
             timeout=timeout,
         )
     )
+
+
+@benches.command("cache")
+def bench_cache(
+    samples: Annotated[int | None, typer.Option(min=300, help="pictures to generate [10000]")] = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time batches from the levels of the cache.
+
+    Beside emulated central storage and beside tf.data, of generated pictures in the shape of ImageNet's.
+    """
+    from training.bench.cache import bench
+
+    raise typer.Exit(bench(as_json, samples=samples, quick=quick))
 
 
 def main() -> None:

@@ -139,6 +139,17 @@ class LearningRate(Record):
 REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
 
 
+class Cache(Record):
+    """Where the ranks of a node keep samples: ``auto``, a folder, or none."""
+
+    disk: str | None = None
+    """As they are in central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    memory: str | None = None
+    """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
+    shards: Count = 1
+    """Parts of the samples, of which each node keeps those that its ranks read; 1: every node keeps all."""
+
+
 class Phase(Record):
     """A run of epochs with one input size, batch size and reducer."""
 
@@ -186,6 +197,7 @@ class Config(Record):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
+    cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; without it, where ``cloudtrain tune`` puts that of such ranks."""
     log_every: Count = 10

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datacache import ArraySource, Source
+from datacache import Arrays, Source
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def digits() -> Dataset:
     images = np.rint(bunch.images[..., np.newaxis] * (255 / 16)).astype(np.uint8)  # 17 shades of grey
     # The file is ordered by writer: a fixed shuffle gives both parts the same kind of digits.
     order = np.random.Generator(np.random.Philox(key=1797)).permutation(len(images))
-    training, test = (ArraySource(images[ids], bunch.target[ids]) for ids in np.split(order, [1437]))
+    training, test = (Arrays(images[ids], bunch.target[ids]) for ids in np.split(order, [1437]))
     return Dataset(training, test, channels=1, classes=10)
 
 

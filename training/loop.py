@@ -13,10 +13,10 @@ import tensorflow as tf
 from commlib import Communicator, LinkBytes, Report, Topology, cost
 from commlib.profile import Profile
 from commlib.tensorflow import DistributedGradients
-from datacache import Batch, DataCache
+from datacache import Batch
 from training.choices import choose_reducers, count_weights
 from training.config import Config, Phase
-from training.datasets import Dataset
+from training.data import Data, PhaseData
 from training.job import Place
 from training.metrics import RunFolder
 from training.models import MODELS
@@ -25,7 +25,6 @@ from training.replicas import average_statistics, broadcast_weights, check_equal
 from training.summary import EpochResult, PhaseResult, Summary, epoch_line
 
 VOID_STEPS_IN_A_ROW = 20
-EVALUATION_BATCH = 256
 
 
 class TrainingDiverged(RuntimeError):
@@ -56,12 +55,12 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None = None
+        self, config: Config, topology: Topology, data: Data, profile: Profile | None = None
     ) -> None:
         self.topology = topology
-        self.dataset = dataset
+        self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.model = MODELS[config.model](dataset.channels, dataset.classes)
+        self.model = MODELS[config.model](data.dataset.channels, data.dataset.classes)
         self.optimizer = keras.optimizers.SGD(momentum=config.momentum)
         # Built before any step is traced: what is built inside a trace stays frozen in it.
         self.optimizer.build(self.model.trainable_variables)
@@ -90,6 +89,7 @@ class Trainer:
                 epoch += 1
             summary.correct, summary.samples = result.correct, result.samples
             summary.phases.append(session.result)
+            session.data.close()
         summary.seconds = time.perf_counter() - start
         summary.held_back = float(np.linalg.norm(self.gradients.reducer.residual))
         if folder is not None:
@@ -99,7 +99,7 @@ class Trainer:
 
     def _introduction(self) -> str:
         config, nodes = self.config, [len(node) for node in self.topology.nodes]
-        data = f"{len(self.dataset.training):,} training and {len(self.dataset.test):,} test samples"
+        data = f"{len(self.data.training):,} training and {len(self.data.test):,} test samples"
         model = f"{config.model}: {self.gradients.size:,} weights"
         if self.size == 1:
             return (
@@ -144,9 +144,8 @@ class _PhaseSession:
 
     def __init__(self, trainer: Trainer, phase: Phase, folder: RunFolder | None, progress: Progress) -> None:
         self.trainer, self.phase, self.folder, self.progress = trainer, phase, folder, progress
-        self.cache = DataCache(trainer.dataset.training, phase.input_size)
-        self.test = DataCache(trainer.dataset.test, phase.input_size)
-        self.steps = phase.epochs * (len(self.cache) // (phase.batch_size * trainer.size))
+        self.data: PhaseData = trainer.data.of_phase(phase)
+        self.steps = phase.epochs * self.data.steps
         self.step = 0
         self.voided_in_a_row = 0
         self.result = PhaseResult(
@@ -159,11 +158,8 @@ class _PhaseSession:
 
     def train_epoch(self, epoch: int) -> EpochResult:
         """Train on every batch of an epoch, then test."""
-        trainer, phase = self.trainer, self.phase
         start, losses, sent = time.perf_counter(), [], LinkBytes()
-        for batch in self.cache.batches(
-            trainer.rank, trainer.size, epoch, batch_size=phase.batch_size, seed=trainer.config.seed
-        ):
+        for batch in self.data.training_batches(epoch):
             loss, report = self._train(batch)
             losses.append(loss)
             sent += report.traffic.sent
@@ -194,10 +190,10 @@ class _PhaseSession:
         average_statistics(trainer.model)
         check_equal_weights(trainer.model, trainer.topology.world)
         correct = samples = 0
-        for batch in self.test.evaluation_batches(trainer.rank, trainer.size, batch_size=EVALUATION_BATCH):
+        for batch in self.data.test_batches():
             answers = np.argmax(self._predict(tf.constant(batch.images)), axis=1)
-            correct += int((answers == batch.labels).sum())
-            samples += len(batch.labels)
+            correct += int((answers == batch.labels)[batch.counts].sum())
+            samples += int(batch.counts.sum())
         total = trainer.topology.world.agree([correct, samples]).sum(axis=0)
         return int(total[0]), int(total[1])
 
@@ -263,7 +259,7 @@ def _traced_step(trainer: Trainer, phase: Phase) -> Callable[..., Any]:
     """Return the compiled step of a phase: one graph for its input and batch size."""
     model, optimizer, gradients = trainer.model, trainer.optimizer, trainer.gradients
     variables = model.trainable_variables
-    shape = (phase.batch_size, phase.input_size, phase.input_size, trainer.dataset.channels)
+    shape = (phase.batch_size, phase.input_size, phase.input_size, trainer.data.dataset.channels)
 
     @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec(shape[:1], tf.int64)])
     def step(images: Any, labels: Any) -> Any:

@@ -9,7 +9,8 @@ from commlib.profile import Profile
 from commlib.transport.mpi import abort_on_error
 from training.choices import profile_for
 from training.config import Config, load_with_warnings
-from training.datasets import DATASETS, Dataset
+from training.data import Data
+from training.datasets import DATASETS
 from training.job import FAILURE, LaunchError, Place, complain, leave, refuse, together, world
 from training.metrics import RunFolder
 from training.progress import Progress
@@ -29,9 +30,9 @@ def train(path: str, overrides: Sequence[str]) -> None:
     with abort_on_error():
         config = _load(comm, path, overrides)
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
-        dataset = together(comm, lambda: _load_dataset(config, comm.size))
+        data = together(comm, lambda: _load_data(config, topology))
         profile = profile_for(config, topology)
-        trainer = _trainer(config, topology, dataset, profile)
+        trainer = _trainer(config, topology, data, profile)
         folder = together(comm, lambda: RunFolder(trainer.config) if comm.rank == 0 else None)
         with folder or nullcontext():
             _run(trainer, folder)
@@ -47,23 +48,28 @@ def _load(comm: Communicator, path: str, overrides: Sequence[str]) -> Config:
     return config
 
 
-def _load_dataset(config: Config, world_size: int) -> Dataset:
-    dataset = DATASETS[config.dataset]()
+def _load_data(config: Config, topology: Topology) -> Data:
+    data, size = Data(config, topology, DATASETS[config.dataset]()), topology.world.size
     for number, phase in enumerate(config.phases):
-        if phase.batch_size * world_size > len(dataset.training):
+        if phase.batch_size * size > len(data.training):
             raise ValueError(
-                f"phases[{number}].batch_size: expected at most the {len(dataset.training)} training samples "
-                f"for all {world_size} ranks together, got {phase.batch_size} on each"
+                f"phases[{number}].batch_size: expected at most the {len(data.training)} training samples "
+                f"for all {size} ranks together, got {phase.batch_size} on each"
             )
-    return dataset
+        if phase.batch_size * size % config.cache.shards:
+            raise ValueError(
+                f"cache.shards: expected a divisor of the {phase.batch_size * size} samples that all {size} "
+                f"ranks take together in a step of phases[{number}], got {config.cache.shards}"
+            )
+    return data
 
 
-def _trainer(config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> "Trainer":
+def _trainer(config: Config, topology: Topology, data: Data, profile: Profile | None) -> "Trainer":
     import_tensorflow()
     from training.loop import Trainer, prepare_tensorflow
 
     prepare_tensorflow(config.seed, topology.world, Place.of(topology.world))
-    return Trainer(config, topology, dataset, profile)
+    return Trainer(config, topology, data, profile)
 
 
 def _run(trainer: "Trainer", folder: RunFolder | None) -> None:

@@ -1,79 +1,237 @@
-"""Samples from memory, at the size that a phase asks for."""
+"""Batches through both levels: what they hold, in which order, and what is read for them."""
 
 import numpy as np
 import pytest
 
-from datacache import ArraySource, DataCache, resize
+from datacache import Arrays, CentreCrop, DataCache, Order, Places, manifest_of
+from datacache.augmentation import Augmentation
+
+SAMPLES = 23
 
 
-def source(samples: int = 10) -> ArraySource:
-    """Image ``i`` is all ``i``, label ``100 + i``."""
-    images = np.broadcast_to(
-        np.arange(samples, dtype=np.uint8)[:, None, None, None], (samples, 8, 8, 1)
-    ).copy()
-    return ArraySource(images, np.arange(samples) + 100)
+class Counted(Arrays):
+    """Image ``i`` is all ``i``, label ``100 + i``; counts what is read."""
+
+    def __init__(self, samples=SAMPLES):
+        images = np.broadcast_to(np.arange(samples, dtype=np.uint8)[:, None, None, None], (samples, 8, 8, 1))
+        super().__init__(images.copy(), np.arange(samples) + 100)
+        self.reads, self.scans = np.zeros(samples, int), 0
+
+    def read(self, manifest, ids):
+        np.add.at(self.reads, ids, 1)
+        return super().read(manifest, ids)
+
+    def scan(self, *words):
+        self.scans += 1
+        return super().scan(*words)
 
 
-@pytest.mark.parametrize("input_size", [1, 6, 8, 13])
-def test_batches_hold_the_resized_images_with_their_own_labels(input_size):
-    cache = DataCache(source(), input_size)
-    batches = list(cache.batches(rank=1, size=2, epoch=5, batch_size=2, seed=3))
-    assert len(batches) == 2
-    for batch in batches:
-        assert batch.images.shape == (2, input_size, input_size, 1)
-        assert batch.images.dtype == np.uint8
-        assert (batch.images == (batch.labels - 100)[:, None, None, None]).all()
+def order_of(global_batch=6, shards=1, samples=SAMPLES):
+    return Order(samples, shards, global_batch, seed=7)
 
 
-def test_evaluation_has_a_fixed_order_and_a_last_batch_that_is_not_full():
-    cache = DataCache(source(), 8)
-    labels = [batch.labels.tolist() for batch in cache.evaluation_batches(rank=0, size=1, batch_size=4)]
-    assert labels == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109]]
+@pytest.fixture(params=["none", "disk", "memory", "both"])
+def places(request, tmp_path):
+    return Places(
+        disk=tmp_path / "disk" if request.param in ("disk", "both") else None,
+        memory=tmp_path / "memory" if request.param in ("memory", "both") else None,
+    )
 
 
-def test_resizing_keeps_the_mean_brightness_and_every_channel_apart():
-    generator = np.random.default_rng(5)
-    images = generator.integers(0, 256, (3, 24, 24, 3)).astype(np.uint8)
-    small = resize(images, 12)
-    # halving averages areas; rounding to uint8 shifts a mean by at most one half
-    np.testing.assert_allclose(small.mean((1, 2)), images.mean((1, 2)), atol=3)
-    assert (resize(images[..., :1], 12) == small[..., :1]).all()
+@pytest.mark.parametrize("input_size", [1, 6, 8])
+def test_batches_hold_the_images_with_their_own_labels(places, input_size):
+    cache, order = DataCache(Counted(), shorter_side=input_size, places=places), order_of()
+    crop = CentreCrop(input_size, dtype="uint8")
+    for _ in range(2):  # read through, then from what is kept
+        batches = list(cache.batches(order, crop, rank=1, world_size=2, epoch=5))
+        assert len(batches) == 3
+        for step, batch in enumerate(batches):
+            assert batch.ids.tolist() == order.batch(5, step, 1, 2).tolist()
+            assert batch.images.shape == (3, input_size, input_size, 1)
+            assert batch.images.dtype == np.uint8
+            assert (batch.labels == batch.ids + 100).all()
+            assert (batch.images == batch.ids[:, None, None, None]).all()
 
 
-def test_the_source_is_read_once():
-    class Counted(ArraySource):
-        reads = 0
+def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
+    places, source, order = Places(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
+    ranks = [DataCache(source, places=places) for _ in range(2)]
+    for epoch in range(4):
+        for rank, cache in enumerate(ranks):
+            list(cache.batches(order, CentreCrop(8), rank, 2, epoch, remainder="pad"))
+    assert source.reads.max() <= 2  # the last batch is padded by samples that another rank may have read
+    assert (source.reads == 1).sum() >= SAMPLES - 1
+    before = source.reads.sum()
+    again = DataCache(source, places=places)
+    list(again.batches(order, CentreCrop(8), 0, 1, epoch=9, remainder="pad"))
+    assert source.reads.sum() == before
+    assert again.counts.memory == 24
+    assert again.counts.storage == 0
 
-        def read(self, ids):
-            self.reads += len(ids)
-            return super().read(ids)
 
-    counted = Counted(np.zeros((10, 8, 8, 1), np.uint8), np.arange(10))
-    cache = DataCache(counted, 6)
-    for epoch in range(3):
-        assert len(list(cache.batches(0, 1, epoch, batch_size=5, seed=1))) == 2
-    assert counted.reads == 10
+def test_what_memory_has_lost_comes_from_disk(tmp_path):
+    source, order = Counted(), order_of()
+    disk = Places(tmp_path / "disk", tmp_path / "memory")
+    DataCache(source, places=disk).fill()
+    before = source.reads.sum()
+    cache = DataCache(source, places=Places(tmp_path / "disk", tmp_path / "other memory"))
+    list(cache.batches(order, CentreCrop(8), 0, 1, epoch=0))
+    assert source.reads.sum() == before
+    assert (cache.counts.disk, cache.counts.memory) == (18, 0)
 
 
-def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache():
-    cache = DataCache(source(), 8)
-    for batch in cache.evaluation_batches(0, 1, batch_size=10):
-        batch.images[...] = 255
-    assert [batch.images.max() for batch in cache.evaluation_batches(0, 1, batch_size=10)] == [9]
+def test_an_epoch_goes_on_where_it_is_told_to_and_nothing_before_is_read():
+    source, order = Counted(), order_of()
+    cache = DataCache(source)
+    whole = [batch.ids.tolist() for batch in cache.batches(order, CentreCrop(8), 0, 2, epoch=3)]
+    source.reads[:] = 0
+    rest = [batch.ids.tolist() for batch in cache.batches(order, CentreCrop(8), 0, 2, epoch=3, start=2)]
+    assert rest == whole[2:]
+    assert np.flatnonzero(source.reads).tolist() == sorted(rest[0])
+
+
+def test_the_same_inputs_come_from_the_source_and_from_each_level(tmp_path):
+    images = np.random.default_rng(4).integers(0, 256, (SAMPLES, 12, 9, 3)).astype(np.uint8)
+    crop = Augmentation(7, mean=(100.0,), std=(50.0,))
+
+    def batches(**options):
+        cache = DataCache(Arrays(images, np.zeros(SAMPLES, int)), shorter_side=8, **options)
+        return [batch.images.copy() for batch in cache.batches(order_of(), crop, 0, 1, epoch=1)]
+
+    expected = batches()
+    places = Places(tmp_path / "disk", tmp_path / "memory")
+    for _ in range(2):
+        for got, wanted in zip(batches(places=places, threads=3), expected, strict=True):
+            assert np.array_equal(got, wanted)
+
+
+def test_evaluation_counts_every_sample_once_in_equally_many_batches():
+    caches = [DataCache(Counted()) for _ in range(2)]
+    ranks = [
+        list(cache.evaluation_batches(CentreCrop(8), rank, 2, batch_size=4))
+        for rank, cache in enumerate(caches)
+    ]
+    assert len(ranks[0]) == len(ranks[1]) == 3
+    counted = [batch.labels[batch.counts] for rank in ranks for batch in rank]
+    assert sorted(np.concatenate(counted)) == list(range(100, 100 + SAMPLES))
+
+
+def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
+    source, order = Counted(24), order_of(shards=2, samples=24)
+    part = order.part([0], 2)
+    cache = DataCache(source, part=part, places=Places(tmp_path / "disk", tmp_path / "memory"))
+    cache.fill()
+    assert np.flatnonzero(source.reads).tolist() == part.tolist() == list(range(12))
+    for _ in range(2):
+        list(cache.batches(order, CentreCrop(8), 1, 2, epoch=0))  # of the other node
+    assert source.reads[12:].tolist() == [2] * 12
+
+
+def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("datacache.cache.FILL_SAMPLES", 5)
+    cache, told = DataCache(Counted(), places=Places(memory=tmp_path)), []
+    cache.fill(lambda done, total: told.append((done, total)))
+    assert told[-1] == (SAMPLES, SAMPLES)
+    assert len(told) == 5
+    told.clear()
+    cache.fill(lambda done, total: told.append((done, total)))
+    assert told == [(0, 0)]
+
+
+def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache(tmp_path):
+    cache = DataCache(Counted(), places=Places(memory=tmp_path))
+    for _ in range(2):
+        for batch in cache.evaluation_batches(CentreCrop(8, dtype="uint8"), 0, 1, batch_size=SAMPLES):
+            assert batch.images.max() == SAMPLES - 1
+            batch.images[...] = 255
+
+
+def test_batches_that_are_held_stay_what_they_are():
+    cache, order = DataCache(Counted(), prefetch=1), order_of(global_batch=2)
+    held = [
+        batch
+        for epoch in range(3)
+        for batch in cache.batches(order, CentreCrop(8, dtype="uint8"), 0, 1, epoch)
+    ]
+    for batch in held:
+        assert (batch.images == batch.ids[:, None, None, None]).all()
+
+
+def test_a_data_set_of_tensorflow_has_the_same_batches():
+    cache, order, crop = DataCache(Counted()), order_of(), CentreCrop(8, dtype="uint8")
+
+    def batches():
+        return cache.batches(order, crop, 0, 1, epoch=2, remainder="pad")
+
+    elements = list(cache.dataset(batches, crop).as_numpy_iterator())
+    expected = list(batches())
+    assert len(elements) == len(expected) == 4
+    for (images, labels, counts), batch in zip(elements, expected, strict=True):
+        assert np.array_equal(images, batch.images)
+        assert np.array_equal(labels, batch.labels)
+        assert np.array_equal(counts, batch.counts)
+
+
+def test_an_exception_of_the_source_arrives_where_its_batch_would():
+    class Failing(Counted):
+        def read(self, manifest, ids):
+            if 3 in ids:
+                raise OSError("gone")
+            return super().read(manifest, ids)
+
+    cache, crop = DataCache(Failing()), CentreCrop(8)
+    batches = cache.evaluation_batches(crop, 0, 1, batch_size=2)
+    assert next(batches).ids.tolist() == [0, 1]
+    with pytest.raises(OSError, match="gone"):
+        next(batches)
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "message"),
+    ("options", "message"),
     [
-        (
-            np.zeros((2, 8, 8), np.uint8),
-            np.zeros(2, int),
-            r"images: expected uint8 .*, got uint8 \(2, 8, 8\)",
-        ),
-        (np.zeros((2, 8, 8, 1)), np.zeros(2, int), r"images: expected uint8 .*, got float64"),
-        (np.zeros((2, 8, 8, 1), np.uint8), np.zeros(3, int), r"labels: expected shape \(2,\), got \(3,\)"),
+        ({"threads": 0}, "threads: expected at least 1, got 0"),
+        ({"prefetch": 0}, "prefetch: expected at least 1, got 0"),
+        ({"verified": 1.5}, "verified: expected a share from 0 to 1, got 1.5"),
     ],
 )
-def test_arrays_that_are_no_images_are_refused(images, labels, message):
+def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        ArraySource(images, labels)
+        DataCache(Counted(), **options)
+
+
+def test_an_order_of_other_samples_is_refused():
+    with pytest.raises(ValueError, match="order: expected one of 23 samples, got one of 24"):
+        DataCache(Counted()).batches(order_of(samples=24), CentreCrop(8), 0, 1, 0)
+
+
+# --------------------------------------------------------------------------- manifests that are kept
+
+
+def test_a_source_is_scanned_once_until_it_changes(tmp_path):
+    source = Counted()
+    first = manifest_of(source, tmp_path, "digits training")
+    assert manifest_of(source, tmp_path, "digits training").fingerprint == first.fingerprint
+    assert source.scans == 1
+    assert manifest_of(source, tmp_path, "others") is not None
+    assert source.scans == 2
+    changed = Counted(SAMPLES + 1)
+    assert len(manifest_of(changed, tmp_path, "digits training")) == SAMPLES + 1
+    assert changed.scans == 1
+
+
+def test_a_damaged_manifest_is_made_anew(tmp_path):
+    source = Counted()
+    manifest_of(source, tmp_path, "a")
+    (path,) = tmp_path.glob("manifest-*.npz")
+    path.write_bytes(path.read_bytes()[:100])
+    assert len(manifest_of(source, tmp_path, "a")) == SAMPLES
+    assert source.scans == 2
+
+
+def test_without_a_folder_every_start_scans(tmp_path):
+    source = Counted()
+    for _ in range(2):
+        manifest_of(source, None, "a")
+    (tmp_path / "file").touch()
+    manifest_of(source, tmp_path / "file", "a")  # no folder can be made there
+    assert source.scans == 3

@@ -1,50 +1,287 @@
 """Which sample is read when: pure functions of seed, epoch and place."""
 
+import math
+
 import numpy as np
 import pytest
 
-from datacache.order import epoch_order, evaluation_ids, training_ids
+from datacache.order import (
+    Order,
+    Permutation,
+    evaluation_batch,
+    evaluation_part,
+    evaluation_steps,
+)
 
 WORLDS = [1, 2, 3, 4, 5, 8]
+IMAGENET = 1_281_167
 
 
-def test_an_order_is_a_permutation_fixed_by_seed_and_epoch():
-    order = epoch_order(1437, seed=7, epoch=3)
-    assert sorted(order) == list(range(1437))
-    assert (order == epoch_order(1437, seed=7, epoch=3)).all()
-    assert (order != epoch_order(1437, seed=7, epoch=4)).any()
-    assert (order != epoch_order(1437, seed=8, epoch=3)).any()
+def excess(counts, expected):
+    """By how many standard deviations chi-square is too large for counts that are equally likely."""
+    freedom = counts.size - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("samples", [0, 1, 37, 1437])
-def test_every_rank_makes_as_many_full_batches_and_none_shares_a_sample(world_size, samples):
-    order = epoch_order(samples, seed=1, epoch=0)
-    parts = [list(training_ids(order, rank, world_size, batch_size=4)) for rank in range(world_size)]
-    assert {len(part) for part in parts} == {samples // (4 * world_size)}
-    assert all(len(ids) == 4 for part in parts for ids in part)
-    read = [sample for part in parts for ids in part for sample in ids]
-    assert len(read) == len(set(read)) == samples // (4 * world_size) * 4 * world_size
+def global_batch(order, epoch, step, world_size):
+    return np.concatenate([order.batch(epoch, step, rank, world_size) for rank in range(world_size)])
 
 
-def test_the_same_global_batches_come_out_at_another_world_size():
-    order = epoch_order(100, seed=1, epoch=0)
-    two = [list(training_ids(order, rank, 2, batch_size=6)) for rank in range(2)]
-    four = [list(training_ids(order, rank, 4, batch_size=3)) for rank in range(4)]
-    assert len(two[0]) == len(four[0]) == 8
-    for step in range(8):
-        of_two = np.concatenate([part[step] for part in two])
-        of_four = np.concatenate([part[step] for part in four])
-        assert (of_two == of_four).all()
+def global_counts(order, step, world_size=1):
+    return np.concatenate([order.counts(step, rank, world_size) for rank in range(world_size)])
+
+
+# -------------------------------------------------------------------------------- permutations
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 255, 256, 257, 1000, IMAGENET])
+def test_a_permutation_has_every_number_once(size):
+    found = np.zeros(size, np.int64)
+    found[Permutation(size, 7, 3).at(np.arange(size))] += 1
+    assert (found == 1).all()
+
+
+def test_an_empty_permutation_has_nothing():
+    assert len(Permutation(0, 1).at(np.empty(0, np.int64))) == len(Permutation(0, 1)) == 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_permutations_of_a_few_are_equally_likely(size):
+    keys = 200 * math.factorial(size)
+    drawn = np.array([Permutation(size, key).at(np.arange(size)) for key in range(keys)])
+    _, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(counts) == math.factorial(size)
+    assert abs(excess(counts, 200)) < 5
+
+
+@pytest.mark.parametrize("size", [7, 64, 100])
+def test_every_number_is_equally_likely_everywhere_and_after_every_other(size):
+    keys = 20 * size
+    drawn = np.array([Permutation(size, 1, key).at(np.arange(size)) for key in range(keys)])
+    places = np.array([np.bincount(column, minlength=size) for column in drawn.T])
+    steps = np.bincount(((drawn[:, 1:] - drawn[:, :-1]) % size).ravel(), minlength=size)
+    assert excess(places, 20) < 5
+    assert steps[0] == 0 and excess(steps[1:], keys) < 5
+
+
+def test_a_large_permutation_keeps_nothing_of_the_order():
+    values = Permutation(IMAGENET, 11).at(np.arange(IMAGENET))
+    assert abs(np.corrcoef(values, np.arange(IMAGENET))[0, 1]) < 5 / math.sqrt(IMAGENET)
+    for lag in (1, 2, 1024):
+        assert abs(np.corrcoef(values[lag:], values[:-lag])[0, 1]) < 5 / math.sqrt(IMAGENET)
+    for first, second in [(np.arange(IMAGENET), values), (values[1:], values[:-1])]:
+        counts = np.histogram2d(first, second, bins=256)[0]
+        assert excess(counts, len(first) / 256**2) < 5
+
+
+def test_another_key_gives_an_unrelated_permutation():
+    positions = np.arange(100_000)
+    for key in [(2, 4), (3, 3), (3, 2), (2,), (2, 3, 0)]:
+        same = Permutation(100_000, 2, 3).at(positions) == Permutation(100_000, *key).at(positions)
+        assert same.sum() < 10  # as many as of two drawn independently: one in the mean
+
+
+def test_any_position_is_there_without_the_others():
+    permutation = Permutation(1000, 5)
+    values = permutation.at(np.arange(1000))
+    assert [permutation[position] for position in range(1000)] == values.tolist()
+    assert (permutation.at(np.array([999, 0, 999])) == values[[999, 0, 999]]).all()
+
+
+def test_permutations_are_the_same_for_ever():
+    """Golden values: a run that resumes on another machine or version must not read other samples."""
+    positions = np.array([0, 1, 2, 1_000_000, IMAGENET - 1])
+    expected = [1079551, 693078, 867621, 817958, 759897]
+    assert Permutation(IMAGENET, 7, 3).at(positions).tolist() == expected
+    assert Permutation(7, 7, 3).at(np.arange(7)).tolist() == [2, 6, 3, 0, 1, 4, 5]
+    assert Permutation(2**40, -1).at(np.array([0, 2**40 - 1])).tolist() == [38890361026, 938875906480]
+
+
+@pytest.mark.parametrize("positions", [[-1], [3], [0, 3]])
+def test_a_position_outside_is_refused(positions):
+    with pytest.raises(IndexError, match="positions: expected 0 to 2, got"):
+        Permutation(3, 1).at(np.array(positions))
+
+
+# ----------------------------------------------------------------------------- training: Order
+
+ORDERS = [
+    Order(1437, 1, 24, seed=5),
+    Order(1437, 8, 24, seed=5),
+    Order(1437, 24, 24, seed=5, placement="hash"),
+    Order(1440, 3, 48, seed=5),
+    Order(10, 4, 48, seed=5),  # a batch is more than all samples
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epoch_reads_no_sample_twice_and_leaves_less_than_a_batch_of_each_shard(order):
+    ids = [global_batch(order, 2, step, 1) for step in range(order.steps("drop"))]
+    read = np.concatenate([np.empty(0, np.int64), *ids])
+    assert len(np.unique(read)) == len(read) == order.steps("drop") * order.global_batch
+    # Shards differ by one sample, so that each may leave one more than a batch takes of it.
+    assert order.samples - len(read) < order.global_batch + order.shards
+    assert all(global_counts(order, step).all() for step in range(order.steps("drop")))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_padded_epoch_counts_every_sample_once(order):
+    steps = range(order.steps("pad"))
+    read = np.concatenate([global_batch(order, 2, step, 1) for step in steps])
+    counted = np.concatenate([global_counts(order, step) for step in steps])
+    assert sorted(read[counted]) == list(range(order.samples))
+    assert len(read) - order.samples < order.global_batch + order.shards
+    assert not global_counts(order, len(steps)).any()
+    assert global_counts(order, len(steps) - 1).any()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_global_batches_are_the_same_at_every_world_size(order):
+    for step in range(order.steps("pad")):
+        alone = global_batch(order, 4, step, 1)
+        for world_size in (2, 3, 4, 8):
+            assert (global_batch(order, 4, step, world_size) == alone).all()
+            assert (global_counts(order, step, world_size) == global_counts(order, step)).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("nodes", [[[0, 1, 2, 3]], [[0], [1, 2, 3]], [[0, 1], [2, 3]], [[3, 0], [1], [2]]])
+def test_the_part_of_a_node_is_what_its_ranks_read(order, nodes):
+    parts = [order.part(ranks, 4) for ranks in nodes]
+    for part, ranks in zip(parts, nodes, strict=True):
+        batches = [
+            order.batch(epoch, step, rank, 4)
+            for epoch in range(20)
+            for step in range(order.steps("pad"))
+            for rank in ranks
+        ]
+        read = np.unique(np.concatenate(batches))
+        assert np.isin(read, part).all()
+        assert (part[1:] > part[:-1]).all()
+        # Twenty epochs, padded: all of it unless two nodes share a shard.
+        assert len(read) == len(part) or order.shards < 4
+    assert (np.unique(np.concatenate(parts)) == np.arange(order.samples)).all()
+
+
+@pytest.mark.parametrize("placement", ["manifest", "hash"])
+def test_with_a_shard_for_each_node_the_parts_do_not_overlap(placement):
+    order = Order(1001, 4, 64, seed=1, placement=placement)
+    parts = [order.part([2 * node, 2 * node + 1], 8) for node in range(4)]
+    assert sorted(np.concatenate(parts)) == list(range(1001))
+    assert {len(part) for part in parts} == {250, 251}
+    consecutive = [(part == np.arange(part[0], part[0] + len(part))).all() for part in parts]
+    assert consecutive == [placement == "manifest"] * 4
+    for node, part in enumerate(parts):
+        of_another_seed = Order(1001, 4, 64, seed=2, placement=placement).part([2 * node, 2 * node + 1], 8)
+        assert (part == of_another_seed).all()
+
+
+def test_no_ranks_need_nothing():
+    assert len(Order(100, 2, 4, seed=1).part([], 2)) == 0
+
+
+def test_hash_placement_mixes_what_the_manifest_sorts():
+    order = Order(100_000, 4, 64, seed=1, placement="hash")
+    for node in range(4):
+        classes = np.bincount(order.part([node], 4) // 1000, minlength=100)
+        assert excess(classes, 250) < 5 and classes.min() > 150
+
+
+def test_each_shard_is_read_in_its_own_permutation_of_the_epoch():
+    order = Order(1000, 4, 16, seed=9)
+    for epoch in range(2):
+        ids = np.array([global_batch(order, epoch, step, 2) for step in range(order.steps("drop"))])
+        for shard in range(4):
+            read = ids[:, 4 * shard : 4 * shard + 4].ravel() - 250 * shard
+            assert 0 <= read.min() <= read.max() < 250 and len(np.unique(read)) == 248
+            assert abs(np.corrcoef(read, np.arange(248))[0, 1]) < 5 / math.sqrt(248)
+
+
+def test_epochs_seeds_and_shards_are_read_in_unrelated_orders():
+    def read(seed, epoch, shard):
+        order = Order(100_000, 2, 2000, seed)
+        batches = [order.batch(epoch, step, shard, 2) for step in range(50)]
+        return np.concatenate(batches) - 50_000 * shard
+
+    first = read(1, 0, 0)
+    for other in [read(2, 0, 0), read(1, 1, 0), read(1, 0, 1), read(0, 1, 0)]:
+        assert (other == first).sum() < 10  # one in the mean
+
+
+def test_what_an_epoch_drops_is_read_in_others():
+    order = Order(100, 1, 64, seed=1)
+    read = [set(order.batch(epoch, 0, 0, 1)) for epoch in range(20)]
+    assert len(set.union(*read)) == 100
+
+
+def test_the_order_is_the_same_for_ever():
+    """Golden values: a run that resumes on another machine or version must not read other samples."""
+    manifest = [649, 58428, 23523, 29085, 16031, 7186, 39437, 65672]
+    scattered = [907241, 1182862, 335784, 208843, 811134, 219327, 286603, 88461]
+    assert Order(IMAGENET, 16, 4096, 42).batch(5, 17, 1, 512).tolist() == manifest
+    assert Order(IMAGENET, 16, 4096, 42, "hash").batch(5, 17, 1, 512).tolist() == scattered
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"shards": 0}, "shards: expected at least 1, got 0"),
+        ({"samples": 3}, "samples: expected at least as many as shards = 4, got 3"),
+        ({"global_batch": 6}, "global_batch: expected a multiple of shards = 4, got 6"),
+        ({"global_batch": 0}, "global_batch: expected a multiple of shards = 4, got 0"),
+        ({"placement": "random"}, "placement: expected 'manifest' or 'hash', got 'random'"),
+    ],
+)
+def test_an_impossible_order_is_refused(settings, error):
+    with pytest.raises(ValueError, match=error):
+        Order(**{"samples": 100, "shards": 4, "global_batch": 8, "seed": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ({"step": -1}, "step: expected at least 0, got -1"),
+        ({"rank": 2}, "rank: expected 0 to 1, got 2"),
+        ({"rank": -1}, "rank: expected 0 to 1, got -1"),
+        ({"world_size": 3}, "world_size: expected a divisor of global_batch = 8, got 3"),
+        ({"world_size": 0}, "world_size: expected at least 1, got 0"),
+    ],
+)
+def test_an_impossible_place_is_refused(place, error):
+    with pytest.raises(ValueError, match=error):
+        Order(100, 4, 8, seed=1).batch(**{"epoch": 0, "step": 0, "rank": 0, "world_size": 2, **place})
+
+
+def test_an_unknown_remainder_is_refused():
+    with pytest.raises(ValueError, match="remainder: expected 'drop' or 'pad', got 'keep'"):
+        Order(100, 4, 8, seed=1).steps("keep")
+
+
+# ---------------------------------------------------------------------- evaluation
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("samples", [1, 3, 360, 361])
-def test_evaluation_reads_every_sample_exactly_once(world_size, samples):
-    read = [
-        sample
-        for rank in range(world_size)
-        for ids in evaluation_ids(samples, rank, world_size, batch_size=7)
-        for sample in ids
-    ]
-    assert sorted(read) == list(range(samples))
+def test_every_rank_evaluates_as_many_full_batches_and_every_sample_counts_once(world_size, samples):
+    steps = evaluation_steps(samples, world_size, batch_size=7)
+    counted = []
+    for rank in range(world_size):
+        for step in range(steps):
+            ids, counts = evaluation_batch(samples, step, rank, world_size, batch_size=7)
+            assert ids.shape == counts.shape == (7,)
+            assert np.isin(ids, evaluation_part(samples, [rank], world_size)).all()
+            counted.extend(ids[counts])
+    assert sorted(counted) == list(range(samples))
+    everyone = evaluation_part(samples, range(world_size), world_size)
+    assert everyone.tolist() == list(range(samples))
+
+
+def test_nothing_is_evaluated_in_no_steps():
+    assert evaluation_steps(0, 3, 7) == 0
+    assert len(evaluation_part(0, range(3), 3)) == 0
+
+
+@pytest.mark.parametrize("step", [-1, 3])
+def test_a_step_beyond_the_evaluation_is_refused(step):
+    with pytest.raises(ValueError, match=f"step: expected 0 to 2, got {step}"):
+        evaluation_batch(21, step, 0, 1, batch_size=7)

@@ -1,0 +1,84 @@
+"""Whole batches, assembled ahead by threads of their own."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache.augmentation import Crop, PackedImages
+from datacache.buffers import Buffers
+from datacache.levels import Levels
+from datacache.order import Flags, Ids
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of shape ``(samples, input_size, input_size, channels)``, their labels, and their ids.
+
+    ``counts``: which of the samples are to be counted; the others only fill the batch up.
+    """
+
+    images: npt.NDArray[Any]
+    labels: npt.NDArray[np.int64]
+    ids: Ids
+    counts: Flags
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a batch is to be made of. ``epoch`` and ``seed``: what the crop draws from, beside the ids."""
+
+    ids: Ids
+    counts: Flags
+    epoch: int = 0
+    seed: int = 0
+
+
+class Assembly:
+    """Makes batches of one size: reads the samples, crops them into memory that is used again."""
+
+    def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], crop: Crop, channels: int) -> None:
+        self._levels, self._labels, self._crop = levels, labels, crop
+        self._side = (crop.input_size, crop.input_size, channels)
+        self._buffers: dict[int, Buffers] = {}
+
+    def make(self, draft: Draft) -> Batch:
+        """Return the batch; threads may call it at the same time."""
+        samples = self._levels.read(draft.ids)
+        images = self._buffers_for(len(draft.ids)).take()
+        self._crop.apply(PackedImages.of(samples), draft.ids, draft.epoch, draft.seed, images)
+        return Batch(images, self._labels[draft.ids], draft.ids, draft.counts)
+
+    def _buffers_for(self, size: int) -> Buffers:
+        return self._buffers.setdefault(size, Buffers((size, *self._side), self._crop.dtype))
+
+
+def ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, prefetch: int
+) -> Iterator[Result]:
+    """Yield ``function(item)`` in the order of ``items``, up to ``prefetch`` of them computed ahead.
+
+    An exception is raised where its result would have come. What is under way ends when nobody asks any more.
+
+    >>> list(ahead(lambda number: 2 * number, range(5), threads=2, prefetch=3))
+    [0, 2, 4, 6, 8]
+    """
+    futures: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="datacache") as pool:
+        try:
+            for item in items:
+                futures.append(pool.submit(function, item))
+                if len(futures) > prefetch:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
+        finally:
+            for future in futures:
+                future.cancel()

@@ -1,0 +1,181 @@
+"""How much room there is, and how much a cache will take: asked before anything is written.
+
+A tmpfs that is larger than the memory left to this process's control group does not report that it is full:
+the process is killed. So its room is the least of all limits.
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache.errors import CacheFull
+
+PAGE = min(mmap.PAGESIZE, 32768)  # bytes of LMDB's pages
+KEY_BYTES = 8
+
+# LMDB's layout (format 1): each page begins with 16 bytes; each node has 8 and 2 in the page's table; what
+# does not fit twice into a page goes into pages of its own, and an 8-byte page number stands in its place.
+_PAGE_HEADER = 16
+_NODE_HEADER = 8 + 2
+_LARGEST_NODE = (PAGE - _PAGE_HEADER) // 2 - 2
+_POINTER = 8
+
+# Pages that one transaction replaces are free only when no reader needs them: as many as a few large ones
+# touch at the same time.
+_PAGES_IN_FLIGHT = 1024
+
+_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What bounds the room in a folder: ``free`` bytes left, and how more can be had."""
+
+    name: str
+    free: int
+    remedy: str
+
+
+def lmdb_bytes(sizes: npt.NDArray[np.int64]) -> int:
+    """Return an upper bound of the bytes of a data file with records of ``sizes`` bytes, put in any order.
+
+    >>> lmdb_bytes(np.full(1000, 30_000)) / (1000 * 30_000) < 1.3
+    True
+    """
+    nodes = _NODE_HEADER + KEY_BYTES + sizes
+    apart = nodes > _LARGEST_NODE
+    pages_apart = -(-(_PAGE_HEADER + sizes[apart]) // PAGE)
+    nodes = np.where(apart, _NODE_HEADER + KEY_BYTES + _POINTER, nodes + 1)  # nodes begin at even bytes
+    leaves = _split_pages(int(nodes.sum()), int(nodes.max(initial=1)))
+    branches = 2 * _split_pages(leaves * (_NODE_HEADER + KEY_BYTES), _NODE_HEADER + KEY_BYTES)
+    in_flight = min(leaves + branches, _PAGES_IN_FLIGHT)
+    return PAGE * (int(pages_apart.sum()) + leaves + branches + 2 * in_flight + 16)
+
+
+def _split_pages(total: int, largest: int) -> int:
+    """Return how many pages nodes of ``total`` bytes need when every page is one half of a split."""
+    least_filled = (PAGE - _PAGE_HEADER - largest) // 2
+    return -(-total // least_filled)
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes can still be written in a folder, which need not exist yet."""
+    return tightest(path).free
+
+
+def check_room(path: Path, needed: int, what: str) -> None:
+    """Raise :class:`CacheFull` unless ``needed`` bytes are free in ``path``."""
+    limit = tightest(path)
+    if needed > limit.free:
+        raise CacheFull(
+            f"{what}: needs {readable(needed)} in {path}, {readable(limit.free)} are left by {limit.name}; "
+            f"{limit.remedy}"
+        )
+
+
+def tightest(path: Path, system: Path = Path("/")) -> Limit:
+    """Return what bounds the room in a folder most; ``system`` is where ``proc`` and ``sys`` are."""
+    existing = _existing(path)
+    limits = [_filesystem_limit(existing)]
+    if in_memory(existing, system):
+        limits += [_machine_limit(system), *_group_limits(system)]
+    return min(limits, key=lambda limit: limit.free)
+
+
+def in_memory(path: Path, system: Path = Path("/")) -> bool:
+    """Tell whether what is written to a folder stays in memory."""
+    device = os.stat(_existing(path)).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in (system / "proc/self/mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number:
+            return kind.split()[0] in _MEMORY_FILESYSTEMS
+    return False
+
+
+def readable(number: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> readable(999), readable(5 << 20), readable(3 << 40)
+    ('999 bytes', '5.0 MiB', '3072.0 GiB')
+    """
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} bytes"
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _filesystem_limit(path: Path) -> Limit:
+    found = os.statvfs(path)
+    unlimited = found.f_blocks == 0  # a tmpfs without a size
+    free = 1 << 62 if unlimited else found.f_bavail * found.f_frsize
+    return Limit(
+        f"the filesystem of {path}",
+        free,
+        "free some (`cloudtrain cache gc`), choose another folder, or enlarge it (a container's /dev/shm: "
+        "`--shm-size`)",
+    )
+
+
+def _machine_limit(system: Path) -> Limit:
+    lines = (system / "proc/meminfo").read_text().splitlines()
+    kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return Limit("the machine's memory", 1024 * kibibytes, "end other programs, or keep this level on disk")
+
+
+def _group_limits(system: Path) -> list[Limit]:
+    """Return the memory limits of the control groups, of either version, that this process is in."""
+    limits = []
+    for line in (system / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
+                limits += _groups_upwards(system / mount, group, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            limits += _groups_upwards(system / "sys/fs/cgroup/memory", group, *files)
+    return limits
+
+
+def _groups_upwards(mount: Path, group: str, limit_file: str, usage_file: str) -> list[Limit]:
+    """Return the limits of a group and of those around it; inside a container only some can be seen."""
+    folder = mount / group.lstrip("/")
+    limits = []
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(mount):
+            break
+        limit, usage = _number(place / limit_file), _number(place / usage_file)
+        if limit is not None and usage is not None:
+            free = max(0, limit - usage + _reclaimable(place))
+            remedy = f"raise {place / limit_file} (the container's or the job's memory limit)"
+            limits.append(Limit(f"the control group {place}", free, remedy))
+    return limits
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+
+
+def _reclaimable(group: Path) -> int:
+    """Return the bytes of file cache that the kernel gives up first when a group's memory runs short."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split() for line in lines)
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))

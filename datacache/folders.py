@@ -1,0 +1,233 @@
+"""The folders of a cache: made whole, never changed into something else, removed only when nobody uses them.
+
+A folder ``gen-<fingerprint>`` is made under another name and renamed when it can be used, and renamed before
+it is removed, so that what has that name is always whole. Whoever uses it holds a shared lock on its file
+``in-use``, which a crash releases. Files that others may have mapped are never truncated.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from datacache import locks
+
+FORMAT = 1  # of folders, their files and their records
+PREFIX = "gen-"
+COMPLETE, DESCRIPTION, IN_USE, BROKEN = "COMPLETE", "generation.json", "in-use", "BROKEN"
+
+_ROOT_LOCK = "lock"
+_MAKING, _REMOVING = ".new-", ".old-"
+_ROOT_SECONDS = 60.0
+_ENTER_SECONDS = 60.0
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a folder is made for. ``expected_bytes``: what it may grow to; ``map_bytes``: LMDB's map."""
+
+    fingerprint: str
+    samples: int
+    ids: str  # xxh3_128 of the sorted ids
+    expected_bytes: int
+    map_bytes: int
+    note: dict[str, Any]
+    boot: str
+    format: int = FORMAT
+
+
+def enter(root: Path, wanted: Description, fill: Callable[[Path], None]) -> tuple[Path, Description, int]:
+    """Return the folder of a fingerprint, its description, and a descriptor that keeps it until closed.
+
+    If there is none it is made, and ``fill`` puts into it what belongs there. One that cannot be used is
+    dropped; if another job uses it, or it was made for other ids, that is an error.
+    """
+    folder = root / (PREFIX + wanted.fingerprint)
+    for _ in range(_ATTEMPTS):
+        descriptor = _keep(folder)
+        if descriptor is None:
+            _make(root, folder, wanted, fill)
+            continue
+        try:
+            found, fault = _inspect(folder, wanted)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if found is not None:
+            return folder, found, descriptor
+        os.close(descriptor)
+        if not remove(folder):
+            raise RuntimeError(
+                f"{folder}: {fault}, and another job uses it: choose another folder than {root}"
+            )
+    raise TimeoutError(f"{folder}: made and removed by others {_ATTEMPTS} times")
+
+
+def remove(folder: Path) -> bool:
+    """Remove a folder unless somebody uses it; return whether it is gone."""
+    root = folder.parent
+    gone = root / f"{_REMOVING}{folder.name}-{secrets.token_hex(4)}"
+    with _alone(root):
+        if not folder.is_dir():
+            return True
+        descriptor = locks.take(folder / IN_USE)
+        if descriptor is None:
+            return False
+        try:
+            folder.rename(gone)
+        finally:
+            os.close(descriptor)
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def is_in_use(folder: Path) -> bool:
+    """Tell whether any living process has the folder open."""
+    if not (folder / IN_USE).exists():
+        return False
+    descriptor = locks.take(folder / IN_USE)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def all_folders(root: Path) -> list[Path]:
+    """Return the folders of all fingerprints, sorted."""
+    return sorted(path for path in root.glob(PREFIX + "*") if path.is_dir())
+
+
+def describe(folder: Path) -> Description | None:
+    """Return what a folder was made for, or ``None`` if that cannot be read or is of another format."""
+    try:
+        written = json.loads((folder / DESCRIPTION).read_text())
+        return Description(**written) if written["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def held_bytes(folder: Path) -> int:
+    """Return the bytes that a folder takes of its filesystem."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += 512 * path.stat().st_blocks
+        except FileNotFoundError:  # a file of another process that was renamed meanwhile
+            continue
+    return total
+
+
+def promised_bytes(root: Path, but: Path) -> int:
+    """Return what the other generations that are being filled may still grow by."""
+    total = 0
+    for folder in all_folders(root):
+        found = describe(folder)
+        if folder == but or found is None or (folder / COMPLETE).exists() or not is_in_use(folder):
+            continue
+        total += max(0, found.expected_bytes - held_bytes(folder))
+    return total
+
+
+def boot() -> str:
+    """Return what changes when the machine starts anew, which is when data that was not synced is lost."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there wholly and durably, or not at all."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with aside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _keep(folder: Path) -> int | None:
+    """Return a descriptor that keeps others from removing the folder, or ``None`` if there is no folder."""
+    while folder.is_dir():
+        try:
+            descriptor = locks.take(folder / IN_USE, shared=True, timeout_seconds=_ENTER_SECONDS)
+        except FileNotFoundError:
+            continue
+        if descriptor is None:
+            raise TimeoutError(f"{folder / IN_USE}: locked by a process for more than {_ENTER_SECONDS} s")
+        if _is_at(descriptor, folder / IN_USE):
+            return descriptor
+        os.close(descriptor)  # it was removed, perhaps made anew, while we waited
+    return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _make(root: Path, folder: Path, wanted: Description, fill: Callable[[Path], None]) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _ROOT_LOCK).touch()
+    except OSError as error:
+        raise PermissionError(f"{root}: holds no {folder.name}, and it cannot be made: {error}") from error
+    with _alone(root):
+        for leftover in (*root.glob(_MAKING + "*"), *root.glob(_REMOVING + "*")):
+            shutil.rmtree(leftover, ignore_errors=True)  # of a crash: they are made under this lock
+        if folder.is_dir():
+            return
+        new = root / f"{_MAKING}{folder.name}-{secrets.token_hex(4)}"
+        try:
+            new.mkdir()
+            (new / IN_USE).touch()
+            fill(new)
+            write_whole(new / DESCRIPTION, json.dumps(asdict(wanted)).encode())
+            new.rename(folder)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+
+
+def _inspect(folder: Path, wanted: Description) -> tuple[Description | None, str]:
+    """Return the description of a folder that can be used, else what is wrong with it."""
+    found = describe(folder)
+    if found is None:
+        return None, f"not of format {FORMAT}"
+    if found.ids != wanted.ids:
+        raise ValueError(
+            f"{folder}: holds {found.samples} samples, expected {wanted.samples} with other ids; "
+            "the fingerprint must also tell which part of the samples is kept"
+        )
+    if (folder / BROKEN).exists():
+        return None, "damaged"
+    if not (folder / COMPLETE).exists() and found.boot != wanted.boot:
+        return None, "not finished before the machine started anew"
+    return found, ""
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Inside the block nobody else makes or removes folders of this root."""
+    with locks.exclusive(root / _ROOT_LOCK, _ROOT_SECONDS) as held:
+        if not held:
+            raise TimeoutError(f"{root / _ROOT_LOCK}: locked by a process for more than {_ROOT_SECONDS} s")
+        yield

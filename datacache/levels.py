@@ -1,0 +1,245 @@
+"""Samples through the levels: from memory, else from disk, else from central storage, and kept on the way."""
+
+import random
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_128_hexdigest
+
+from datacache.errors import BadSample, CacheFull
+from datacache.generation import Generation, Unread, Use
+from datacache.manifest import Manifest
+from datacache.order import Ids
+from datacache.preprocessing import Preprocessing
+from datacache.records import pack, unpack
+from datacache.sources import Source
+
+Sample = npt.NDArray[np.uint8]
+STAND_INS = 32  # samples of a label that are tried in the place of one that cannot be decoded
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders in which the ranks of a node keep samples together; ``None``: they do not.
+
+    ``disk``: level 1, samples as central storage has them. ``memory``: level 2, pre-processed ones, in a
+    tmpfs such as ``/dev/shm``.
+    """
+
+    disk: Path | None = None
+    memory: Path | None = None
+
+
+@dataclass
+class Counts:
+    """Samples that this rank has read so far, by where they were, and what was wrong with some."""
+
+    memory: int = 0
+    disk: int = 0
+    storage: int = 0
+    storage_bytes: int = 0
+    damaged_in_memory: int = 0
+    damaged_on_disk: int = 0
+    stand_ins: dict[int, int] = field(default_factory=dict)
+    """For each sample that cannot be decoded, the one of the same label that is read in its place."""
+
+
+class Level:
+    """A generation of the ids of ``part``, or nothing where there is no folder or no room for it.
+
+    Nothing that goes wrong with it stops anybody: it is done without, with one warning.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        fingerprint: str,
+        part: Ids,
+        sizes: npt.NDArray[np.int64],
+        note: Mapping[str, Any],
+    ) -> None:
+        self._part = part
+        self.generation: Generation | None = None
+        if folder is None or len(part) == 0:
+            return
+        try:
+            self.generation = Generation(folder, fingerprint, part, sizes, note=note)
+            self.generation.freeze()  # what a killed process has filled, but not frozen any more
+        except (CacheFull, OSError, RuntimeError) as error:
+            warnings.warn(f"level {note['level']} of the cache is done without: {error}", stacklevel=3)
+
+    def read(self, ids: Ids, use: Use) -> Unread:
+        """See :meth:`Generation.read_many`."""
+        if self.generation is None:
+            return Unread(list(range(len(ids))), [])
+        return self.generation.read_many(ids, use)
+
+    def keep(self, ids: Ids, unread: Unread, records: Mapping[int, bytes]) -> None:
+        """Keep the records of what was unread, by position in ``ids``."""
+        if self.generation is None:
+            return
+        damaged, missing = (np.array(each, np.int64) for each in (unread.damaged, unread.missing))
+        missing = missing[np.isin(ids[missing], self._part)]
+        if len(damaged):
+            self.generation.replace(ids[damaged], [records[position] for position in damaged.tolist()])
+        if len(missing):
+            try:
+                self.generation.put_many(ids[missing], [records[position] for position in missing.tolist()])
+                self.generation.freeze()
+            except CacheFull as error:
+                warnings.warn(str(error), stacklevel=3)
+
+    def close(self) -> None:
+        """Give the generation back."""
+        if self.generation is not None:
+            self.generation.close()
+
+
+class Levels:
+    """The pre-processed samples of a source on one node. Threads may read at the same time.
+
+    ``part``: the ids, ascending, that the node keeps; others can be read, but are not kept. ``verified``: the
+    share of reads from memory that look at every checksum (the headers' are looked at always).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        manifest: Manifest,
+        preprocessing: Preprocessing,
+        part: Ids,
+        places: Places,
+        *,
+        verified: float = 1.0,
+    ) -> None:
+        if not 0 <= verified <= 1:
+            raise ValueError(f"verified: expected a share from 0 to 1, got {verified}")
+        self.counts = Counts()
+        self._counting = threading.Lock()
+        self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
+        self._verified = verified
+        encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
+        prepared = xxh3_128_hexdigest(f"{encoded} {preprocessing.fingerprint}".encode())
+        note = {"manifest": manifest.fingerprint, "samples of the source": len(manifest)}
+        self.disk = Level(places.disk, encoded, part, manifest.sizes[part], {"level": 1, **note})
+        planned = manifest.sizes[part]
+        if places.memory is not None:
+            planned = preprocessing.planned_bytes(planned, manifest.shape)
+        note |= {"preprocessing": preprocessing.fingerprint}
+        self.memory = Level(places.memory, prepared, part, planned, {"level": 2, **note})
+
+    def read(self, ids: Ids) -> list[Sample]:
+        """Return pre-processed samples, in the order of ``ids``, each an array of its own.
+
+        What was not in memory is kept there from now on. Raises what the source raises where it cannot be
+        read, and :class:`BadSample` where neither a sample nor others of its label can be decoded.
+        """
+        samples: dict[int, Sample] = {}
+        verify = self._verified == 1 or random.random() < self._verified
+
+        def use(position: int, record: memoryview) -> None:
+            payload, shape = unpack(int(ids[position]), record, verify=verify)
+            if len(shape) == 4:  # the last tells which sample stands in
+                self._note_stand_in(int(ids[position]), shape[3])
+            samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3]).copy()
+
+        unread = self.memory.read(ids, use)
+        positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
+        self._count(memory=len(ids) - len(positions), damaged_in_memory=len(unread.damaged))
+        if len(positions):
+            prepared = self._prepare(ids[positions])
+            samples |= dict(zip(positions.tolist(), (sample for sample, _ in prepared), strict=True))
+            records = dict(zip(positions.tolist(), (record for _, record in prepared), strict=True))
+            self.memory.keep(ids, unread, records)
+        return [samples[position] for position in range(len(ids))]
+
+    def payloads(self, ids: Ids) -> list[bytes]:
+        """Return samples as central storage has them; what was not on disk is kept there from now on."""
+        found: dict[int, bytes] = {}
+
+        def use(position: int, record: memoryview) -> None:
+            found[position] = bytes(unpack(int(ids[position]), record, verify=True)[0])
+
+        unread = self.disk.read(ids, use)
+        positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
+        self._count(disk=len(ids) - len(positions), damaged_on_disk=len(unread.damaged))
+        if len(positions):
+            fetched = self._source.read(self._manifest, ids[positions])
+            self._count(storage=len(fetched), storage_bytes=sum(map(len, fetched)))
+            found |= dict(zip(positions.tolist(), fetched, strict=True))
+            records = {each: pack(int(ids[each]), found[each]) for each in positions.tolist()}
+            self.disk.keep(ids, unread, records)
+        return [found[position] for position in range(len(ids))]
+
+    def missing(self) -> Ids:
+        """Return the ids that the highest level there is does not keep yet; none without levels."""
+        level = self.memory.generation or self.disk.generation
+        return np.empty(0, np.int64) if level is None else level.missing_ids()
+
+    def fill(self, ids: Ids) -> int:
+        """Keep these samples in the levels that there are; return how many were read."""
+        if self.memory.generation is None:
+            return len(self.payloads(ids))
+        return len(self.read(ids))
+
+    def close(self) -> None:
+        """Give both generations back."""
+        self.memory.close()
+        self.disk.close()
+
+    def _prepare(self, ids: Ids) -> list[tuple[Sample, bytes]]:
+        """Return pre-processed samples and their records."""
+        prepared = []
+        for number, payload in zip(ids.tolist(), self.payloads(ids), strict=True):
+            try:
+                sample, stand_in = self._decoded(payload), []
+            except BadSample as error:
+                sample, other = self._stand_in(number, error)
+                stand_in = [other]
+            record = pack(number, np.ascontiguousarray(sample).data.cast("B"), (*sample.shape, *stand_in))
+            prepared.append((sample, record))
+        return prepared
+
+    def _decoded(self, payload: bytes) -> Sample:
+        return self._preprocessing.apply(payload, self._manifest.shape or ())
+
+    def _stand_in(self, number: int, reason: BadSample) -> tuple[Sample, int]:
+        """Return the next sample of the same label, in the order of ids, that can be decoded."""
+        labels = self._manifest.labels
+        alike = np.flatnonzero(labels == labels[number])
+        for other in np.roll(alike, -1 - int(np.searchsorted(alike, number)))[:STAND_INS].tolist():
+            if other == number:
+                continue
+            try:
+                sample = self._decoded(self.payloads(np.array([other]))[0])
+            except BadSample:
+                continue
+            self._note_stand_in(number, other)
+            return sample, other
+        name = self._manifest.files[int(self._manifest.file[number])]
+        raise BadSample(f"sample {number} ({name}): {reason}; nor can others of label {labels[number]}")
+
+    def _note_stand_in(self, number: int, other: int) -> None:
+        with self._counting:
+            self.counts.stand_ins[number] = other
+
+    def _count(self, **amounts: int) -> None:
+        with self._counting:
+            for name, amount in amounts.items():
+                setattr(self.counts, name, getattr(self.counts, name) + amount)
+
+
+def stand_in_lines(manifest: Manifest, stand_ins: Sequence[Mapping[int, int]]) -> list[str]:
+    """Return a line for each sample that some rank could not decode, in the order of their ids."""
+    together = {number: other for each in stand_ins for number, other in each.items()}
+    name = {each: manifest.files[int(manifest.file[each])] for pair in together.items() for each in pair}
+    return [
+        f"{name[number]} (sample {number}) cannot be decoded: {name[other]} (sample {other}) stood in"
+        for number, other in sorted(together.items())
+    ]

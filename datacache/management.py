@@ -1,0 +1,95 @@
+"""What lies in a cache's folders: listed, verified, and removed when nobody uses it."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datacache.errors import Damaged
+from datacache.folders import BROKEN, COMPLETE, all_folders, describe, held_bytes, is_in_use, remove
+from datacache.frozen import Frozen
+from datacache.records import key_of, unpack
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One folder of a cache. ``state``: ``complete``, ``unfinished`` or ``unusable``."""
+
+    folder: Path
+    level: int | None
+    state: str
+    samples: int
+    bytes: int
+    in_use: bool
+    days: float  # since it was made or finished
+    note: dict[str, Any]
+
+
+def kept_in(root: Path) -> Iterator[Kept]:
+    """Yield all that lies in a folder; nothing if it is not there."""
+    for folder in all_folders(root):
+        found = describe(folder)
+        state = "complete" if (folder / COMPLETE).exists() else "unfinished"
+        if found is None or (folder / BROKEN).exists():
+            state = "unusable"
+        note = found.note if found else {}
+        yield Kept(
+            folder=folder,
+            level=note.get("level"),
+            state=state,
+            samples=found.samples if found else 0,
+            bytes=held_bytes(folder),
+            in_use=is_in_use(folder),
+            days=(time.time() - folder.stat().st_mtime) / 86400,
+            note=note,
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What reading every record of a folder has shown.
+
+    ``damaged``: how many are not what was written, also where a good one is kept beside it.
+    """
+
+    kept: Kept
+    damaged: int = 0
+    unreadable: str | None = None
+
+
+def verify(kept: Kept) -> Verdict:
+    """Read all records of a complete folder, and look at every checksum."""
+    try:
+        frozen = Frozen(kept.folder)
+    except (Damaged, OSError) as error:
+        return Verdict(kept, unreadable=str(error))
+    return Verdict(kept, sum(not _is_whole(frozen, place) for place in range(len(frozen))))
+
+
+def _is_whole(frozen: Frozen, place: int) -> bool:
+    try:
+        record = frozen.record(place)
+        unpack(key_of(record), record, verify=True)
+    except Damaged:
+        return False
+    return True
+
+
+def collect_garbage(kept: Kept, *, of_everything: bool = False) -> bool:
+    """Remove a folder that no living process uses; return whether it is gone.
+
+    Complete samples of level 1 stay: reading them again is what a cache is there to avoid. ``of_everything``
+    removes these as well.
+    """
+    is_worth_keeping = kept.state == "complete" and kept.level == 1
+    if is_worth_keeping and not of_everything:
+        return False
+    return remove(kept.folder)
+
+
+def total_bytes(folders: list[Kept]) -> int:
+    """Return what the folders take together."""
+    return int(np.sum([each.bytes for each in folders], dtype=np.int64))

@@ -1,0 +1,223 @@
+"""What a source holds: one number a sample and column, built once, kept in a file."""
+
+import io
+import json
+import os
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+FORMAT = 1
+Column = npt.NDArray[np.int64]
+
+
+class Texts(Sequence[str]):
+    """Many strings as one buffer of UTF-8: no Python object for each. Bytes that are no UTF-8 survive.
+
+    >>> texts = Texts.of(["one", "zwölf"])
+    >>> texts[1], len(texts), texts == Texts.of(["one", "zwölf"])
+    ('zwölf', 2, True)
+    """
+
+    def __init__(self, buffer: bytes, ends: Column) -> None:
+        self.buffer = buffer
+        self.ends = ends
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Texts":
+        """Return the strings of an iterable."""
+        buffer, ends = bytearray(), array("q")
+        for text in texts:
+            buffer += text.encode("utf-8", "surrogateescape")
+            ends.append(len(buffer))
+        return cls(bytes(buffer), np.array(ends, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Texts": ...
+    def __getitem__(self, index: int | slice) -> "str | Texts":
+        if isinstance(index, slice):
+            return Texts.of(self[at] for at in range(*index.indices(len(self))))
+        at = range(len(self))[index]
+        start = int(self.ends[at - 1]) if at else 0
+        return self.buffer[start : int(self.ends[at])].decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Texts):
+            return NotImplemented
+        return self.buffer == other.buffer and np.array_equal(self.ends, other.ends)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} texts>"
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The samples of a source; equal sources have equal fingerprints.
+
+    All columns are read-only. Sample ``i`` begins at byte ``start[i]`` of ``files[file[i]]`` and its payload,
+    as :meth:`Source.read` returns it, has ``sizes[i]`` bytes.
+    """
+
+    payload: str
+    """``"image"`` (encoded), ``"array"`` (raw uint8) or ``"text"``."""
+    files: Texts
+    """Paths below the source's URL."""
+    stamps: npt.NDArray[np.uint64]
+    """For each file a hash of its size and version: whether it changed."""
+    file: npt.NDArray[np.int32]
+    start: Column
+    sizes: Column
+    labels: Column
+    classes: tuple[str, ...] = ()
+    """Names of the labels ``0, 1, …``; empty where the source has none."""
+    shape: tuple[int, ...] | None = None
+    """Of each sample, ``(height, width, channels)``, where samples are arrays."""
+    more: Mapping[str, Column] = field(default_factory=dict)
+    """Further columns that only the source understands."""
+    fingerprint: str = field(init=False)
+    """Of all the above, 32 hexadecimal digits."""
+
+    def __post_init__(self) -> None:
+        self._freeze("stamps", np.uint64)
+        self._freeze("file", np.int32)
+        for name in ("start", "sizes", "labels"):
+            self._freeze(name, np.int64)
+        object.__setattr__(self, "more", {name: _frozen(self.more[name], np.int64) for name in self.more})
+        self._check()
+        object.__setattr__(self, "fingerprint", self._hash())
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the manifest; what was there is replaced at once or not at all."""
+        path = Path(path)
+        facts = {"format": FORMAT, "fingerprint": self.fingerprint, **self._facts()}
+        columns: dict[str, Any] = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
+        columns |= {name: np.frombuffer(buffer, np.uint8) for name, buffer in self._buffers().items()}
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, **columns)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Manifest":
+        """Return a manifest that was saved.
+
+        ``FileNotFoundError`` if it is not there; ``ValueError`` if it is damaged or of another format.
+        """
+        data = Path(path).read_bytes()
+        try:
+            columns = _unzipped(data)
+            facts = json.loads(columns["facts"].tobytes())
+            if facts["format"] == FORMAT:
+                manifest = cls._restored(facts, columns)
+        except Exception as error:  # damaged bytes make an archive's reader stumble in many ways
+            raise ValueError(f"{path}: {_DAMAGED} ({type(error).__name__}: {error})") from error
+        if facts["format"] != FORMAT:
+            raise ValueError(f"{path}: manifest of format {facts['format']}, expected {FORMAT}; {_REMEDY}")
+        if manifest.fingerprint != facts["fingerprint"]:
+            raise ValueError(f"{path}: {_DAMAGED} (its fingerprint is another)")
+        return manifest
+
+    @classmethod
+    def _restored(cls, facts: dict[str, Any], columns: dict[str, npt.NDArray[np.uint8]]) -> "Manifest":
+        def column(name: str, kind: Any) -> npt.NDArray[Any]:
+            return columns[name].view(kind)
+
+        return cls(
+            payload=facts["payload"],
+            files=Texts(columns["names"].tobytes(), column("name_ends", np.int64)),
+            stamps=column("stamps", np.uint64),
+            file=column("of_file", np.int32),
+            start=column("start", np.int64),
+            sizes=column("sizes", np.int64),
+            labels=column("labels", np.int64),
+            classes=tuple(facts["classes"]),
+            shape=None if facts["shape"] is None else tuple(facts["shape"]),
+            more={name: column(f"more_{name}", np.int64) for name in facts["more"]},
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "payload": self.payload,
+            "classes": list(self.classes),
+            "shape": None if self.shape is None else list(self.shape),
+            "more": sorted(self.more),
+        }
+
+    def _buffers(self) -> dict[str, bytes]:
+        """Return every column by name as bytes, in a fixed order."""
+        columns: dict[str, npt.NDArray[Any]] = {"name_ends": self.files.ends, "stamps": self.stamps}
+        columns |= {"of_file": self.file, "start": self.start, "sizes": self.sizes, "labels": self.labels}
+        columns |= {f"more_{name}": self.more[name] for name in sorted(self.more)}
+        return {"names": self.files.buffer, **{name: column.tobytes() for name, column in columns.items()}}
+
+    def _hash(self) -> str:
+        digest = xxhash.xxh3_128(json.dumps([FORMAT, self._facts()]).encode())
+        for buffer in self._buffers().values():
+            digest.update(len(buffer).to_bytes(8, "little"))
+            digest.update(buffer)
+        return digest.hexdigest()
+
+    def _check(self) -> None:
+        samples = len(self)
+        if samples == 0:
+            raise ValueError("manifest: expected at least one sample, got none")
+        columns: dict[str, npt.NDArray[Any]] = {"file": self.file, "start": self.start}
+        columns |= {"labels": self.labels, **self.more}
+        for name, column in columns.items():
+            if column.shape != (samples,):
+                raise ValueError(f"manifest: {name}: expected shape ({samples},), got {column.shape}")
+        if self.stamps.shape != (len(self.files),):
+            raise ValueError(
+                f"manifest: stamps: expected shape ({len(self.files)},), got {self.stamps.shape}"
+            )
+        if self.file.min() < 0 or self.file.max() >= len(self.files):
+            raise ValueError(f"manifest: file: expected 0 … {len(self.files) - 1}, got {_extent(self.file)}")
+        if min(self.start.min(), self.sizes.min(), self.labels.min()) < 0:
+            raise ValueError("manifest: start, sizes, labels: expected no negative numbers")
+        if self.classes and self.labels.max() >= len(self.classes):
+            raise ValueError(
+                f"manifest: labels: expected 0 … {len(self.classes) - 1}, got {_extent(self.labels)}"
+            )
+
+    def _freeze(self, name: str, kind: Any) -> None:
+        object.__setattr__(self, name, _frozen(getattr(self, name), kind))
+
+
+_REMEDY = "delete it and it is built anew"
+_DAMAGED = f"no manifest, or a damaged one; {_REMEDY}"
+
+
+def _frozen(column: npt.ArrayLike, kind: Any) -> npt.NDArray[Any]:
+    view = np.ascontiguousarray(column, kind).view()
+    view.flags.writeable = False
+    return view
+
+
+def _extent(column: npt.NDArray[Any]) -> str:
+    return f"{column.min()} … {column.max()}"
+
+
+def _unzipped(data: bytes) -> dict[str, npt.NDArray[np.uint8]]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as columns:
+        return {name: columns[name] for name in columns.files}

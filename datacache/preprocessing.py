@@ -1,0 +1,184 @@
+"""From the bytes of central storage to the array kept in memory: all that comes before the first random step.
+
+>>> halves = Preprocessing("array", shorter_side=2)
+>>> halves.apply(bytes([0, 0, 8, 8] * 4), (4, 4))[:, :, 0]
+array([[1, 7],
+       [1, 7]], dtype=uint8)
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import Image, UnidentifiedImageError
+
+from datacache.errors import BadSample
+
+PAYLOADS = ("image", "array", "text")
+
+# Only these decoders see a payload: others are slow to find out that they do not know it, and one of them
+# (EPS) starts a program.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
+
+# Photographs are 4:3 or 3:2; samples that are longer are few, so their sum stays under what this plans.
+PLANNED_ASPECT = 1.5
+
+# Part of the fingerprint: to be raised when `apply` gives other values for the same payload.
+VERSION = 1
+
+_SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What is done once to each sample.
+
+    ``payload``: "image" (an encoded picture), "array" (raw uint8 values) or "text" (kept as it is).
+    ``shorter_side``: pictures and arrays are shrunk until their shorter side has this many pixels, aspect
+    kept, antialiased; those that are smaller are never enlarged. ``None`` leaves them as they are.
+    """
+
+    payload: str
+    shorter_side: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.payload not in PAYLOADS:
+            raise ValueError(f"payload: expected one of {', '.join(PAYLOADS)}, got {self.payload!r}")
+        if self.shorter_side is not None and self.shorter_side < 1:
+            raise ValueError(f"shorter_side: expected 1 pixel or more, got {self.shorter_side}")
+        if self.payload == "text" and self.shorter_side is not None:
+            raise ValueError(f"shorter_side: text has no sides, expected none, got {self.shorter_side}")
+
+    @property
+    def fingerprint(self) -> str:
+        """What the result depends on besides the payload, the decoder's version included; for file names too.
+
+        >>> Preprocessing("text").fingerprint
+        'text-v1'
+        """
+        side = [] if self.shorter_side is None else [str(self.shorter_side)]
+        decoder = [] if self.payload == "text" else [f"pillow{PIL.__version__}"]
+        return "-".join([self.payload, *side, *decoder, f"v{VERSION}"])
+
+    def apply(self, payload: bytes, shape: Sequence[int] = ()) -> npt.NDArray[np.uint8]:
+        """Return the sample, uint8 ``(height, width, channels)``; text as a vector of its bytes.
+
+        ``shape`` is that of an array: ``(height, width)`` or ``(height, width, channels)``. Pictures come out
+        with three channels, red, green, blue: grey and CMYK are converted, 16-bit values scaled to 8, alpha
+        and EXIF's orientation ignored, as is the custom with ImageNet. What is not shrunk may be a read-only
+        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload.
+        """
+        if self.payload == "text":
+            return np.frombuffer(payload, np.uint8)
+        if self.payload == "array":
+            return _shrink_array(_as_array(payload, shape), self.shorter_side)
+        return _decode(payload, self.shorter_side)
+
+    def planned_bytes(
+        self, sizes: npt.NDArray[np.int64], shape: Sequence[int] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return how many bytes to plan for each result, from the payloads' ``sizes`` in bytes.
+
+        Exact for arrays (all of ``shape``) and text. For pictures, whose proportions only decoding tells,
+        their sum is an upper bound as long as they are not longer than 3:2 on average.
+        """
+        if self.payload == "text":
+            return sizes.astype(np.int64)
+        if self.payload == "array":
+            if shape is None:
+                raise ValueError("shape: expected that of the arrays, got None")
+            height, width = shrunk(shape[0], shape[1], self.shorter_side)
+            return np.full(len(sizes), math.prod([height, width, *shape[2:]]), np.int64)
+        if self.shorter_side is None:
+            raise ValueError("shorter_side: room for pictures can be planned only with one, got None")
+        return np.full(len(sizes), math.ceil(3 * PLANNED_ASPECT * self.shorter_side**2), np.int64)
+
+
+def shrunk(height: int, width: int, shorter_side: int | None) -> tuple[int, int]:
+    """Return height and width with the shorter side shrunk to ``shorter_side``, aspect kept.
+
+    >>> shrunk(375, 500, 128), shrunk(500, 375, 128), shrunk(20, 30, 128)
+    ((128, 171), (171, 128), (20, 30))
+    """
+    shorter = min(height, width)
+    if shorter_side is None or shorter <= shorter_side:
+        return height, width
+    # in integers, half up: the same on every machine
+    longer = (2 * max(height, width) * shorter_side + shorter) // (2 * shorter)
+    return (shorter_side, longer) if height <= width else (longer, shorter_side)
+
+
+def _as_array(payload: bytes, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return the payload as a view ``(height, width, channels)``."""
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise BadSample(f"shape: expected (height, width) or (height, width, channels), got {tuple(shape)}")
+    if len(payload) != math.prod(shape):
+        raise BadSample(f"array {tuple(shape)}: expected {math.prod(shape)} bytes, got {len(payload)}")
+    return np.frombuffer(payload, np.uint8).reshape(*shape[:2], -1)
+
+
+def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> npt.NDArray[np.uint8]:
+    """Return the array with its shorter side shrunk, each channel for itself: there may be any number."""
+    height, width, channels = pixels.shape
+    size = shrunk(height, width, shorter_side)
+    if size == (height, width):
+        return pixels
+    small = np.empty((*size, channels), np.uint8)
+    for channel in range(channels):
+        picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, channel]))
+        small[:, :, channel] = picture.resize(size[::-1], Image.Resampling.BILINEAR)
+    return small
+
+
+def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
+    """Return the picture decoded and shrunk; whatever the decoder stumbles over is a :class:`BadSample`."""
+    picture = _open(payload)
+    what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
+    try:
+        height, width = shrunk(picture.height, picture.width, shorter_side)
+        # JPEG can be decoded at ½, ¼ or ⅛ of its size, which costs as much less; never below what is needed
+        picture.draft("RGB", (width, height))
+        colours = _as_rgb(picture)
+        if colours.size != (width, height):
+            colours = colours.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(colours)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise nearly anything when they meet damaged bytes
+        raise BadSample(f"{what}: {error}") from error
+
+
+def _open(payload: bytes) -> Image.Image:
+    """Return the picture, its header read, its pixels not yet decoded."""
+    if not payload:
+        raise BadSample("no picture: 0 bytes")
+    try:
+        return Image.open(io.BytesIO(payload), formats=FORMATS)
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        start = payload[:8].hex(" ")
+        known = ", ".join(FORMATS)
+        raise BadSample(
+            f"no picture: {len(payload)} bytes that begin with {start}; known: {known}"
+        ) from error
+    except Exception as error:
+        raise BadSample(f"no picture: {len(payload)} bytes: {error}") from error
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    """Return the picture in red, green, blue, 8 bits each; alpha is left out, not blended."""
+    if picture.mode in _SIXTEEN_BITS:
+        values = np.asarray(picture).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
+        picture = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if picture.mode == "F":
+        raise BadSample("floating-point values, whose range is unknown: expected integers")
+    if picture.mode == "P":
+        picture = picture.convert("RGBA")  # a transparent palette converted at once makes Pillow warn
+    return picture if picture.mode == "RGB" else picture.convert("RGB")

@@ -1,0 +1,129 @@
+"""What a source of samples promises."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from datacache.errors import SourceChanged
+from datacache.manifest import Manifest, Texts
+from datacache.order import Ids
+from datacache.storage import File, Range, Storage, Tell, untold
+
+
+class Source(ABC):
+    """Samples of central storage: listed once, then read by id."""
+
+    payload: ClassVar[str]
+    """What :meth:`read` returns: ``"image"``, ``"array"`` or ``"text"``."""
+
+    @abstractmethod
+    def scan(self, tell: Tell = untold) -> Manifest:
+        """Return what there is; ``ValueError`` if there is nothing, or not what the source expects."""
+
+    @abstractmethod
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        """Return the payloads of these samples, in their order; any thread may call it.
+
+        ``SourceChanged`` where a file is gone or too short, ``StorageFailed`` where it could not be read.
+        """
+
+    @abstractmethod
+    def check(self, manifest: Manifest) -> None:
+        """Raise ``SourceChanged`` if files came, went or changed since the manifest was made.
+
+        It costs a listing and reads no samples.
+        """
+
+
+class StoredSource(Source):
+    """Samples that are ranges of files in a :class:`Storage`."""
+
+    def __init__(self, url: str, *, storage: Mapping[str, Any] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._storage = Storage(self.url, **(storage or {}))
+
+    @abstractmethod
+    def files(self, tell: Tell = untold) -> list[File]:
+        """Return the files that samples come from, always in the same order."""
+
+    def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
+        """Return the range of each sample."""
+        of_files, starts, sizes = (
+            column[ids].tolist() for column in (manifest.file, manifest.start, manifest.sizes)
+        )
+        return [
+            Range(manifest.files[file], start, size)
+            for file, start, size in zip(of_files, starts, sizes, strict=True)
+        ]
+
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        """See :meth:`Source.read`; neighbours share a request, requests run in parallel."""
+        check_ids(manifest, ids)
+        return self.read_ranges(self.ranges(manifest, ids))
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the bytes of ranges that were there once."""
+        try:
+            return self._storage.read_many(ranges)
+        except FileNotFoundError as error:
+            raise SourceChanged(f"{self.url}: no longer there: {error}") from error
+
+    def check(self, manifest: Manifest) -> None:
+        """See :meth:`Source.check`."""
+        files = self.files()
+        if names(files) == manifest.files and np.array_equal(stamps(files), manifest.stamps):
+            return
+        before = dict(zip(manifest.files, manifest.stamps.tolist(), strict=True))
+        after = dict(zip(names(files), stamps(files).tolist(), strict=True))
+        changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+        raise changed_files(self.url, changed)
+
+
+def changed_files(place: str, changed: Sequence[str]) -> SourceChanged:
+    """Return the error that names what changed."""
+    count = "one file" if len(changed) == 1 else f"{len(changed)} files"
+    return SourceChanged(
+        f"{place}: {count} came, went or changed after the manifest was made, such as {changed[0]}; "
+        "build the manifest anew"
+    )
+
+
+def check_ids(manifest: Manifest, ids: Ids) -> None:
+    """Raise ``ValueError`` unless all ids are samples: NumPy would count negative ones from the end."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= len(manifest)):
+        raise ValueError(f"ids: expected 0 … {len(manifest) - 1}, got {ids.min()} … {ids.max()}")
+
+
+def names(files: Sequence[File]) -> Texts:
+    """Return the files' paths."""
+    return Texts.of(file.path for file in files)
+
+
+def stamps(files: Sequence[File]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each file's size and version."""
+    hashes = (xxhash.xxh3_64_intdigest(f"{file.size} {file.version}".encode()) for file in files)
+    return np.fromiter(hashes, np.uint64, len(files))
+
+
+def count_folders(
+    place: str, paths: Sequence[str], classes: Sequence[str] | None = None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Return each path's label, which counts its first folder among ``classes`` or all folders by name."""
+    folders = {path.partition("/")[0] for path in paths}
+    for path in paths:
+        if "/" not in path:
+            raise ValueError(f"{place}: expected samples in folders named like classes, got {path}")
+    known = tuple(sorted(folders) if classes is None else classes)
+    unknown = sorted(folders - set(known))
+    if unknown:
+        raise ValueError(
+            f"{place}: {len(unknown)} of {len(folders)} folders are none of the {len(known)} classes given, "
+            f"such as {unknown[0]}"
+        )
+    label = {name: number for number, name in enumerate(known)}
+    labels = (label[path.partition("/")[0]] for path in paths)
+    return np.fromiter(labels, np.int64, len(paths)), known

@@ -1,0 +1,60 @@
+"""A folder of images for every class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from datacache.manifest import Manifest
+from datacache.order import Ids
+from datacache.sources.base import StoredSource, count_folders, names, stamps
+from datacache.storage import File, Range, Tell, untold
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+
+
+class ImageFolder(StoredSource):
+    """Images ``CLASS/….jpg``, of any depth below the class's folder; other and hidden files are left alone.
+
+    Labels count the classes by name. A part of the data that lacks a class would count differently: give it
+    the ``classes`` of the whole.
+    """
+
+    payload = "image"
+
+    def __init__(
+        self, url: str, *, classes: Sequence[str] | None = None, storage: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(url, storage=storage)
+        self._classes = None if classes is None else tuple(classes)
+
+    def files(self, tell: Tell = untold) -> list[File]:
+        """See :meth:`StoredSource.files`."""
+        return [file for file in self._storage.files(tell) if _is_image(file.path)]
+
+    def scan(self, tell: Tell = untold) -> Manifest:
+        """See :meth:`Source.scan`; ``tell`` counts folders."""
+        files = self.files(tell)
+        if not files:
+            raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
+        paths = names(files)
+        labels, classes = count_folders(self.url, paths, self._classes)
+        return Manifest(
+            payload=self.payload,
+            files=paths,
+            stamps=stamps(files),
+            file=np.arange(len(files), dtype=np.int32),
+            start=np.zeros(len(files), np.int64),
+            sizes=np.fromiter((file.size for file in files), np.int64, len(files)),
+            labels=labels,
+            classes=classes,
+        )
+
+    def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
+        """See :meth:`StoredSource.ranges`: whole files, so that one that grew is noticed."""
+        return [replace(wanted, whole=True) for wanted in super().ranges(manifest, ids)]
+
+
+def _is_image(path: str) -> bool:
+    return path.lower().endswith(ENDINGS) and not any(part.startswith(".") for part in path.split("/"))

@@ -1,0 +1,234 @@
+"""Images in TFRecord files of ``tf.train.Example``, read without TensorFlow.
+
+A record is its length (8 bytes), the length's masked CRC (4), the data, and the data's masked CRC (4). The
+data is a protocol buffer ``Example{1: Features{1: map<string, Feature>}}``; a feature holds one list: of
+bytes (field 1), floats (2) or integers (3), whose items are field 1 of it. All that is needed of it is where
+the encoded image lies, and the label.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import numpy as np
+
+from datacache.errors import BadSample
+from datacache.manifest import Manifest
+from datacache.sources.base import StoredSource, names, stamps
+from datacache.sources.crc32c import masked_crc32c
+from datacache.storage import File, Storage, Tell, progress, untold
+
+BLOCK_BYTES = 8 << 20
+HEADER_BYTES = 12
+GZIP = b"\x1f\x8b"  # cannot be read in ranges
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+
+
+class TFRecord(StoredSource):
+    """Examples with an encoded image and a label; ``pattern`` says which files of the folder to take.
+
+    The scan reads every byte once and verifies every checksum. From then on a sample is one range of a file.
+    ``label_offset`` is subtracted from the stored labels (ImageNet's begin at 1).
+    """
+
+    payload = "image"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pattern: str = "*",
+        image_key: str = "image/encoded",
+        label_key: str = "image/class/label",
+        label_offset: int = 0,
+        storage: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(url, storage=storage)
+        self._pattern = pattern
+        self._image_key = image_key.encode()
+        self._label_key = label_key.encode()
+        self._label_offset = label_offset
+
+    def files(self, tell: Tell = untold) -> list[File]:
+        """See :meth:`StoredSource.files`."""
+        return [file for file in self._storage.files(tell) if fnmatch(file.path, self._pattern)]
+
+    def scan(self, tell: Tell = untold) -> Manifest:
+        """See :meth:`Source.scan`; ``tell`` counts bytes."""
+        files = self.files()
+        add = progress(sum(file.size for file in files), tell)
+        parts = self._storage.in_parallel(lambda file: self._scan_file(file, add), files)
+        if not any(parts):
+            raise ValueError(
+                f"{self.url}: expected TFRecord files that match {self._pattern!r}, found no record"
+            )
+        counts = [len(part) for part in parts]
+        return Manifest(
+            payload=self.payload,
+            files=names(files),
+            stamps=stamps(files),
+            file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+            start=np.concatenate([part.starts for part in parts]),
+            sizes=np.concatenate([part.sizes for part in parts]),
+            labels=np.concatenate([part.labels for part in parts]),
+        )
+
+    def _scan_file(self, file: File, add: Callable[[int], None]) -> "_Found":
+        found = _Found()
+        for at, data in records(self._storage, file, add):
+            try:
+                start, size, label = self._locate(data)
+            except (ValueError, IndexError) as error:
+                place = f"{self.url}/{file.path}: record {len(found)} at byte {at - HEADER_BYTES}"
+                raise BadSample(f"{place}: {error}") from error
+            found.starts.append(at + start)
+            found.sizes.append(size)
+            found.labels.append(label)
+        return found
+
+    def _locate(self, example: memoryview) -> tuple[int, int, int]:
+        """Return where in the example the image begins, its bytes, and the label."""
+        features = _features(example, {self._image_key, self._label_key})
+        for key in (self._image_key, self._label_key):
+            if key not in features:
+                raise ValueError(f"has no feature {key.decode()!r}")
+        start, stop = _only_bytes(example, *features[self._image_key])
+        label = _only_integer(example, *features[self._label_key]) - self._label_offset
+        if label < 0:
+            raise ValueError(
+                f"label: expected at least {self._label_offset} (label_offset), got "
+                f"{label + self._label_offset}"
+            )
+        return start, stop - start, label
+
+
+@dataclass
+class _Found:
+    starts: "array[int]" = field(default_factory=lambda: array("q"))
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    labels: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterator[tuple[int, memoryview]]:
+    """Yield where the data of each record begins in the file, and the data, which is gone with the next.
+
+    ``add`` is told the bytes of each record. ``BadSample`` where a checksum does not fit.
+    """
+    window = _Window(storage, file)
+    at = 0
+    while at < file.size:
+        place = f"{storage.url}/{file.path}: record at byte {at}"
+        header = window.take(at, HEADER_BYTES, place)
+        length = int.from_bytes(header[:8], "little")
+        if masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
+            zipped = "; it is gzip: unpack it" if bytes(header[:2]) == GZIP else ""
+            raise BadSample(f"{place}: no TFRecord, or damaged: the length's checksum is another{zipped}")
+        data = window.take(at + HEADER_BYTES, length + 4, place)
+        if masked_crc32c(data[:length]) != int.from_bytes(data[length:], "little"):
+            raise BadSample(f"{place}: damaged: the data's checksum is another")
+        yield at + HEADER_BYTES, data[:length]
+        at += HEADER_BYTES + length + 4
+        add(HEADER_BYTES + length + 4)
+
+
+class _Window:
+    """The part of a file that is looked at, moved forward block by block."""
+
+    def __init__(self, storage: Storage, file: File) -> None:
+        self._storage = storage
+        self._file = file
+        self._start = 0
+        self._data = b""
+
+    def take(self, start: int, length: int, place: str) -> memoryview:
+        """Return bytes from ``start``, which never goes back."""
+        if start + length > self._file.size:
+            raise BadSample(f"{place}: cut off: it would end at byte {start + length} of {self._file.size}")
+        if start + length > self._start + len(self._data):
+            rest = self._data[start - self._start :]
+            known = start + len(rest)
+            more = min(max(length - len(rest), BLOCK_BYTES), self._file.size - known)
+            self._data = rest + self._storage.read(self._file.path, known, more)
+            self._start = start
+        at = start - self._start
+        return memoryview(self._data)[at : at + length]
+
+
+def _features(example: memoryview, wanted: set[bytes]) -> dict[bytes, tuple[int, int]]:
+    """Return where the wanted features of an example begin and end."""
+    found = {}
+    for features in _messages(example, 0, len(example), 1):
+        for entry in _messages(example, *features, 1):
+            key, value = b"", None
+            for number, start, stop in _fields(example, *entry):
+                if number == 1:
+                    key = bytes(example[start:stop])
+                elif number == 2:
+                    value = start, stop
+            if value is not None and key in wanted:
+                found[key] = value
+    return found
+
+
+def _only_bytes(example: memoryview, start: int, stop: int) -> tuple[int, int]:
+    """Return where the only item of a feature's list of bytes begins and ends."""
+    items = [item for one in _messages(example, start, stop, 1) for item in _messages(example, *one, 1)]
+    if len(items) != 1:
+        raise ValueError(f"image: expected a list of one string of bytes, got {len(items)}")
+    return items[0]
+
+
+def _only_integer(example: memoryview, start: int, stop: int) -> int:
+    """Return the only item of a feature's list of integers, be it packed or not."""
+    integers: list[int] = []
+    for one in _messages(example, start, stop, 3):
+        for _, first, last in _fields(example, *one):
+            while first < last:
+                value, first = _varint(example, first, last)
+                integers.append(value - (value >> 63 << 64))
+    if len(integers) != 1:
+        raise ValueError(f"label: expected a list of one integer, got {len(integers)}")
+    return integers[0]
+
+
+def _messages(data: memoryview, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield where the fields of a number begin and end."""
+    return ((first, last) for found, first, last in _fields(data, start, stop) if found == number)
+
+
+def _fields(data: memoryview, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each field's number and where its value begins and ends."""
+    while at < stop:
+        tag, at = _varint(data, at, stop)
+        wire = tag & 7
+        if wire == BYTES:
+            length, at = _varint(data, at, stop)
+            end = at + length
+        elif wire == VARINT:
+            _, end = _varint(data, at, stop)
+        elif wire in (FIXED64, FIXED32):
+            end = at + (8 if wire == FIXED64 else 4)
+        else:
+            raise ValueError(f"no tf.train.Example: wire type {wire}")
+        if end > stop:
+            raise ValueError("no tf.train.Example: a field is longer than what holds it")
+        yield tag >> 3, at, end
+        at = end
+
+
+def _varint(data: memoryview, at: int, stop: int) -> tuple[int, int]:
+    """Return an integer of seven bits a byte, the lowest first, and where it ends."""
+    value = shift = 0
+    while at < stop and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise ValueError("no tf.train.Example: an integer without an end")

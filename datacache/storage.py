@@ -1,0 +1,412 @@
+"""Central storage: files behind any URL that fsspec knows, asked again until they come whole."""
+
+import concurrent.futures
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.asyn import sync
+
+from datacache.errors import SourceChanged, StorageFailed
+
+Tell = Callable[[int, int], None]
+"""``tell(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
+
+JOINED_GAP = 16 << 10  # bytes: at 1 Gbit/s they take 0.13 ms, as a request of 2 ms does when 16 run at once
+JOINED_BYTES = 8 << 20
+LONGEST_WAIT_SECONDS = 10.0
+DEEPEST_FOLDER = 32
+LISTING_PATIENCE = 20  # a folder's listing may be many requests: a thousand entries each, or a stat of each
+IDLE_SECONDS = 5.0
+# What filesystems call the thing that changes when a file does, the most reliable first.
+VERSIONS = (
+    *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "crc32c", "generation"),
+    *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created", "CRC"),
+)
+HOPELESS = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def untold(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, its path relative to the storage's URL, its bytes, and what changes when it changes."""
+
+    path: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes ``start … start + length − 1`` of a file; ``whole`` if that is all the file should have."""
+
+    path: str
+    start: int
+    length: int
+    whole: bool = False
+
+
+@dataclass(slots=True)
+class _Listing:
+    """Files and folders, and names that could be either or whose size was not told (links, HTTP)."""
+
+    files: list[File] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request, and the positions of the ranges that it answers."""
+
+    range: Range
+    positions: list[int] = field(default_factory=list)
+
+
+class Storage:
+    """The files below a URL, for any number of threads, also after a fork.
+
+    A request that fails, stalls for ``timeout_seconds`` or brings too little is made again, ``attempts``
+    times in all, after waits that double from ``first_wait_seconds`` to ten seconds, each shortened or
+    lengthened by chance by up to a half. The default withstands a million reads of a storage that fails one
+    request in five (0.2¹⁰ · 10⁶ = 0.1), and gives up on a dead one after half a minute, on one that stalls
+    after five and a half.
+
+    ``options`` go to the filesystem (keys, endpoints, …); ``threads`` is the number of requests at once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        attempts: int = 10,
+        first_wait_seconds: float = 0.1,
+        timeout_seconds: float = 30.0,
+        threads: int = 16,
+    ) -> None:
+        for name, value in {"attempts": attempts, "threads": threads}.items():
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds: expected more than 0, got {timeout_seconds}")
+        self.url = url
+        self._options = dict(options or {})
+        self._attempts = attempts
+        self._first_wait_seconds = first_wait_seconds
+        self._timeout_seconds = timeout_seconds
+        self._threads = threads
+        self._connect()
+
+    def files(self, tell: Tell = untold) -> list[File]:
+        """Return all files below the URL, sorted by path; ``tell`` counts folders, those found so far in all.
+
+        Links to files and folders are followed. ``FileNotFoundError`` if the URL is not there.
+        """
+        # fsspec's own find() leaves out a folder that it fails to list, and says nothing.
+        self._filesystem.invalidate_cache()
+        found: list[File] = []
+        folders, total = [self._root], 1
+        for _ in range(DEEPEST_FOLDER):
+            level = self._level(folders)
+            found += level.files
+            done, total = total, total + len(level.folders)
+            tell(done, total)
+            if not level.folders:
+                return sorted(found, key=lambda file: file.path)
+            folders = level.folders
+        raise ValueError(
+            f"{self.url}: folders are nested deeper than {DEEPEST_FOLDER}, as {folders[0]}; "
+            "does a link lead back to a folder above it?"
+        )
+
+    def file(self, path: str) -> File:
+        """Return what the storage knows now of one file; ``FileNotFoundError`` if it is not there."""
+        return self._file(self._ask("info", self._full(path)), path)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Return ``length`` bytes from ``start``, exactly; all the rest of the file without a length.
+
+        ``FileNotFoundError`` at once; ``StorageFailed`` when every attempt failed; ``SourceChanged`` if the
+        file is too short for the range.
+        """
+        if length is None:
+            length = self.file(path).size - start
+        return self._read(Range(path, start, length))
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return the bytes of each range, in order, from parallel requests; neighbours share a request."""
+        results = [b""] * len(ranges)
+
+        def answer(request: _Request) -> None:
+            data = self._read(request.range)
+            for position in request.positions:
+                wanted = ranges[position]
+                at = wanted.start - request.range.start
+                results[position] = data[at : at + wanted.length]
+
+        self.in_parallel(answer, joined(ranges))
+        return results
+
+    def in_parallel(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """Return ``function(item)`` of each, computed by as many threads as there may be requests.
+
+        The first exception is raised, after the calls under way have ended; no others are begun.
+        """
+        if len(items) <= 1:
+            return [function(item) for item in items]
+        answers: list[Any] = [None] * len(items)
+        positions = iter(range(len(items)))
+        failed = threading.Event()
+
+        def work() -> None:
+            for position in positions:
+                if failed.is_set():
+                    return
+                try:
+                    answers[position] = function(items[position])
+                except BaseException:
+                    failed.set()
+                    raise
+
+        crew = self._connected()
+        workers = [crew.start(work) for _ in range(min(self._threads, len(items)))]
+        errors = [worker.exception() for worker in workers]
+        for error in errors:
+            if error is not None:
+                raise error
+        return answers
+
+    def _read(self, wanted: Range) -> bytes:
+        if wanted.length == 0:
+            return b""
+
+        def check(data: bytes) -> None:
+            if len(data) != wanted.length:
+                self._blame_the_file(wanted, len(data))
+                raise OSError(f"{len(data)} bytes came, {wanted.length} expected")
+
+        limits = {} if wanted.whole else {"start": wanted.start, "end": wanted.start + wanted.length}
+        data: bytes = self._ask("cat_file", self._full(wanted.path), check, **limits)
+        return data
+
+    def _blame_the_file(self, wanted: Range, came: int) -> None:
+        """Raise ``SourceChanged`` if the file has not the bytes asked for, so that no retry helps."""
+        self._filesystem.invalidate_cache(self._full(wanted.path))
+        size = self.file(wanted.path).size
+        end = wanted.start + wanted.length
+        if size < end or (wanted.whole and size == came):
+            expected = f"{end}" if wanted.whole else f"at least {end}"
+            raise SourceChanged(
+                f"{self.url}/{wanted.path}: has {size} bytes, {expected} expected: "
+                "it changed after its manifest was made"
+            )
+
+    def _level(self, folders: list[str]) -> "_Listing":
+        """Return what several folders hold together, everything of it looked at."""
+        level = _Listing()
+        for listing in self.in_parallel(self._list, folders):
+            level.files += listing.files
+            level.folders += listing.folders
+            level.unknown += listing.unknown
+        entries = self.in_parallel(lambda name: self._ask("info", name), level.unknown)
+        for name, entry in zip(level.unknown, entries, strict=True):
+            if entry["type"] == "directory":
+                level.folders.append(name)
+            else:
+                level.files.append(self._file(entry, self._relative(name) or name))
+        return level
+
+    def _list(self, folder: str) -> "_Listing":
+        listing = _Listing()
+        for entry in self._ask("ls", folder, detail=True):
+            name: str = entry["name"].rstrip("/")
+            path = self._relative(name)
+            if name == self._root and entry["type"] == "file" and entry["name"] == name:
+                raise ValueError(f"{self.url}: expected a folder, got a file")
+            if path is None or name == folder.rstrip("/"):
+                continue  # a web page's link to elsewhere; an object storage's mark of an empty folder
+            if entry["type"] == "directory":
+                listing.folders.append(entry["name"])
+            elif entry["type"] == "file" and entry.get("size") is not None:
+                listing.files.append(self._file(entry, path))
+            else:
+                listing.unknown.append(name)
+        return listing
+
+    def _file(self, told: Mapping[str, Any], path: str) -> File:
+        if told.get("size") is None:
+            raise StorageFailed(f"{self.url}: {path}: the storage does not tell the file's size")
+        versions = (told[key] for key in VERSIONS if told.get(key) is not None)
+        version = next(versions, "")
+        if isinstance(version, datetime):  # as some filesystems tell a time here and a number there
+            version = version.timestamp()
+        return File(path, int(told["size"]), str(version))
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}" if self._root else path
+
+    def _relative(self, name: str) -> str | None:
+        """Return a name as a path below the URL; None if it is not below it, or asks a web page to sort."""
+        start = f"{self._root}/" if self._root else ""
+        path = name[len(start) :].lstrip("/")
+        return path if name.startswith(start) and path and not path.startswith("?") else None
+
+    def _ask(
+        self, method: str, path: str, check: Callable[[Any], None] | None = None, **arguments: Any
+    ) -> Any:
+        """Return what the filesystem's method answers and ``check`` finds nothing wrong with."""
+        error: BaseException | None = None
+        for attempt in range(1, self._attempts + 1):
+            try:
+                answer = self._ask_once(method, path, arguments)
+                if check is not None:
+                    check(answer)
+            except (SourceChanged, StorageFailed):
+                raise
+            except Exception as caught:
+                if _is_missing(caught):
+                    raise
+                error = caught
+                if isinstance(caught, HOPELESS):
+                    break
+            else:
+                return answer
+            if attempt < self._attempts:
+                time.sleep(self._wait_seconds(attempt))
+        counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
+        raise StorageFailed(
+            f"{self.url}: {self._relative(path) or path}: {counted} failed, the last with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+    def _ask_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
+        crew = self._connected()
+        seconds = self._timeout_seconds * (LISTING_PATIENCE if method == "ls" else 1)
+        stalled = f"no answer within {seconds:g} s"
+        if self._filesystem.async_impl:
+            function = getattr(self._filesystem, f"_{method}")
+            try:
+                return sync(self._filesystem.loop, function, path, timeout=seconds, **arguments)
+            except fsspec.FSTimeoutError as error:
+                raise TimeoutError(stalled) from error
+        function = getattr(self._filesystem, method)
+        answer = crew.start(lambda: function(path, **arguments))
+        try:
+            return answer.result(seconds)
+        except concurrent.futures.TimeoutError as error:  # not the builtin one before Python 3.11
+            if answer.done():  # it was the filesystem's own
+                raise
+            raise TimeoutError(stalled) from error
+
+    def _wait_seconds(self, attempt: int) -> float:
+        wait = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
+        return wait * random.SystemRandom().uniform(0.5, 1.5)  # noqa: S311
+
+    def _connect(self) -> None:
+        self._process = os.getpid()
+        self._crew = _Crew()
+        self._filesystem, root = fsspec.core.url_to_fs(self.url, **self._options)
+        self._root = root.rstrip("/")
+
+    def _connected(self) -> "_Crew":
+        if self._process != os.getpid():  # neither threads nor connections come along in a fork
+            self._connect()
+        return self._crew
+
+
+class _Crew:
+    """Daemon threads, one for each job under way: nobody waits for one that stalls, not even at exit."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def start(self, job: Callable[[], Answer]) -> "Future[Answer]":
+        future: Future[Answer] = Future()
+        self._jobs.put((future, job))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="datacache-storage", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            try:
+                future, job = self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                continue  # a job is on its way, and counts on this thread
+            _run(future, job)
+            del future, job  # they hold what was read
+            self._idle.release()
+
+
+def _run(future: "Future[Any]", job: Callable[[], Any]) -> None:
+    try:
+        result = job()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def joined(ranges: Sequence[Range]) -> list[_Request]:
+    """Return requests that cover all ranges: neighbours in a file make one where the gap is small."""
+    requests: list[_Request] = []
+    for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
+        wanted = ranges[position]
+        last = requests[-1].range if requests else None
+        if last is not None and _is_near(last, wanted):
+            end = max(last.start + last.length, wanted.start + wanted.length)
+            requests[-1].range = Range(last.path, last.start, end - last.start, last.whole)
+        else:
+            requests.append(_Request(wanted))
+        requests[-1].positions.append(position)
+    return requests
+
+
+def _is_near(last: Range, wanted: Range) -> bool:
+    return (
+        last.path == wanted.path
+        and last.whole == wanted.whole
+        and wanted.start - (last.start + last.length) <= JOINED_GAP
+        and wanted.start + wanted.length - last.start <= JOINED_BYTES
+    )
+
+
+def _is_missing(error: Exception) -> bool:
+    """Return whether a file is not there; fsspec's HTTP says so of whatever keeps it from telling a size."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    cause = error.__cause__
+    missing = isinstance(cause, FileNotFoundError | LookupError) or getattr(cause, "status", None) == 404
+    return cause is None or missing
+
+
+def progress(total: int, tell: Tell) -> Callable[[int], None]:
+    """Return a function that adds to what is done and tells it, for many threads."""
+    lock = threading.Lock()
+    done = 0
+
+    def add(amount: int) -> None:
+        nonlocal done
+        with lock:
+            done += amount
+            tell(done, total)
+
+    return add

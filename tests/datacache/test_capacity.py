@@ -1,0 +1,134 @@
+"""Room: what a cache takes is known before, and all limits count."""
+
+import os
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from datacache.capacity import check_room, free_bytes, in_memory, lmdb_bytes, readable, tightest
+from datacache.errors import CacheFull
+
+SHM = Path("/dev/shm")
+
+
+@pytest.mark.parametrize("batch", [1, 256])
+@pytest.mark.parametrize("size", [60, 700, 1400, 2010, 2030, 4080, 4081, 30_000, None])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_records_fit_into_what_was_computed(
+    tmp_path: Path, size: int | None, batch: int, in_order: bool
+) -> None:
+    generator = np.random.default_rng(3)
+    samples = 1500
+    sizes = generator.integers(1, 9000, samples) if size is None else np.full(samples, size)
+    order = np.arange(samples) if in_order else generator.permutation(samples)
+    with lmdb.open(str(tmp_path), map_size=1 << 30, sync=False, metasync=False) as environment:
+        for start in range(0, samples, batch):
+            with environment.begin(write=True) as transaction:
+                for key in order[start : start + batch].tolist():
+                    transaction.put(key.to_bytes(8, "big"), bytes(int(sizes[key])))
+    assert (tmp_path / "data.mdb").stat().st_size <= lmdb_bytes(sizes)
+
+
+def test_large_records_take_little_more_than_their_pages() -> None:
+    sizes = np.full(100_000, 30_000)
+    pages = 100_000 * 8 * 4096
+    assert pages < lmdb_bytes(sizes) < 1.01 * pages
+
+
+def test_nothing_takes_next_to_nothing() -> None:
+    assert 0 < lmdb_bytes(np.zeros(0, np.int64)) < 1 << 20
+
+
+def test_room_of_a_folder_that_is_not_there_is_that_of_the_one_above(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "there") == pytest.approx(free_bytes(tmp_path), rel=0.05)
+
+
+def test_what_there_is_room_for_is_not_refused(tmp_path: Path) -> None:
+    check_room(tmp_path, 1000, "two samples")
+
+
+def test_too_little_room_is_said_with_all_that_matters(tmp_path: Path) -> None:
+    with pytest.raises(CacheFull) as raised:
+        check_room(tmp_path, 1 << 60, "12 samples")
+    message = str(raised.value)
+    for part in ("12 samples", readable(1 << 60), str(tmp_path), "the filesystem of", "cache gc"):
+        assert part in message
+
+
+@pytest.mark.skipif(not SHM.is_dir(), reason="no /dev/shm")
+def test_a_tmpfs_is_memory_and_proc_is_not() -> None:
+    assert in_memory(SHM / "not there")
+    assert not in_memory(Path("/proc"))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def machine(root: Path, place: Path, available_kib: int, groups: str, files: dict[str, str]) -> None:
+    """Write what a machine would tell whose tmpfs holds ``place``."""
+    device = place.stat().st_dev
+    mount = f"36 35 {os.major(device)}:{os.minor(device)} / /here rw,relatime shared:1 - tmpfs tmpfs rw\n"
+    write(
+        root,
+        {
+            "proc/self/mountinfo": mount,
+            "proc/self/cgroup": groups,
+            "proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable:   {available_kib} kB\n",
+            **files,
+        },
+    )
+
+
+def test_memory_bounds_a_tmpfs(tmp_path: Path) -> None:
+    machine(tmp_path, tmp_path, 3, "", {})
+    limit = tightest(tmp_path, tmp_path)
+    assert (limit.free, limit.name) == (3 * 1024, "the machine's memory")
+
+
+def test_the_group_of_version_2_bounds_a_tmpfs(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/job/step"
+    files = {
+        f"{group}/memory.max": "max\n",
+        f"{group}/memory.current": "10\n",
+        "sys/fs/cgroup/job/memory.max": "5000\n",
+        "sys/fs/cgroup/job/memory.current": "4000\n",
+        "sys/fs/cgroup/job/memory.stat": "anon 3000\ninactive_file 700\nactive_file 300\n",
+    }
+    machine(tmp_path, tmp_path, 1 << 20, "0::/job/step\n", files)
+    limit = tightest(tmp_path, tmp_path)
+    assert limit.free == 5000 - 4000 + 700
+    assert "sys/fs/cgroup/job" in limit.name
+    assert "memory.max" in limit.remedy
+
+
+def test_the_group_of_version_1_bounds_a_tmpfs(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/memory/job"
+    files = {
+        f"{group}/memory.limit_in_bytes": "5000\n",
+        f"{group}/memory.usage_in_bytes": "4000\n",
+        f"{group}/memory.stat": "inactive_file 1\ntotal_inactive_file 500\n",
+    }
+    machine(tmp_path, tmp_path, 1 << 20, "3:cpuset:/\n2:memory:/job\n0::/\n", files)
+    assert tightest(tmp_path, tmp_path).free == 1500
+
+
+def test_inside_a_container_the_group_that_can_be_seen_counts(tmp_path: Path) -> None:
+    files = {
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "5000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5100\n",
+    }
+    machine(tmp_path, tmp_path, 1 << 20, "2:memory:/outside/of/it\n", files)
+    assert tightest(tmp_path, tmp_path).free == 0
+
+
+def test_groups_do_not_bound_a_disk(tmp_path: Path) -> None:
+    machine(tmp_path, tmp_path, 3, "", {})
+    mounts = tmp_path / "proc/self/mountinfo"
+    mounts.write_text(mounts.read_text().replace("tmpfs", "ext4"))
+    assert tightest(tmp_path, tmp_path).name == f"the filesystem of {tmp_path}"

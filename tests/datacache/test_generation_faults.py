@@ -1,0 +1,424 @@
+"""Generations under kill -9, without room, with flipped bits: never a wrong record or an endless wait.
+
+Real processes, forked, on a disk or in /dev/shm.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datacache import environments, generation, locks
+from datacache.capacity import free_bytes
+from datacache.errors import CacheFull, Damaged
+from datacache.generation import Generation, Unread
+from datacache.order import Ids
+from datacache.records import pack, unpack
+
+FORK = multiprocessing.get_context("fork")
+IDS = np.arange(5, 1205, 2)
+PROCESSES = 3
+KILLS = 30
+FINGERPRINT = "faults"
+SHM = Path("/dev/shm")
+NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
+
+
+def payload(key: int) -> bytes:
+    """Return records of which some share pages and some have their own, no two alike."""
+    return random.Random(key).randbytes(100 + key * 37 % 9000)
+
+
+PAYLOADS = {key: payload(key) for key in IDS.tolist()}
+SIZES = np.array([len(PAYLOADS[key]) for key in IDS.tolist()])
+
+
+def make(root: Path, ids: Ids = IDS, sizes: Ids = SIZES) -> Generation:
+    return Generation(root, FINGERPRINT, ids, sizes)
+
+
+def put(cache: Generation, ids: Ids) -> None:
+    cache.put_many(ids, [pack(key, PAYLOADS[key]) for key in ids.tolist()])
+
+
+def read_right(cache: Generation, ids: Ids = IDS) -> Unread:
+    """Read the ids; everything that is delivered must be right."""
+
+    def use(position: int, record: memoryview) -> None:
+        key = int(ids[position])
+        assert unpack(key, record, verify=True)[0] == PAYLOADS[key]
+
+    return cache.read_many(ids, use)
+
+
+def fill(root: Path, seed: int) -> None:
+    """Do what a rank does: read batches in an order of its own, put what was missing, freeze at the end."""
+    generator = np.random.default_rng(seed)
+    with make(root) as cache:
+        while not cache.is_frozen:
+            ids = generator.choice(IDS, 12, replace=False)
+            missing = read_right(cache, ids).missing
+            if missing:
+                put(cache, ids[missing])
+            cache.freeze()
+    os._exit(0)
+
+
+def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
+    process = FORK.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def kill(process: ForkProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "disk":
+        yield tmp_path / "cache"
+        return
+    if not SHM.is_dir():
+        pytest.skip("no /dev/shm")
+    folder = SHM / f"cloudtrain-faults-{os.getpid()}-{tmp_path.name}"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def seconds_to_fill(root: Path) -> float:
+    """Return how long the processes take when nobody kills them, from their start."""
+    begin = time.monotonic()
+    processes = [start(fill, root, seed) for seed in range(PROCESSES)]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    elapsed = time.monotonic() - begin
+    shutil.rmtree(root)
+    return elapsed
+
+
+def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_again(root: Path) -> None:
+    generator = np.random.default_rng(7)
+    span = seconds_to_fill(root)
+    stored_before: set[int] = set()
+    interrupted = 0
+    for number in range(KILLS):
+        processes = [start(fill, root, 100 * number + rank) for rank in range(PROCESSES)]
+        time.sleep(generator.uniform(0, span))
+        for process in generator.permutation(np.array(processes, object)):
+            kill(process)
+        for process in processes:
+            process.join(20)
+            assert process.exitcode in (0, -signal.SIGKILL)
+        if not root.exists():  # killed before they could make it
+            continue
+        with make(root) as cache:
+            unread = read_right(cache)
+            assert unread.damaged == []
+            assert IDS[unread.missing].tolist() == cache.missing_ids().tolist()
+            stored = set(IDS.tolist()) - set(IDS[unread.missing].tolist())
+            assert stored_before <= stored, "what was there before a kill is gone"
+            interrupted += 0 < len(stored) < len(IDS)
+            if not cache.is_frozen:
+                stored_before = stored
+                continue
+        stored_before = set()
+        shutil.rmtree(root)  # a new one to be filled under fire
+    # The moments must have been such that there was something to lose.
+    assert interrupted >= KILLS // 6
+    with make(root) as cache:
+        missing = cache.missing_ids()
+        put(cache, missing)
+        assert cache.freeze()
+        assert read_right(cache) == Unread([], [])
+
+
+def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
+    generator = np.random.default_rng(8)
+    span = seconds_to_fill(root)
+    for number in range(KILLS // 3):
+        processes = [start(fill, root, 100 * number + rank) for rank in range(PROCESSES)]
+        time.sleep(generator.uniform(0, span))
+        kill(processes[0])
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes[1:]] == [0] * (PROCESSES - 1)
+        with make(root) as cache:
+            assert cache.is_frozen
+            assert read_right(cache) == Unread([], [])
+        shutil.rmtree(root)
+
+
+def test_killed_while_making_the_folder_it_is_made_by_the_next(root: Path) -> None:
+    generator = np.random.default_rng(9)
+
+    def open_and_close() -> None:
+        while True:
+            make(root).close()
+            shutil.rmtree(root / f"gen-{FINGERPRINT}")
+
+    for _ in range(KILLS):
+        process = start(open_and_close)
+        time.sleep(generator.uniform(0, 0.05))
+        kill(process)
+        process.join(20)
+        with make(root) as cache:
+            assert cache.stored() == 0
+        assert sorted(path.name for path in root.iterdir()) == [f"gen-{FINGERPRINT}", "lock"]
+        shutil.rmtree(root)
+
+
+def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "_PUT_SECONDS", 0.2)
+    ready = FORK.Event()
+
+    def hold() -> None:
+        with make(root), locks.exclusive(root / f"gen-{FINGERPRINT}" / "writer", 5.0):
+            ready.set()
+            time.sleep(60)
+
+    process = start(hold)
+    assert ready.wait(20)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with make(root) as cache:
+        begin = time.monotonic()
+        with pytest.warns(UserWarning, match="keeps all others from writing"):
+            put(cache, IDS[:10])
+        assert time.monotonic() - begin < 5
+        assert read_right(cache, IDS[:10]).missing == list(range(10))
+        assert not cache.freeze()
+        kill(process)
+        process.join(10)
+        put(cache, IDS)
+        assert cache.freeze()
+
+
+# --- without room
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """Give a filesystem in memory of 3 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill_until_full(root: Path, sizes: Ids) -> None:
+    """Put all, planned too small: once it is said, the rest is dropped, and what is there stays right."""
+    with make(root, sizes=sizes) as cache:
+        raised = 0
+        for begin in range(0, len(IDS), 10):
+            try:
+                put(cache, IDS[begin : begin + 10])
+            except CacheFull as error:
+                raised += 1
+                assert str(cache.folder) in str(error)
+        assert raised == 1
+        assert cache.is_full
+        assert 0 < cache.stored() < len(IDS)
+        assert not cache.freeze()
+        unread = read_right(cache)
+        assert unread.damaged == []
+        assert len(unread.missing) == len(IDS) - cache.stored()
+    with make(root, sizes=sizes) as cache:
+        assert read_right(cache) == unread, "the next start finds the same"
+
+
+@NOT_ROOT
+def test_a_full_tmpfs_is_said_once_and_reading_goes_on(small: Path) -> None:
+    fill_until_full(small / "cache", np.full(len(IDS), 10))
+
+
+@NOT_ROOT
+def test_a_tmpfs_that_is_too_small_is_refused_before_anything_is_written(small: Path) -> None:
+    with pytest.raises(CacheFull, match="shm-size"):
+        make(small / "cache", sizes=np.full(len(IDS), 9000))
+    assert [path.name for path in small.rglob("*")] == ["cache", "lock"]
+
+
+@NOT_ROOT
+def test_a_tmpfs_that_fills_up_meanwhile_ends_no_process(small: Path) -> None:
+    (small / "folder").mkdir()
+    (small / "others").write_bytes(bytes(free_bytes(small) - (100 << 10)))
+    with pytest.raises(OSError, match="No space left"):
+        environments.create(small / "folder", 1 << 26)
+
+
+@NOT_ROOT
+def test_reading_what_is_there_needs_no_room(small: Path) -> None:
+    ids, rest = IDS[:100], list(range(90, 100))
+    with make(small / "cache", ids, SIZES[:100]) as cache:
+        put(cache, ids[:90])
+        (small / "others").write_bytes(bytes(free_bytes(small)))
+
+        def read() -> None:
+            with pytest.warns(UserWarning, match="100 samples: needs"):
+                own = make(small / "cache", ids, SIZES[:100])
+            put(own, ids[90:])
+            os._exit(0 if own.is_full and read_right(own, ids) == Unread(rest, []) else 1)
+
+        process = start(read)
+        process.join(20)
+        assert process.exitcode == 0
+    (small / "others").unlink()
+    with make(small / "cache", ids, SIZES[:100]) as cache:
+        put(cache, ids[90:])
+        assert cache.freeze()
+
+
+def in_child_of_small_files(limit: int, function: Callable[[], object]) -> int | None:
+    """Run in a process whose files may not be longer than ``limit`` bytes."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        function()
+        os._exit(0)
+
+    process = start(limited)
+    process.join(60)
+    return process.exitcode
+
+
+def test_files_that_may_not_grow_are_said_once_and_reading_goes_on(root: Path) -> None:
+    sizes = np.full(len(IDS), 10)
+    assert in_child_of_small_files(1 << 20, lambda: fill_until_full(root, sizes)) == 0
+
+
+def test_a_map_that_is_too_small_is_said_once_and_reading_goes_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = environments.create
+    monkeypatch.setattr(environments, "create", lambda folder, size: create(folder, 1 << 20))
+    hold = environments.hold
+    monkeypatch.setattr(environments, "hold", lambda folder, size: hold(folder, 1 << 20))
+    fill_until_full(root, np.full(len(IDS), 10))
+
+
+# --- flipped bits
+
+
+def flip(path: Path, bits: list[int]) -> None:
+    """Flip bits where they are: of the file that others have open."""
+    with path.open("r+b", buffering=0) as file:
+        for bit in bits:
+            file.seek(bit // 8)
+            (byte,) = file.read(1)
+            file.seek(bit // 8)
+            file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_of_1000_flipped_bits_all_are_caught_and_all_values_are_right(root: Path) -> None:
+    with make(root) as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        data = cache.folder / "data.mdb"
+        bits = random.Random(1).sample(range(8 * data.stat().st_size), 1000)
+        flipped = np.array(bits) // 8
+        hit = [
+            place
+            for place, (begin, end) in enumerate(spans(cache))
+            if np.any((begin <= flipped) & (flipped < end))
+        ]
+        assert len(hit) > 100
+        flip(data, bits)
+        unread = read_right(cache)
+        assert unread == Unread([], hit)
+        put_again = IDS[unread.damaged]
+        cache.replace(put_again, [pack(key, PAYLOADS[key]) for key in put_again.tolist()])
+        assert read_right(cache) == Unread([], [])
+    with make(root) as cache:
+        assert read_right(cache) == Unread([], [])
+
+
+def spans(cache: Generation) -> list[tuple[int, int]]:
+    """Return where each id's record begins and ends in the data file (which may hold older copies too)."""
+    frozen = cache._frozen
+    assert frozen is not None
+    starts, sizes = frozen._starts, frozen._sizes
+    content = (cache.folder / "data.mdb").read_bytes()
+    found = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+    for (begin, end), key in zip(found, IDS.tolist(), strict=True):
+        assert content[begin:end] == pack(key, PAYLOADS[key])
+    return found
+
+
+@pytest.mark.parametrize("share", [1, 20])
+def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_frozen(root: Path, share: int) -> None:
+    with make(root) as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        data = cache.folder / "data.mdb"
+        content = data.read_bytes()
+        free = np.ones(len(content), bool)
+        for begin, end in spans(cache):
+            free[begin:end] = False
+        places = np.flatnonzero(free)[::share]
+        with data.open("r+b", buffering=0) as file:
+            for place in places.tolist():
+                file.seek(place)
+                file.write(bytes([content[place] ^ 0xFF]))
+        assert read_right(cache) == Unread([], [])
+
+        def open_anew() -> None:
+            with make(root) as own:
+                os._exit(0 if own.is_frozen and read_right(own) == Unread([], []) else 1)
+
+        process = start(open_anew)
+        process.join(30)
+        assert process.exitcode == 0
+
+
+def test_an_open_environment_found_damaged_is_not_written_and_made_anew(root: Path) -> None:
+    with make(root) as cache:
+        put(cache, IDS[:300])
+        folder = cache.folder
+    data = folder / "data.mdb"
+    content = bytearray(data.read_bytes())
+    for page in range(2 * 4096, len(content), 4096):
+        if content[page + 10] in (1, 2):  # branches and leaves claim to be neither
+            content[page + 10] = 0x40
+    data.unlink()
+    data.write_bytes(content)
+    with pytest.warns(UserWarning, match="damaged, to be made anew"), make(root) as cache:
+        assert read_right(cache).missing == list(range(len(IDS)))
+        put(cache, IDS[:10])
+        assert not cache.freeze()
+    with make(root) as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        assert read_right(cache) == Unread([], [])
+
+
+def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(tmp_path / "cache") as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        pread = os.pread
+
+        def failing(descriptor: int, size: int, begin: int) -> bytes:
+            if size == len(pack(int(IDS[4]), PAYLOADS[int(IDS[4])])):
+                raise OSError(5, "Input/output error")
+            return pread(descriptor, size, begin)
+
+        monkeypatch.setattr(os, "pread", failing)
+        same = [place for place, size in enumerate(SIZES.tolist()) if size == SIZES[4]]
+        assert read_right(cache) == Unread([], same)
+        with pytest.raises(Damaged, match="the disk cannot read"):
+            assert cache._frozen is not None
+            cache._frozen.record(4)

@@ -1,0 +1,76 @@
+"""What lies in a cache's folders: listed, verified, removed when nobody uses it."""
+
+import numpy as np
+import pytest
+
+from datacache import Arrays, DataCache, Places, management
+
+IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.uint8)
+
+
+def cache_in(folder, **options):
+    source = Arrays(IMAGES, np.zeros(len(IMAGES), int))
+    return DataCache(source, places=Places(folder / "disk", folder / "memory"), **options)
+
+
+def kept(folder):
+    return [each for place in ("disk", "memory") for each in management.kept_in(folder / place)]
+
+
+def test_what_is_kept_is_listed(tmp_path):
+    assert kept(tmp_path) == []
+    cache = cache_in(tmp_path)
+    assert [each.state for each in kept(tmp_path)] == ["unfinished", "unfinished"]
+    cache.fill()
+    first, second = kept(tmp_path)
+    assert (first.level, second.level) == (1, 2)
+    for each in (first, second):
+        assert (each.state, each.samples, each.in_use) == ("complete", 40, True)
+        assert each.bytes >= IMAGES.nbytes
+        assert each.note["manifest"] == cache.manifest.fingerprint
+    assert management.total_bytes([first, second]) == first.bytes + second.bytes
+    cache.close()
+    assert [each.in_use for each in kept(tmp_path)] == [False, False]
+
+
+def test_damaged_records_are_counted(tmp_path):
+    cache_in(tmp_path).fill()
+    assert [management.verify(each).damaged for each in kept(tmp_path)] == [0, 0]
+    (path,) = (tmp_path / "memory").glob("gen-*/data.mdb")
+    data = bytearray(path.read_bytes())
+    for number in (3, 17):
+        data[data.find(IMAGES[number].tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+    assert [management.verify(each).damaged for each in kept(tmp_path)] == [0, 2]
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path):
+    cache_in(tmp_path).fill()
+    (path,) = (tmp_path / "disk").glob("gen-*/COMPLETE")
+    path.write_text("nonsense")
+    verdict = management.verify(kept(tmp_path)[0])
+    assert "COMPLETE" in verdict.unreadable
+
+
+def test_garbage_is_what_nobody_uses_but_complete_samples_of_level_1(tmp_path):
+    cache = cache_in(tmp_path)
+    cache.fill()
+    assert [management.collect_garbage(each) for each in kept(tmp_path)] == [False, False]
+    cache.close()
+    assert [management.collect_garbage(each) for each in kept(tmp_path)] == [False, True]
+    (left,) = kept(tmp_path)
+    assert left.level == 1
+    assert management.collect_garbage(left, of_everything=True)
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("state", ["unfinished", "unusable"])
+def test_what_is_of_no_use_on_disk_is_garbage(tmp_path, state):
+    cache = cache_in(tmp_path)
+    if state == "unusable":
+        cache.fill()
+        next((tmp_path / "disk").glob("gen-*/generation.json")).write_text("{}")
+    cache.close()
+    first = kept(tmp_path)[0]
+    assert first.state == state
+    assert management.collect_garbage(first)

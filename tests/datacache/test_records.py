@@ -1,0 +1,76 @@
+"""Records: what is packed comes out, and nothing else does."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datacache.errors import Damaged
+from datacache.records import HEADER_BYTES, pack, unpack
+
+KEYS = st.integers(0, 2**63 - 1)
+SHAPES = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
+
+
+@given(KEYS, st.binary(max_size=500), SHAPES, st.booleans())
+def test_what_is_packed_comes_out(key: int, payload: bytes, shape: tuple[int, ...], verify: bool) -> None:
+    record = pack(key, payload, shape)
+    assert len(record) == HEADER_BYTES + len(payload)
+    found, found_shape = unpack(key, memoryview(record), verify=verify)
+    assert (bytes(found), found_shape) == (payload, shape)
+
+
+def test_the_payload_is_a_view_of_the_record() -> None:
+    record = bytearray(pack(1, b"abc"))
+    payload, _ = unpack(1, memoryview(record), verify=True)
+    record[HEADER_BYTES] = ord("x")
+    assert bytes(payload) == b"xbc"
+
+
+def test_memory_of_any_item_size_is_packed_as_bytes() -> None:
+    words = memoryview(bytes(range(16))).cast("I")
+    assert bytes(unpack(1, memoryview(pack(1, words)), verify=True)[0]) == bytes(range(16))
+
+
+@pytest.mark.parametrize("size", [0, 1, 17, 400, 30_000])
+def test_every_flipped_bit_is_caught(size: int) -> None:
+    generator = random.Random(size)
+    record = bytearray(pack(5, generator.randbytes(size), (size, 1)))
+    bits = range(8 * len(record)) if size < 500 else generator.sample(range(8 * len(record)), 2000)
+    for bit in bits:
+        record[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            unpack(5, memoryview(record), verify=True)
+        record[bit // 8] ^= 1 << bit % 8
+    unpack(5, memoryview(record), verify=True)
+
+
+def test_without_verification_the_header_is_still_checked() -> None:
+    record = bytearray(pack(5, b"payload", (7,)))
+    checked = HEADER_BYTES - 8  # the last 8 bytes are the payload's checksum
+    for bit in range(8 * checked):
+        record[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged):
+            unpack(5, memoryview(record), verify=False)
+        record[bit // 8] ^= 1 << bit % 8
+    record[-1] ^= 1
+    unpack(5, memoryview(record), verify=False)
+
+
+def test_a_record_under_another_key_is_caught() -> None:
+    with pytest.raises(Damaged, match="sample 6: found the record of sample 5"):
+        unpack(6, memoryview(pack(5, b"payload")), verify=False)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_record_of_another_length_is_caught(verify: bool) -> None:
+    record = pack(5, b"payload")
+    for wrong in (*(record[:length] for length in range(len(record))), record + b"x"):
+        with pytest.raises(Damaged):
+            unpack(5, memoryview(wrong), verify=verify)
+
+
+def test_five_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 4 dimensions"):
+        pack(1, b"", (1, 1, 1, 1, 1))

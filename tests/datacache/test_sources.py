@@ -1,0 +1,575 @@
+"""Every source gives the payloads that were put there, wherever it finds them, and says what is wrong."""
+
+import functools
+import http.server
+import io
+import struct
+import threading
+import uuid
+
+import fsspec
+import lmdb
+import numpy as np
+import pytest
+
+from datacache.errors import BadSample, SourceChanged
+from datacache.manifest import Manifest
+from datacache.sources import (
+    SOURCES,
+    StoredArrays,
+    TFRecord,
+    make_source,
+    pack_pair,
+    parallel_text,
+    tfrecord,
+    unpack_pair,
+)
+from datacache.sources.crc32c import crc32c, masked_crc32c
+
+
+def bytes_of(number: int, size: int) -> bytes:
+    return np.random.default_rng(number).bytes(size)
+
+
+def put(url: str, contents: dict[str, bytes]) -> str:
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for path, data in contents.items():
+        filesystem.makedirs(f"{root}/{path}".rpartition("/")[0], exist_ok=True)
+        filesystem.pipe_file(f"{root}/{path}", data)
+    return url
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path):
+    return f"file://{tmp_path}/data" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def memory():
+    return f"memory://{uuid.uuid4().hex}"
+
+
+def all_ids(manifest: Manifest) -> np.ndarray:
+    return np.arange(len(manifest))
+
+
+def assert_gives(source, payloads: list[bytes], labels: list[int]) -> Manifest:
+    """Scan, and read all in order, some in another order and twice, one, none."""
+    told = []
+    manifest = source.scan(lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] > 0
+    assert manifest.labels.tolist() == labels
+    assert manifest.sizes.tolist() == [len(payload) for payload in payloads]
+    assert manifest.payload == source.payload
+    assert source.read(manifest, all_ids(manifest)) == payloads
+    ids = np.random.default_rng(3).integers(0, len(payloads), 2 * len(payloads))
+    assert source.read(manifest, ids) == [payloads[sample] for sample in ids]
+    assert source.read(manifest, np.array([len(payloads) - 1])) == payloads[-1:]
+    assert source.read(manifest, np.array([], np.int64)) == []
+    assert source.scan().fingerprint == manifest.fingerprint
+    source.check(manifest)
+    return manifest
+
+
+# images in folders
+
+PHOTOS = {
+    "cat/1.jpg": bytes_of(1, 100),
+    "cat/deeper/2.JPEG": bytes_of(2, 3000),
+    "cat-fish/3.png": bytes_of(3, 1),
+    "dog/4.jpg": b"",
+    "ähre/5.webp": bytes_of(5, 70_000),
+}
+NO_PHOTOS = {"cat/notes.txt": b"-", "dog/._4.jpg": b"-", ".trash/9.jpg": b"-", "README": b"-"}
+
+
+def test_images_of_folders_are_in_order_of_their_paths_and_labelled_by_folder(url):
+    source = make_source("image_folder", put(url, PHOTOS | NO_PHOTOS))
+    paths = sorted(PHOTOS)
+    labels = {"cat": 0, "cat-fish": 1, "dog": 2, "ähre": 3}
+    payloads = [PHOTOS[path] for path in paths]
+    manifest = assert_gives(source, payloads, [labels[path.partition("/")[0]] for path in paths])
+    assert list(manifest.files) == paths
+    assert manifest.classes == tuple(labels)
+    assert manifest.shape is None
+
+
+def test_images_over_http_from_a_server_that_knows_no_ranges(tmp_path):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    photos = {path: data for path, data in PHOTOS.items() if "ä" not in path}
+    put(f"file://{tmp_path}", photos | NO_PHOTOS)
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path)
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        source = make_source("image_folder", f"http://127.0.0.1:{server.server_port}")
+        manifest = assert_gives(source, [photos[path] for path in sorted(photos)], [1, 0, 0, 2])
+        server.shutdown()
+    assert list(manifest.files) == sorted(photos)
+
+
+def test_labels_of_a_part_follow_the_classes_of_the_whole(memory):
+    put(memory, {"b/1.jpg": b"1", "d/2.jpg": b"2"})
+    manifest = make_source("image_folder", memory, classes=["d", "c", "b"]).scan()
+    assert manifest.labels.tolist() == [2, 0]
+    assert manifest.classes == ("d", "c", "b")
+    with pytest.raises(ValueError, match="1 of 2 folders are none of the 3 classes given, such as d"):
+        make_source("image_folder", memory, classes=["a", "b", "c"]).scan()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"a/1.txt": b"-"}, r"expected images \(.jpg, .*\) in folders, found none"),
+        ({"a/1.jpg": b"-", "2.jpg": b"-"}, "expected samples in folders named like classes, got 2.jpg"),
+    ],
+)
+def test_folders_without_images_or_images_without_folders_are_refused(memory, contents, message):
+    with pytest.raises(ValueError, match=message):
+        make_source("image_folder", put(memory, contents)).scan()
+
+
+@pytest.mark.parametrize("data", [b"", b"12", b"123456"])
+def test_an_image_of_another_size_than_in_the_manifest_has_changed(url, data):
+    source = make_source("image_folder", put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
+    manifest = source.scan()
+    put(url, {"a/2.jpg": data})
+    assert source.read(manifest, np.array([0])) == [b"1234"]
+    with pytest.raises(SourceChanged, match=r"a/2.jpg: has \d bytes, 4 expected: it changed"):
+        source.read(manifest, np.array([0, 1]))
+
+
+def test_a_check_names_what_came_went_or_changed(url):
+    source = make_source("image_folder", put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
+    manifest = source.scan()
+    put(url, {"a/3.jpg": b"1234"})
+    with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as a/3.jpg; build"):
+        source.check(manifest)
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.rm(f"{root}/a/1.jpg")
+    with pytest.raises(SourceChanged, match="2 files came, went or changed .*, such as a/1.jpg; build"):
+        source.check(manifest)
+    with pytest.raises(SourceChanged, match="no longer there: .*1.jpg"):
+        source.read(manifest, np.array([0]))
+
+
+# TFRecord
+
+
+def varint(number: int) -> bytes:
+    number &= 2**64 - 1
+    parts = []
+    while number >= 0x80:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def feature(key: str, kind: int, items: bytes) -> bytes:
+    return field(1, field(1, key.encode()) + field(2, field(kind, items)))
+
+
+def example(image: bytes, label: int, packed: bool = True) -> bytes:
+    integers = field(1, varint(label)) if packed else varint(1 << 3) + varint(label)
+    features = [
+        feature("image/height", 3, field(1, varint(375))),
+        feature("image/encoded", 1, field(1, image)),
+        feature("image/object/bbox/xmin", 2, field(1, struct.pack("<2f", 0.25, 0.5))),
+        feature("image/class/label", 3, integers),
+    ]
+    return field(1, b"".join(features))
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
+    return length + crcs[0] + data + crcs[1]
+
+
+IMAGES = [bytes_of(number, size) for number, size in enumerate([0, 1, 127, 128, 5000, 20_000, 70, 300])]
+
+
+def test_checksums_are_those_of_the_standard():
+    # RFC 3720, appendix B.4
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(bytes(range(31, -1, -1))) == 0x113FDB5C
+    assert crc32c(b"") == 0
+    assert crc32c(memoryview(b"-123456789")[1:]) == 0xE3069283
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("block_bytes", [1, 100, 8 << 20])
+def test_images_and_labels_of_tfrecords_whatever_the_blocks(url, packed, block_bytes, monkeypatch):
+    monkeypatch.setattr(tfrecord, "BLOCK_BYTES", block_bytes)
+    records = [record(example(image, 3 + label, packed)) for label, image in enumerate(IMAGES)]
+    put(url, {"train-0": b"".join(records[:5]), "train-1": b"", "train-2": b"".join(records[5:])})
+    put(url, {"validation-0": records[0]})
+    source = make_source("tfrecord", url, pattern="train-*", label_offset=1)
+    manifest = assert_gives(source, IMAGES, list(range(2, 10)))
+    assert manifest.file.tolist() == [0] * 5 + [2] * 3
+
+
+def test_what_tensorflow_writes_is_read(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    generator = np.random.default_rng(4)
+    labels = [1, 1000, 0, 2**40, 7]
+    images = [generator.bytes(int(size)) for size in generator.integers(0, 200_000, len(labels))]
+    with tf.io.TFRecordWriter(str(tmp_path / "train-00000-of-00001")) as writer:
+        for image, label in zip(images, labels, strict=True):
+            features = {
+                "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                "image/class/text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a", b"b"])),
+                "image/object/bbox/xmin": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 2])),
+                "image/height": tf.train.Feature(int64_list=tf.train.Int64List(value=[-1, 3])),
+                "empty": tf.train.Feature(),
+            }
+            message = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(message.SerializeToString())
+    assert_gives(make_source("tfrecord", str(tmp_path)), images, labels)
+
+
+def test_other_keys_can_be_named(memory):
+    data = field(1, feature("jpg", 1, field(1, b"image")) + feature("cls", 3, field(1, varint(4))))
+    put(memory, {"x": record(data)})
+    source = make_source("tfrecord", memory, image_key="jpg", label_key="cls")
+    assert_gives(source, [b"image"], [4])
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+GOOD = record(example(b"abc", 1))
+
+
+def of(images: bytes, labels: bytes) -> bytes:
+    """Return an example of these lists."""
+    return field(1, feature("image/encoded", 1, images) + feature("image/class/label", 3, labels))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (flipped(GOOD, 3), "no TFRecord, or damaged: the length's checksum is another"),
+        (flipped(GOOD, 9), "no TFRecord, or damaged: the length's checksum is another"),
+        (flipped(GOOD, 20), "damaged: the data's checksum is another"),
+        (flipped(GOOD, -2 + len(GOOD)), "damaged: the data's checksum is another"),
+        (GOOD[:-1], r"cut off: it would end at byte \d+ of \d+"),
+        (GOOD[:5], r"cut off: it would end at byte \d+ of \d+"),
+        (b"\x1f\x8b" + bytes(40), "the length's checksum is another; it is gzip: unpack it"),
+        (record(b""), "1 at byte .*: has no feature 'image/encoded'"),
+        (record(example(b"", -1)), r"label: expected at least 0 \(label_offset\), got -1"),
+        (record(field(1, feature("image/encoded", 1, field(1, b"x")))), "has no feature 'image/class/label'"),
+        (record(example(b"", 1).replace(b"\x1a\x03\x0a\x01\x01", b"\x1a\x03\x0a\x01\x81")), "without an end"),
+        (record(b"\x0a\x05\x0a\x80\x80\x80\x01"), "a field is longer than what holds it"),
+        (record(b"\x0b"), "no tf.train.Example: wire type 3"),
+        (record(b"\xff" * 20), "an integer without an end"),
+        (record(of(field(1, b"x") * 2, field(1, b"\x01"))), "image: expected a list of one .*, got 2"),
+        (record(of(field(1, b"x"), field(1, b"\x01\x02"))), "label: expected a list of one integer, got 2"),
+        (record(of(b"", field(1, b"\x01"))), "image: expected a list of one .*, got 0"),
+    ],
+)
+def test_records_that_are_damaged_or_no_images_are_named(memory, data, message):
+    put(memory, {"shard": GOOD + data})
+    with pytest.raises(BadSample, match=f"shard: record.*{message}") as caught:
+        make_source("tfrecord", memory).scan()
+    assert f"at byte {len(GOOD)}" in str(caught.value)
+
+
+def test_noise_with_right_checksums_is_refused_and_nothing_worse(memory):
+    generator = np.random.default_rng(6)
+    whole = example(bytes_of(1, 50), 300)
+    for number in range(300):
+        data = bytearray(whole)
+        for _ in range(1 + number % 4):
+            data[generator.integers(len(data))] = generator.integers(256)
+        put(memory, {"shard": record(bytes(data[: generator.integers(len(data) // 2, len(data) + 1)]))})
+        source = make_source("tfrecord", memory)
+        try:
+            manifest = source.scan()
+        except BadSample:
+            continue
+        start, size = int(manifest.start[0]), int(manifest.sizes[0])
+        assert 12 <= start <= start + size <= len(data) + 12
+        assert len(source.read(manifest, np.array([0]))[0]) == size
+
+
+def test_folders_without_records_are_refused(memory):
+    put(memory, {"empty": b""})
+    with pytest.raises(ValueError, match=r"expected TFRecord files that match 'a\*', found no record"):
+        TFRecord(memory, pattern="a*").scan()
+    with pytest.raises(ValueError, match=r"expected TFRecord files that match '\*', found no record"):
+        TFRecord(memory).scan()
+
+
+# LMDB
+
+
+def write_lmdb(path, values: dict[bytes, bytes], **options) -> None:
+    with (
+        lmdb.open(str(path), map_size=1 << 24, **options) as environment,
+        environment.begin(write=True) as txn,
+    ):
+        for key, value in values.items():
+            txn.put(key, value)
+
+
+KEYS = [b"a/0", b"a/1\xff", b"b/0", b"c/0"]
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_images_of_an_lmdb_with_labels_before_them(tmp_path, subdir):
+    values = {key: struct.pack(">q", 9 - at) + IMAGES[at] for at, key in enumerate(KEYS)}
+    write_lmdb(tmp_path / "db", values | {b"__len__": b"4"}, subdir=subdir)
+    assert_gives(make_source("lmdb", f"file://{tmp_path}/db"), IMAGES[:4], [9, 8, 7, 6])
+
+
+def test_images_of_an_lmdb_with_classes_in_the_keys(tmp_path):
+    write_lmdb(tmp_path / "db", {key: IMAGES[at] for at, key in enumerate(KEYS)})
+    manifest = assert_gives(make_source("lmdb", str(tmp_path / "db"), labels="key"), IMAGES[:4], [0, 0, 1, 2])
+    assert manifest.classes == ("a", "b", "c")
+
+
+def test_two_sources_of_one_lmdb_in_one_process(tmp_path):
+    write_lmdb(tmp_path / "db", {b"a/0": b"image"})
+    sources = [make_source("lmdb", str(tmp_path / "db"), labels="key") for _ in range(2)]
+    assert sources[0].scan().fingerprint == sources[1].scan().fingerprint
+
+
+def test_an_lmdb_that_was_written_to_has_changed(tmp_path):
+    write_lmdb(tmp_path / "db", {b"a/0": b"image", b"b/0": b"other"})
+    manifest = make_source("lmdb", str(tmp_path / "db"), labels="key").scan()
+    write_lmdb(tmp_path / "db", {b"b/0": b"longer than it was"})
+    source = make_source("lmdb", str(tmp_path / "db"), labels="key")
+    with pytest.raises(SourceChanged, match="was written to after the manifest was made"):
+        source.check(manifest)
+    with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as b/0"):
+        source.read(manifest, np.array([1]))
+
+
+def test_what_is_no_lmdb_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected an LMDB, found nothing"):
+        make_source("lmdb", str(tmp_path / "db")).scan()
+    (tmp_path / "db").write_bytes(bytes(10_000))
+    with pytest.raises(ValueError, match="expected an LMDB: "):
+        make_source("lmdb", str(tmp_path / "db")).scan()
+    with pytest.raises(ValueError, match="can only be read from a local path"):
+        make_source("lmdb", "s3://bucket/db")
+    with pytest.raises(ValueError, match="labels: expected 'value' or 'key', got 'keys'"):
+        make_source("lmdb", str(tmp_path / "db"), labels="keys")
+    write_lmdb(tmp_path / "images", {b"key": b"\xff\xd8\xff\xe0 JPEG"})
+    with pytest.raises(ValueError, match="expected a label in the value's first 8 bytes.*labels: key"):
+        make_source("lmdb", str(tmp_path / "images")).scan()
+
+
+# arrays
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return np.random.default_rng(8).integers(0, 256, shape).astype(np.uint8)
+
+
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("shape", "one"), [((7, 4, 5), (4, 5, 1)), ((3, 2, 6, 3), (2, 6, 3))])
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, ">i4"])
+def test_arrays_in_files_and_in_memory_are_the_same_samples(url, shape, one, kind):
+    images, labels = pixels(*shape), np.arange(shape[0]).astype(kind)
+    put(url, {"images.npy": saved(images), "labels.npy": saved(labels)})
+    for source in (make_source("arrays", url), make_source("arrays", (images, labels))):
+        manifest = assert_gives(source, [image.tobytes() for image in images], labels.tolist())
+        assert manifest.shape == one
+
+
+def test_arrays_of_strides_are_read_as_they_look():
+    images = pixels(6, 4, 8)[::2, :, ::-1]
+    assert_gives(
+        make_source("arrays", (images, np.arange(3))), [each.tobytes() for each in images], [0, 1, 2]
+    )
+
+
+def test_arrays_that_changed_in_memory_are_noticed():
+    images, labels = pixels(2, 3, 3), np.arange(2)
+    source = make_source("arrays", (images, labels))
+    manifest = source.scan()
+    for array, at in ((images, (1, 2, 2)), (labels, 0)):
+        array[at] ^= 1
+        with pytest.raises(SourceChanged, match="arrays in memory are others"):
+            source.check(manifest)
+        array[at] ^= 1
+        source.check(manifest)
+    images[0, 0, 0] ^= 1
+    assert source.scan().fingerprint != manifest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 8)), np.zeros(2, int), r"images.*: expected uint8 .*, got float64 \(2, 8\)"),
+        (np.zeros((2, 8), np.uint8), np.zeros(2, int), r"images.*: expected uint8 .*, got uint8 \(2, 8\)"),
+        (pixels(2, 3, 3), np.zeros(3, int), r"labels.*: expected integers \(2,\), got int64 \(3,\)"),
+        (pixels(2, 3, 3), np.zeros(2), r"labels.*: expected integers \(2,\), got float64 \(2,\)"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(memory, images, labels, message):
+    put(memory, {"images.npy": saved(images), "labels.npy": saved(labels)})
+    with pytest.raises(ValueError, match=message):
+        make_source("arrays", memory).scan()
+    with pytest.raises(ValueError, match=message):
+        make_source("arrays", (images, labels)).scan()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no array", "expected a .npy file"),
+        (b"", "expected a .npy file"),
+        (saved(pixels(3, 4, 5))[:-1], r"expected 188 bytes for shape \(3, 4, 5\), got 187"),
+        (saved(np.asfortranarray(pixels(3, 4, 5))), "got Fortran order"),
+    ],
+)
+def test_files_that_are_no_arrays_are_refused(memory, data, message):
+    put(memory, {"x.npy": data, "y.npy": saved(np.arange(3))})
+    with pytest.raises(ValueError, match=f"x.npy: .*{message}"):
+        StoredArrays(memory, images="x.npy", labels="y.npy").scan()
+    put(memory, {"x.npy": saved(pixels(3, 4, 5)), "y.npy": data[:50]})
+    with pytest.raises(ValueError, match="y.npy: expected a .npy file"):
+        StoredArrays(memory, images="x.npy", labels="y.npy").scan()
+
+
+# text
+
+GERMAN = ["Ein Haus", "", "ein Öl\r", "zwölf Boxkämpfer jagen Viktor", "Ende\x85."]
+ENGLISH = ["A house", "empty", "", "the quick brown fox", "The\u2028end."]
+
+
+@pytest.mark.parametrize("last", ["", "\n"])
+@pytest.mark.parametrize("block_bytes", [1, 7, 8 << 20])
+def test_lines_come_with_their_translations(url, last, block_bytes, monkeypatch):
+    monkeypatch.setattr(parallel_text, "BLOCK_BYTES", block_bytes)
+    put(url, {"x.de": "\n".join(GERMAN).encode(), "x.en": ("\n".join(ENGLISH) + last).encode()})
+    source = make_source("parallel_text", url, source="x.de", target="x.en")
+    pairs = list(zip(GERMAN, ENGLISH, strict=True))
+    payloads = [pack_pair(*pair) for pair in pairs]
+    manifest = assert_gives(source, payloads, [0] * len(pairs))
+    assert [unpack_pair(payload) for payload in source.read(manifest, all_ids(manifest))] == pairs
+
+
+@pytest.mark.parametrize(
+    ("german", "english", "message"),
+    [
+        (b"a\nb\n", b"a\n", "expected as many lines in both files, got 2 in de and 1 in en"),
+        (b"a\nb", b"a\nb\n\n", "expected as many lines in both files, got 2 in de and 3 in en"),
+        (b"", b"", "expected at least one sample"),
+        (b"a\n\xff", b"a\nb", "de: near byte 2: no UTF-8"),
+        (b"a\xc3", b"a", "de: near byte 1: no UTF-8"),
+    ],
+)
+def test_texts_that_do_not_belong_together_are_refused(memory, german, english, message):
+    put(memory, {"de": german, "en": english})
+    with pytest.raises(ValueError, match=message):
+        make_source("parallel_text", memory, source="de", target="en").scan()
+
+
+def test_a_pair_of_lines_holds_one_line_break():
+    with pytest.raises(ValueError, match="expected no line break in it, got 'a\\\\nb'"):
+        pack_pair("x", "a\nb")
+    for payload in (b"a", b"a\nb\nc"):
+        with pytest.raises(BadSample, match="expected one line break"):
+            unpack_pair(payload)
+
+
+# all
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "options", "message"),
+    [
+        ("images", "x", {}, "source: expected one of image_folder, tfrecord, .*, got 'images'"),
+        ("tfrecord", "x", {"label": 1}, "source tfrecord: .*'label'; its options: pattern, image_key, .*"),
+        ("parallel_text", "x", {}, "source parallel_text: .*'source'; its options: source, target, storage"),
+        ("arrays", (pixels(1, 2, 2), np.zeros(1, int)), {"images": "x"}, "its options: none"),
+        ("tfrecord", (1, 2), {}, "source tfrecord: expected a URL, got tuple"),
+    ],
+)
+def test_sources_and_options_that_are_unknown_are_refused(name, place, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_source(name, place, **options)
+
+
+def make_each(name: str, folder) -> tuple:
+    """Return two samples' place and options for the named source."""
+    photos = {"a/1.jpg": b"1", "b/2.jpg": b"2"}
+    if name == "lmdb":
+        write_lmdb(folder / "db", {b"a": bytes(9), b"b": bytes(9)})
+        return str(folder / "db"), {}
+    if name == "image_folder":
+        return put(f"{folder}/photos", photos), {}
+    if name == "tfrecord":
+        return put(f"{folder}/records", {"x": GOOD * 2}), {}
+    if name == "arrays":
+        arrays = {"images.npy": saved(pixels(2, 3, 3)), "labels.npy": saved(np.arange(2))}
+        return put(f"{folder}/arrays", arrays), {}
+    assert name == "parallel_text"
+    return put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n"}), {"source": "s", "target": "t"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_reads_by_a_kept_manifest_and_refuses_ids_that_are_none(name, tmp_path):
+    place, options = make_each(name, tmp_path)
+    source = make_source(name, place, **options)
+    source.scan().save(tmp_path / "manifest")
+    manifest = Manifest.load(tmp_path / "manifest")
+    assert [len(each) for each in source.read(manifest, np.array([1, 0]))] == manifest.sizes[[1, 0]].tolist()
+    source.check(manifest)
+    for ids in ([2], [0, -1]):
+        with pytest.raises(ValueError, match=r"ids: expected 0 … 1, got"):
+            source.read(manifest, np.array(ids))
+
+
+@pytest.mark.parametrize("name", ["image_folder", "tfrecord", "arrays", "parallel_text"])
+def test_every_stored_source_withstands_a_storage_that_fails(name, tmp_path):
+    place, options = make_each(name, tmp_path)
+    source = make_source(name, place, **options, storage={"first_wait_seconds": 0.001})
+    filesystem = source._storage._filesystem
+    failing = _Failing(filesystem, every=2)
+    source._storage._filesystem = failing
+    manifest = source.scan()
+    payloads = source.read(manifest, np.array([0, 1]))
+    assert failing.failed > 0
+    assert payloads == make_source(name, place, **options).read(manifest, np.array([0, 1]))
+
+
+class _Failing:
+    """A filesystem of whose answers every second one gets lost."""
+
+    def __init__(self, filesystem, every: int):
+        self._filesystem = filesystem
+        self._every = every
+        self._count = 0
+        self.failed = 0
+
+    def __getattr__(self, name):
+        found = getattr(self._filesystem, name)
+        return functools.partial(self._fail, found) if name in ("ls", "info", "cat_file") else found
+
+    def _fail(self, method, *positional, **named):
+        self._count += 1
+        if self._count % self._every:
+            self.failed += 1
+            raise ConnectionResetError
+        return method(*positional, **named)

@@ -1,0 +1,80 @@
+"""``cloudtrain cache``: one command after the other, on the folders of a configuration."""
+
+import pytest
+
+from tests.launching import DIGITS, run, tail
+from training.config import Cache
+from training.data import places_of
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Return a function that runs a command of the cache on the digits, in folders of this test."""
+    words = [f"cache.disk={tmp_path}/disk", f"cache.memory={tmp_path}/memory", "ranks_per_node=null"]
+
+    def call(name, *more):
+        return run("cloudtrain", "cache", name, DIGITS, *words, *more)
+
+    return call
+
+
+def damage(folder):
+    path = max(folder.glob("gen-*/data.mdb"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) // 2, len(data), 1000):
+        data[place] ^= 255
+    path.write_bytes(data)
+
+
+def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path):
+    assert cache("info").stdout == "nothing is kept here\n"
+    built = cache("build")
+    assert built.returncode == 0, tail(built)
+    assert built.stdout.splitlines() == [
+        f"phase {phase}: {samples} of {samples} samples" for phase in (1, 2) for samples in ("1,437", "360")
+    ]
+    assert cache("build").stdout == ""  # all is there
+    told = cache("info").stdout
+    assert told.count("complete") == 6  # on disk two parts of the data, in memory two for each phase
+    assert told.count(" no ") == 6
+    assert cache("verify").returncode == 0
+
+    damage(tmp_path / "disk")
+    verified = cache("verify")
+    assert verified.returncode == 1
+    assert sum(", 0 of" in line or ": 0 of" in line for line in verified.stdout.splitlines()) == 5
+    repaired = cache("repair").stdout.splitlines()
+    assert repaired[0] != "phase 1: 0 damaged records read anew"
+    assert repaired[1] == "phase 2: 0 damaged records read anew"
+
+    gone = cache("gc").stdout.splitlines()
+    assert sum(": removed, " in line for line in gone) == 4
+    assert sum("stays" in line for line in gone) == 2
+    assert cache("clear").stdout.count(": removed, ") == 2
+    assert cache("info").stdout == "nothing is kept here\n"
+
+
+def test_without_folders_there_is_nothing_to_build(cache):
+    result = run("cloudtrain", "cache", "build", DIGITS, "cache.disk=null", "cache.memory=null")
+    assert result.returncode == 2
+    assert result.stderr == f"cloudtrain: {DIGITS}: cache: expected a folder for disk or memory, got none\n"
+
+
+def test_a_wrong_configuration_is_one_line(cache):
+    result = cache("info", "cache.dusk=auto")
+    assert result.returncode == 2
+    assert "cache.dusk: unknown key" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_folders_are_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 1234)
+    auto = places_of(Cache(disk="auto", memory="auto"))
+    assert auto.disk == tmp_path / "cloudtrain" / "samples"
+    assert str(auto.memory) == "/dev/shm/cloudtrain-1234"
+    monkeypatch.setenv("HOME", "/home/me")
+    given = places_of(Cache(disk="~/samples"))
+    assert (str(given.disk), given.memory) == ("/home/me/samples", None)

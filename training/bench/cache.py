@@ -1,0 +1,240 @@
+"""``cloudtrain bench cache``: batches from the levels, beside central storage and beside ``tf.data``."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datacache import Augmentation, DataCache, ImageFolder, Manifest, Order, Places, management
+from datacache.batches import Batch
+from datacache.synthetic import generate
+from datacache.throttled import serve
+from training.bench.checks import WrongResult
+from training.bench.record import Record, print_lines, print_table, times
+from training.bench.timing import Seconds, alternate
+from training.job import FAILURE, complain
+from training.quiet import import_tensorflow
+
+SAMPLES, QUICK_SAMPLES = 10_000, 600
+RUNS, QUICK_RUNS = 5, 3
+BATCH, SIDE, INPUT = 256, 128, 96
+STORED_BATCHES, KEPT_BATCHES, QUICK_BATCHES = 2, 40, 10  # in a run, from storage and from what is kept
+RATE, LATENCY_SECONDS = "1gbit", 2e-3
+CROP = Augmentation(INPUT, mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
+LEVELS, STORAGE, FILES, CACHED = "levels", "storage", "tf.data from files", "tf.data cached in memory"
+FIRST, FIRST_UNCACHED = "first epoch", "first epoch without a cache"
+ONE_CORE = "levels, one core"
+PEERS = {LEVELS: (STORAGE, FILES, CACHED), FIRST: (FIRST_UNCACHED,), ONE_CORE: (None,)}
+
+Run = Callable[[int], int]  # of an epoch: makes batches, returns how many samples
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is read: a folder of pictures, the same behind a slow server, and the folders of the levels."""
+
+    folder: Path
+    url: str
+    manifest: Manifest
+    work: Path
+    memory: Path
+    quick: bool
+
+    def cache(self, places: Places | None = None, *, threads: int = 2) -> DataCache:
+        """Return a cache of the pictures in central storage."""
+        source = ImageFolder(self.url)
+        return DataCache(
+            source, manifest=self.manifest, shorter_side=SIDE, places=places or Places(), threads=threads
+        )
+
+    @property
+    def kept_batches(self) -> int:
+        """Return how many batches a run makes of samples that are kept: many more than are made ahead."""
+        return QUICK_BATCHES if self.quick else KEPT_BATCHES
+
+    @property
+    def order(self) -> Order:
+        """Return the order in which the samples are read."""
+        return Order(len(self.manifest), shards=1, global_batch=BATCH, seed=1)
+
+    def batches(self, cache: DataCache, epoch: int) -> Iterator[Batch]:
+        """Yield batches, epoch after epoch, from the beginning of this one on."""
+        for each in count(epoch):
+            yield from cache.batches(self.order, CROP, 0, 1, each)
+
+
+def bench(as_json: bool, *, samples: int | None, quick: bool) -> int:
+    """Print what was measured and return the exit status."""
+    import_tensorflow()
+    samples = samples or (QUICK_SAMPLES if quick else SAMPLES)
+    try:
+        with _setting(samples, quick) as setting:
+            records = list(_measure(setting))
+    except WrongResult as error:
+        complain(str(error))
+        return FAILURE
+    if as_json:
+        print_lines(records)
+    else:
+        _print(records)
+    return 0
+
+
+@contextmanager
+def _setting(samples: int, quick: bool) -> Iterator[Setting]:
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-bench-")))
+        memory = Path("/dev/shm") / f"{work.name}"  # noqa: S108 - what is measured is memory
+        stack.callback(shutil.rmtree, memory, ignore_errors=True)
+        folder = work / "pictures"
+        generate(folder, samples)
+        url = stack.enter_context(serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS))
+        yield Setting(folder, url, ImageFolder(url).scan(), work, memory, quick)
+
+
+def _measure(setting: Setting) -> Iterator[Record]:
+    kept = setting.cache(Places(setting.work / "disk", setting.memory))
+    kept.fill()
+    _check(setting, kept)
+    from training.bench.tfdata import cached, decoded_each_time  # which imports TensorFlow
+
+    runs = QUICK_RUNS if setting.quick else RUNS
+    size = len(setting.manifest)
+    seconds = _alternate(
+        {
+            LEVELS: lambda epoch: _take(setting.batches(kept, epoch), setting.kept_batches),
+            STORAGE: lambda epoch: _take(setting.batches(setting.cache(), epoch), STORED_BATCHES),
+            FILES: _of_tensorflow(decoded_each_time(setting.folder, setting.manifest, CROP, BATCH), setting),
+            CACHED: _of_tensorflow(
+                cached(setting.folder, setting.manifest, SIDE, CROP, BATCH), setting, skip=size
+            ),
+        },
+        runs,
+    )
+    seconds |= _alternate({FIRST: _first_epochs(setting), FIRST_UNCACHED: _uncached(setting)}, runs)
+    with one_core():
+        alone = setting.cache(Places(setting.work / "disk", setting.memory), threads=1)
+        seconds |= _alternate(
+            {ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), setting.kept_batches)}, runs
+        )
+    case = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
+    case |= {"rate": RATE, "latency_seconds": LATENCY_SECONDS, "quick": setting.quick}
+    for subject, peers in PEERS.items():
+        more = _memory(setting) if subject == LEVELS else {}
+        for peer in peers:
+            yield Record(
+                bench="cache",
+                case=case | {"unit": "seconds a sample"},
+                subject=subject,
+                seconds=seconds[subject],
+                peer=peer,
+                peer_seconds=seconds[peer] if peer else None,
+                bytes=None,
+                more=more,
+            )
+
+
+def _check(setting: Setting, kept: DataCache) -> None:
+    """Hold a batch from the levels to the same batch from storage: equal to the bit."""
+    ours, stored = (next(setting.batches(cache, 0)) for cache in (kept, setting.cache()))
+    if not np.array_equal(ours.images, stored.images) or not np.array_equal(ours.labels, stored.labels):
+        raise WrongResult("a batch from the levels is not what storage has")
+
+
+def _alternate(contenders: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
+    """Return the seconds that a sample takes in each."""
+    sizes: dict[str, int] = {}
+
+    def counted(name: str, run: Run) -> Callable[[int], None]:
+        def call(epoch: int) -> None:
+            sizes[name] = run(epoch)
+
+        return call
+
+    calls = {name: counted(name, run) for name, run in contenders.items()}
+    whole = alternate(calls, range(1, 1000), runs)
+    return {name: _over(seconds, sizes[name]) for name, seconds in whole.items()}
+
+
+def _over(seconds: Seconds, samples: int) -> Seconds:
+    values = {name: getattr(seconds, name) / samples for name in ("median", "min", "max")}
+    return replace(seconds, **values)
+
+
+def _take(batches: Iterator[Batch], number: int) -> int:
+    return sum(len(batch.labels) for batch in islice(batches, number))
+
+
+def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
+    """Return runs over a data set that never ends, after the first samples."""
+    batches = iter(dataset)
+    for _ in range(-(-skip // BATCH)):
+        next(batches)
+    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.kept_batches))
+
+
+def _first_epochs(setting: Setting) -> Run:
+    """Return runs that begin with empty folders."""
+
+    def run(epoch: int) -> int:
+        with tempfile.TemporaryDirectory(dir=setting.work) as disk:
+            memory = Path(disk.replace(str(setting.work), str(setting.memory)))
+            cache = setting.cache(Places(Path(disk), memory))
+            taken = _take(setting.batches(cache, epoch), STORED_BATCHES)
+            cache.close()
+            shutil.rmtree(memory)
+            return taken
+
+    return run
+
+
+def _uncached(setting: Setting) -> Run:
+    return lambda epoch: _take(setting.batches(setting.cache(), epoch), STORED_BATCHES)
+
+
+def _memory(setting: Setting) -> dict[str, float]:
+    """Return what level 2 takes, for all ranks of the node, and what its samples have."""
+    (kept,) = management.kept_in(setting.memory)
+    cache = setting.cache(Places(setting.work / "disk", setting.memory))
+    samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
+    return {"memory_bytes": kept.bytes, "sample_bytes": samples, "memory_ratio": kept.bytes / samples}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and the threads it makes, to one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _print(records: list[Record]) -> None:
+    rows = [
+        [
+            each.subject,
+            f"{each.seconds.median * 1e6:,.1f}",
+            each.peer or "–",
+            f"{each.peer_seconds.median * 1e6:,.1f}" if each.peer_seconds else "–",
+            times(each.ratio),
+        ]
+        for each in records
+    ]
+    case, more = records[0].case, records[0].more
+    notes = [
+        f"{case['samples']:,} pictures of 500 × 375 pixels, kept at {SIDE}, cropped to {INPUT}; "
+        f"batches of {BATCH}",
+        f"storage: {RATE}, {LATENCY_SECONDS * 1e3:g} ms a request",
+        f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
+        f"{more['memory_ratio']:.3f} times its samples",
+    ]
+    print_table("µs a sample", ["", "µs", "beside", "µs", "× as fast"], rows, notes)
