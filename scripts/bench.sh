@@ -14,6 +14,7 @@ rm -f "$results"-*.jsonl "$results"-profile-*.json
 keep selection selection
 keep reducers reducers
 keep oktopk-numpy reducers --peers --size 14700000 --steps 8
+keep cache cache
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: bench reducers --cluster is left out: it needs root on Linux" >&2

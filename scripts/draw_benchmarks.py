@@ -48,6 +48,14 @@ TRANSCRIBED = """## Ok-Topk beside its transcription
 
 Processor time of a rank; the peer is the paper's algorithm 1, written down in NumPy.
 """
+CACHE = """## Batches from the cache
+
+JPEGs of 500 × 375 pixels and about 110 KB in central storage, which is emulated; what a sample takes, in
+whole batches of crops. `levels` is from the second epoch on, with two threads but for one core;
+`first epoch` begins with empty folders.
+
+![µs a sample](cache.svg)
+"""
 MEASURED = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
@@ -179,6 +187,7 @@ def page(found: dict[str, Results]) -> str:
         "selection": (SELECTION, selection_tables),
         "reducers": (REDUCERS, reducer_tables),
         "oktopk-numpy": (TRANSCRIBED, transcription_tables),
+        "cache": (CACHE, cache_tables),
     }
     for kind, (text, tables) in sections.items():
         if kind in found:
@@ -259,6 +268,33 @@ def transcription_tables(results: Results) -> Iterator[str]:
         for record in results.records
     ]
     yield table(header, rows)
+
+
+def cache_tables(results: Results) -> Iterator[str]:
+    """Yield the table of what a sample takes, after what it was read from."""
+    case, more = results.records[0].case, results.records[0].more
+    storage = f"{case['rate']}, {case['latency_seconds'] * 1e3:g} ms a request"
+    sizes = f"kept with a shorter side of {case['kept_side']}, cropped to {case['input_size']} pixels"
+    yield f"{case['samples']:,} samples, batches of {case['batch']}, {sizes}; storage: {storage}.\n"
+    yield f"Level 2 takes {more['memory_ratio']:.3f} times its samples' bytes, once a node.\n"
+    rows = [
+        [
+            *(each.subject, microseconds(each.seconds.median), each.peer or NOTHING),
+            microseconds(each.peer_seconds.median) if each.peer_seconds else NOTHING,
+            times(each.ratio),
+        ]
+        for each in results.records
+    ]
+    yield table(["", "µs", "beside", "µs", "× as fast"], rows)
+
+
+def microseconds(seconds: float) -> str:
+    """Return seconds in µs, without the unit.
+
+    >>> microseconds(0.0123456)
+    '12,346'
+    """
+    return f"{seconds * 1e6:,.0f}"
 
 
 def cluster_tables(results: Results) -> Iterator[str]:
@@ -361,6 +397,27 @@ def draw(cell: Cell, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": cell.fingerprint})
 
 
+def draw_cache(results: Results, path: Path) -> None:
+    """Write the picture of what a sample takes: a bar for each subject and peer."""
+    seconds = {each.subject: each.seconds.median for each in results.records}
+    subjects = set(seconds)
+    seconds |= {each.peer: each.peer_seconds.median for each in results.records if each.peer_seconds}
+    bars_of = sorted(seconds.items(), key=lambda each: each[1])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 2.4), facecolor="white", layout="constrained")
+        axes = figure.subplots()
+        colors = [STAGES["select"] if name in subjects else WHOLE for name, _ in bars_of]
+        axes.barh([name for name, _ in bars_of], [each * 1e6 for _, each in bars_of], color=colors)
+        for place, (_, each) in enumerate(bars_of):
+            text = microseconds(each)
+            axes.annotate(text, (each * 1e6, place), (3, 0), textcoords="offset points", va="center")
+        axes.set_xscale("log")
+        axes.set_xlabel("µs a sample")
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
 def draw_time(axes: Axes, records: Sequence[Record]) -> None:
     """Draw a bar for each contender; above it how many times as fast it is as its peer."""
     for place, record in enumerate(records):
@@ -409,6 +466,8 @@ def write(folder: Path) -> None:
             old.unlink()
     for name, cell in drawn.items():
         draw(cell, folder / name)
+    if "cache" in found:
+        draw_cache(found["cache"], folder / "cache.svg")
 
 
 if __name__ == "__main__":

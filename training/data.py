@@ -2,10 +2,22 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from commlib import Topology
-from datacache import Batch, CentreCrop, DataCache, Manifest, Order, Places, evaluation_part, manifest_of
+from datacache import (
+    Batch,
+    CentreCrop,
+    Counts,
+    DataCache,
+    Manifest,
+    Order,
+    Places,
+    evaluation_part,
+    manifest_of,
+    stand_in_lines,
+)
 from training.config import Cache, Config, Phase
 from training.datasets import Dataset
 
@@ -36,6 +48,7 @@ class Data:
         self.places = places_of(config.cache)
         self.training = self._manifest("training")
         self.test = self._manifest("test")
+        self._caches: list[DataCache] = []
 
     def _manifest(self, part: str) -> Manifest:
         source = getattr(self.dataset, part)
@@ -43,7 +56,34 @@ class Data:
 
     def of_phase(self, phase: Phase) -> "PhaseData":
         """Return the batches of a phase."""
-        return PhaseData(self, phase)
+        opened = PhaseData(self, phase)
+        self._caches += opened.caches
+        return opened
+
+    def read_so_far(self) -> "Reads":
+        """Return what all ranks have read; all of them call it together."""
+        world, counts = self.topology.world, [cache.counts for cache in self._caches]
+        names = [field.name for field in fields(Counts) if field.name != "stand_ins"]
+        own = [sum(getattr(each, name) for each in counts) for name in names]
+        totals = world.agree(own).sum(axis=0).tolist()
+        stand_ins = [(cache.manifest, cache.counts.stand_ins) for cache in self._caches]
+        lines = sorted({line for manifest, found in stand_ins for line in stand_in_lines(manifest, [found])})
+        told = sorted({line for of_rank in world.allgather_objects(lines) for line in of_rank})
+        return Reads(dict(zip(names, totals, strict=True)), told)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Samples read by all ranks, by where they were; a line for each that another one stood in for."""
+
+    counts: dict[str, int]
+    stand_ins: list[str]
+
+    def lines(self) -> list[str]:
+        """Return what a user has to know: what was damaged, and what could not be decoded."""
+        damaged = self.counts["damaged_in_memory"] + self.counts["damaged_on_disk"]
+        mended = [f"{damaged} damaged records of the cache were read anew"] if damaged else []
+        return [*mended, *self.stand_ins]
 
 
 class PhaseData:
@@ -72,6 +112,11 @@ class PhaseData:
             part=evaluation_part(len(data.test), ranks, self._size),
             places=places,
         )
+
+    @property
+    def caches(self) -> list[DataCache]:
+        """Return those of the training and of the test samples."""
+        return [self._training, self._test]
 
     @property
     def steps(self) -> int:

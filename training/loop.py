@@ -92,7 +92,11 @@ class Trainer:
             session.data.close()
         summary.seconds = time.perf_counter() - start
         summary.held_back = float(np.linalg.norm(self.gradients.reducer.residual))
+        reads = self.data.read_so_far()
+        for line in reads.lines():
+            progress.say(line)
         if folder is not None:
+            folder.write("cache", **reads.counts, stand_ins=reads.stand_ins)
             folder.save_weights(self.model)
             folder.write("summary", accuracy=summary.accuracy, **asdict(summary))
         return summary

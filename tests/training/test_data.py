@@ -1,0 +1,92 @@
+"""What the phases of a run read, on simulated ranks."""
+
+import numpy as np
+import pytest
+
+from commlib import Topology, transport
+from datacache import Arrays
+from tests.launching import DIGITS
+from training.config import load
+from training.data import Data
+from training.datasets import Dataset
+
+SAMPLES, TESTS = 50, 21
+
+
+def dataset():
+    images = np.broadcast_to(np.arange(SAMPLES, dtype=np.uint8)[:, None, None, None], (SAMPLES, 8, 8, 1))
+    labels = np.arange(SAMPLES)
+    return Dataset(
+        Arrays(images, labels), Arrays(images[:TESTS], labels[:TESTS]), channels=1, classes=SAMPLES
+    )
+
+
+def on_ranks(function, tmp_path, *words, ranks=4):
+    folders = [f"cache.disk={tmp_path}/disk", f"cache.memory={tmp_path}/memory"]
+    config = load(DIGITS, ["phases.0.batch_size=3", *folders, *words])
+
+    def body(comm):
+        return function(Data(config, Topology(comm, ranks_per_node=2), dataset()), config.phases[0])
+
+    return transport.simulated.run(body, ranks)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_ranks_train_on_their_own_samples_and_test_each_once(tmp_path, shards):
+    def read(data, phase):
+        of_phase = data.of_phase(phase)
+        assert of_phase.steps == (4 if shards < 3 else SAMPLES // 4 // 3)
+        trained = [batch.ids.tolist() for batch in of_phase.training_batches(epoch=3)]
+        tested = [batch.labels[batch.counts].tolist() for batch in of_phase.test_batches()]
+        of_phase.close()
+        return trained, tested, data.read_so_far()
+
+    ranks = on_ranks(read, tmp_path, f"cache.shards={shards}")
+    trained = [sample for rank, _, _ in ranks for ids in rank for sample in ids]
+    assert len(set(trained)) == len(trained) == 48
+    assert sorted(label for _, rank, _ in ranks for labels in rank for label in labels) == list(range(TESTS))
+    reads = ranks[0][2]
+    assert all(each[2] == reads for each in ranks)
+    assert reads.lines() == []
+    assert reads.counts["storage"] >= 48 + TESTS
+
+
+def test_the_second_run_reads_nothing_from_central_storage(tmp_path):
+    def read(data, phase):
+        of_phase = data.of_phase(phase)
+        for epoch in range(6):
+            list(of_phase.training_batches(epoch))
+        list(of_phase.test_batches())
+        of_phase.close()
+        return data.read_so_far().counts
+
+    on_ranks(read, tmp_path)
+    on_ranks(read, tmp_path)
+    counts = on_ranks(read, tmp_path)[0]
+    assert counts["storage"] == counts["disk"] == 0
+    assert counts["memory"] > 6 * 48
+
+
+def test_damage_is_told_on_every_rank(tmp_path):
+    def fill(data, phase):
+        of_phase = data.of_phase(phase)
+        of_phase.fill(lambda done, total: None)
+        of_phase.close()
+
+    def read(data, phase):
+        of_phase = data.of_phase(phase)
+        mended = of_phase.repair() if data.topology.world.rank == 0 else 0
+        data.topology.world.barrier()
+        return mended, data.read_so_far().lines()
+
+    on_ranks(fill, tmp_path)
+    for path in tmp_path.glob("memory/gen-*/data.mdb"):
+        content = bytearray(path.read_bytes())
+        place = content.find(bytes([7]) * 36)  # sample 7 at the phase's 6 × 6 pixels
+        while place >= 0:
+            content[place] ^= 1
+            place = content.find(bytes([7]) * 36, place + 1)
+        path.write_bytes(content)
+    ranks = on_ranks(read, tmp_path)
+    assert ranks[0][0] == 2  # among the training samples, and among those of the test that node 0 has
+    assert [lines for _, lines in ranks] == [["2 damaged records of the cache were read anew"]] * 4
