@@ -243,7 +243,7 @@ def test_answers_that_stay_too_short_are_told(place):
 
 
 def test_a_request_that_stalls_is_made_again(place):
-    storage, filesystem = flaky(place, timeout_seconds=0.05)
+    storage, filesystem = flaky(place, timeout_seconds=0.5)
     stall = threading.Event()
     filesystem.faults = [stall, stall]
     assert storage.read("folder/file", 0, 10) == CONTENTS[:10]
@@ -267,7 +267,7 @@ def test_a_timeout_of_the_filesystem_itself_is_a_failure_like_others(place):
 
 
 def test_a_coroutine_that_stalls_is_cancelled():
-    storage = Storage("dozing://here", options={"asleep": 2}, timeout_seconds=0.05, **FAST)
+    storage = Storage("dozing://here", options={"asleep": 2}, timeout_seconds=0.5, **FAST)
     assert storage.read("file", 3, 5) == CONTENTS[3:8]
     assert storage._filesystem.woken == 2
 
@@ -368,14 +368,14 @@ def test_many_ranges_come_in_their_order(place):
 def test_requests_run_at_once_but_no_more_than_allowed(place):
     storage, _ = flaky(place, threads=3)
     running, most = 0, 0
-    lock = threading.Lock()
+    lock, together = threading.Lock(), threading.Barrier(3)
 
     def work(item):
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.01)
+        together.wait(10)  # breaks unless three are at it
         with lock:
             running -= 1
         return -item
