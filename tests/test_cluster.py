@@ -419,5 +419,5 @@ def test_tune_measures_the_nodes_and_auto_trains_with_what_it_picks(cluster, tmp
 
     brief = ("phases.0.epochs=1", "phases.1.epochs=1", f"output={tmp_path}", f"profile={profile}")
     printed = cluster.run("cloudtrain", "launch", *job, DIGITS, "reducer=auto", "ranks_per_node=null", *brief)
-    assert re.search(r"phase 1: auto picks \w+.*: [\d.]+ ms a step predicted", printed)
+    assert re.search(r"phase 1: auto picks \w+.*: [\d.]+ ms measured a step", printed)
     assert "test accuracy" in printed
