@@ -283,6 +283,10 @@ class Generation:
             return False
         return True
 
+    def holds(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return for each id whether it belongs here, kept already or not."""
+        return self._places(ids) >= 0
+
     def _places(self, ids: Ids) -> Ids:
         """Return where each id is among those that belong here, −1 if it does not."""
         if len(self._ids) == 0:

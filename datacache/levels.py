@@ -64,7 +64,6 @@ class Level:
         sizes: npt.NDArray[np.int64],
         note: Mapping[str, Any],
     ) -> None:
-        self._part = part
         self.generation: Generation | None = None
         if folder is None or len(part) == 0:
             return
@@ -85,7 +84,7 @@ class Level:
         if self.generation is None:
             return
         damaged, missing = (np.array(each, np.int64) for each in (unread.damaged, unread.missing))
-        missing = missing[np.isin(ids[missing], self._part)]
+        missing = missing[self.generation.holds(ids[missing])]
         if len(damaged):
             self.generation.replace(ids[damaged], [records[position] for position in damaged.tolist()])
         if len(missing):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from datacache.errors import Damaged
 from datacache.folders import BROKEN, COMPLETE, all_folders, describe, held_bytes, is_in_use, remove
 from datacache.frozen import Frozen
@@ -92,4 +90,4 @@ def collect_garbage(kept: Kept, *, of_everything: bool = False) -> bool:
 
 def total_bytes(folders: list[Kept]) -> int:
     """Return what the folders take together."""
-    return int(np.sum([each.bytes for each in folders], dtype=np.int64))
+    return sum(each.bytes for each in folders)

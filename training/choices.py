@@ -1,6 +1,5 @@
 """``reducer: auto``: the profile of the ranks that train, and what is chosen from it for each phase."""
 
-import os
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from commlib.probe import job_of
 from commlib.profile import Job, Profile
 from commlib.tuner import ALONE, Choice, choose
 from training.config import Config
+from training.folders import user_cache
 from training.job import together
 
 NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
@@ -18,9 +18,8 @@ NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_second
 
 def default_path(topology: Topology) -> Path:
     """Return where the profile of such ranks is kept, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"profile-{topology.world.size}ranks-{len(topology.nodes)}nodes.json"
-    return cache / "cloudtrain" / name
+    return user_cache() / name
 
 
 def profile_path(given: str | None, topology: Topology) -> Path:

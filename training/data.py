@@ -20,6 +20,7 @@ from datacache import (
 )
 from training.config import Cache, Config, Phase
 from training.datasets import Dataset
+from training.folders import user_cache
 
 EVALUATION_BATCH = 256
 Tell = Callable[[int, int], None]
@@ -28,7 +29,7 @@ Tell = Callable[[int, int], None]
 def places_of(cache: Cache) -> Places:
     """Return the folders of a configuration's cache."""
     defaults = Places(
-        disk=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloudtrain" / "samples",
+        disk=user_cache() / "samples",
         memory=Path("/dev/shm") / f"cloudtrain-{os.getuid()}",  # noqa: S108 - shared by the ranks of one user
     )
     return Places(*map(_folder, (cache.disk, cache.memory), (defaults.disk, defaults.memory)))
