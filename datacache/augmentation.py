@@ -8,7 +8,7 @@ alias. At a box's edge the filter reaches for the image's pixels beyond it, at t
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,21 @@ class PackedImages:
             raise ValueError(f"starts: expected images within {len(self.pixels)} bytes, got {span}")
 
     @classmethod
-    def of(cls, images: Sequence[Bytes]) -> "PackedImages":
-        """Copy images, each uint8 of shape ``(height, width, channels)``."""
+    def of(
+        cls, images: Sequence[Bytes], take: Callable[[int], Bytes] = lambda size: np.empty(size, np.uint8)
+    ) -> "PackedImages":
+        """Copy images, each uint8 of shape ``(height, width, channels)``.
+
+        ``take(size)``: gives the buffer, of so many bytes or more.
+        """
         for image in images:
             if image.dtype != np.uint8 or image.ndim != 3:
                 found = f"{image.dtype} {image.shape}"
                 raise ValueError(f"images: expected uint8 (height, width, channels), got {found}")
-        pixels = np.concatenate([np.empty(0, np.uint8), *(image.reshape(-1) for image in images)])
         stops = np.cumsum([0, *(image.size for image in images)], dtype=np.int64)
+        pixels = take(int(stops[-1]))
+        if images:
+            np.concatenate([image.reshape(-1) for image in images], out=pixels[: stops[-1]])
         shapes = np.array([image.shape for image in images], np.int64).reshape(-1, 3)
         return cls(pixels, stops[:-1], shapes)
 

@@ -1,7 +1,7 @@
 """Whole batches, assembled ahead by threads of their own."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from datacache.augmentation import Crop, PackedImages
 from datacache.buffers import Buffers
-from datacache.levels import Levels, Sample
+from datacache.levels import Levels
 from datacache.order import Flags, Ids
 
 Item = TypeVar("Item")
@@ -51,20 +51,14 @@ class Assembly:
 
     def make(self, draft: Draft) -> Batch:
         """Return the batch; threads may call it at the same time."""
-        samples = self._packed(self._levels.read(draft.ids))
+        samples = PackedImages.of(self._levels.read(draft.ids), self._pixels)
         images = self._buffers((len(draft.ids), *self._side), self._crop.dtype).take()
         self._crop.apply(samples, draft.ids, draft.epoch, draft.seed, images)
         return Batch(images, self._labels[draft.ids], draft.ids, draft.counts)
 
-    def _packed(self, samples: Sequence[Sample]) -> PackedImages:
-        """Return the samples one behind the other, in memory that is used again."""
-        ends = np.cumsum([sample.size for sample in samples])
-        pixels = self._buffers((1 << int(ends[-1] - 1).bit_length(),), "uint8").take()
-        starts = np.concatenate([[0], ends[:-1]])
-        for sample, start, end in zip(samples, starts.tolist(), ends.tolist(), strict=True):
-            pixels[start:end] = sample.reshape(-1)
-        shapes = np.array([sample.shape for sample in samples], np.int64)
-        return PackedImages(pixels, starts, shapes)
+    def _pixels(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return memory for ``size`` bytes, of few different lengths, so that it can be used again."""
+        return self._buffers((1 << (size - 1).bit_length(),), "uint8").take()
 
     def _buffers(self, shape: tuple[int, ...], dtype: str) -> Buffers:
         return self._pools.setdefault((shape, dtype), Buffers(shape, dtype))
