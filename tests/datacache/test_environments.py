@@ -1,18 +1,16 @@
 """LMDB environments: shared within a process, usable after a fork, never waited for without limit."""
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from datacache import environments, locks
+from tests.datacache.processes import FORK, in_child
 
-FORK = multiprocessing.get_context("fork")
 MAP_BYTES = 1 << 26
 
 
@@ -33,15 +31,6 @@ def get(environment: environments.Environment, key: bytes) -> bytes | None:
     with environment.read() as transaction:
         value = transaction.get(key)
         return None if value is None else bytes(value)
-
-
-def in_child(function: Callable[[], bool]) -> bool:
-    """Tell what the function returned in a forked process."""
-    child = FORK.Process(target=lambda: os._exit(0 if function() else 1))
-    child.start()
-    child.join(60)
-    assert child.exitcode is not None, "the child hangs"
-    return child.exitcode == 0
 
 
 def test_two_holders_share_one_environment(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Generations: filled together, frozen once, joined or dropped, and never a record that was not put."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -20,8 +19,8 @@ from datacache.frozen import freeze
 from datacache.generation import Generation, Unread
 from datacache.order import Ids
 from datacache.records import pack, unpack
+from tests.datacache.processes import FORK, in_child
 
-FORK = multiprocessing.get_context("fork")
 IDS = np.arange(0, 900, 3)
 SIZES = 20 + IDS * 7 % 5000  # some of them in pages of their own
 FINGERPRINT = "0123456789abcdef"
@@ -408,14 +407,6 @@ def test_closed_and_removed_while_a_thread_reads_it_delivers_to_the_end(root: Pa
     go_on.set()
     thread.join(20)
     assert found == [payload(key) for key in IDS.tolist()]
-
-
-def in_child(function: Callable[[], bool]) -> bool:
-    child = FORK.Process(target=lambda: os._exit(0 if function() else 1))
-    child.start()
-    child.join(60)
-    assert child.exitcode is not None, "the child hangs"
-    return child.exitcode == 0
 
 
 def test_a_forked_child_reads_and_puts(root: Path) -> None:
