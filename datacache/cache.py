@@ -17,6 +17,7 @@ import numpy as np
 
 from datacache.augmentation import Crop
 from datacache.batches import Assembly, Batch, Draft, Result, ahead
+from datacache.exchange import Exchanging, borrow
 from datacache.levels import Counts, Levels, Places
 from datacache.manifest import Manifest
 from datacache.order import Ids, Order, Remainder, evaluation_batch, evaluation_steps
@@ -115,6 +116,30 @@ class DataCache:
         )
         return self._assembled(crop, drafts)
 
+    def exchange(
+        self,
+        order: Order,
+        comm: Exchanging,
+        epoch: int,
+        *,
+        start: int = 0,
+        remainder: Remainder = "drop",
+    ) -> int:
+        """Ask other nodes for what this rank reads of their parts in an epoch, from step ``start`` on.
+
+        All ranks of ``comm`` call it together, before the ``batches`` of the epoch: without it these read
+        such samples from central storage. What an earlier call brought is given up. Returns how many came.
+        """
+        steps = range(start, order.steps(remainder))
+        ids = _joined(order.batch(epoch, step, comm.rank, comm.size) for step in steps)
+        homes = _joined(order.homes(epoch, step, comm.rank, comm.size) for step in steps)
+        wanted, first = np.unique(ids, return_index=True)
+        elsewhere = np.isin(wanted, self._part, assume_unique=True, invert=True)
+        self._levels.lend({})
+        lent = borrow(comm, wanted[elsewhere], homes[first][elsewhere], self._levels.read)
+        self._levels.lend(lent)
+        return len(lent)
+
     def dataset(self, batches: Callable[[], Iterable[Batch]], crop: Crop) -> "tf.data.Dataset":
         """Return what ``batches()`` yields, made with ``crop``: ``(images, labels, counts)``."""
         from datacache.tensorflow import as_dataset
@@ -151,3 +176,7 @@ class DataCache:
     def _assembled(self, crop: Crop, drafts: Iterable[Draft]) -> Iterator[Batch]:
         assembly = Assembly(self._levels, self.manifest.labels, crop, self.channels)
         return ahead(assembly.make, drafts, threads=self._threads, prefetch=self._prefetch)
+
+
+def _joined(parts: Iterable[Ids]) -> Ids:
+    return np.concatenate([np.empty(0, np.int64), *parts])

@@ -10,6 +10,7 @@ from datacache.manifest import Manifest
 from datacache.sources import Source
 from datacache.storage import Tell, untold
 
+_BEFORE = ".superseded"
 SCAN_SECONDS = 24 * 3600.0  # that others wait for the one that scans; a crash ends the wait at once
 
 
@@ -31,11 +32,32 @@ def manifest_of(source: Source, folder: Path | None, name: str, tell: Tell = unt
         return _kept(source, path) or _scanned(source, None, tell)
 
 
+def superseded(folder: Path) -> set[str]:
+    """Return the fingerprints of manifests that sources had before they changed."""
+    before: set[str] = set()
+    for path in folder.glob(f"manifest-*{_BEFORE}"):
+        before |= set(path.read_text().split())
+    if not before:
+        return before
+    return before - {fingerprint for path in folder.glob("manifest-*.npz") if (fingerprint := _held_by(path))}
+
+
 def _scanned(source: Source, path: Path | None, tell: Tell) -> Manifest:
     manifest = source.scan(tell)
     if path is not None:
+        before = _held_by(path)
+        if before not in (None, manifest.fingerprint):
+            with path.with_suffix(_BEFORE).open("a") as file:
+                file.write(f"{before}\n")
         manifest.save(path)
     return manifest
+
+
+def _held_by(path: Path) -> str | None:
+    try:
+        return Manifest.load(path).fingerprint
+    except (OSError, ValueError):
+        return None
 
 
 def _kept(source: Source, path: Path) -> Manifest | None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from datacache import locks
 FORMAT = 1  # of folders, their files and their records
 PREFIX = "gen-"
 COMPLETE, DESCRIPTION, IN_USE, BROKEN = "COMPLETE", "generation.json", "in-use", "BROKEN"
+READS = "reads"  # a line for each process that has closed it: samples asked for, samples that were there
 
 _ROOT_LOCK = "lock"
 _MAKING, _REMOVING = ".new-", ".old-"
@@ -110,6 +111,23 @@ def describe(folder: Path) -> Description | None:
         return Description(**written) if written["format"] == FORMAT else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def note_reads(folder: Path, asked: int, found: int) -> None:
+    """Note how many samples a process has asked for in a folder, and how many were there."""
+    if asked == 0:
+        return
+    with suppress(OSError), (folder / READS).open("a") as file:  # the folder may be another user's
+        file.write(f"{asked} {found}\n")
+
+
+def reads_of(folder: Path) -> tuple[int, int]:
+    """Return how many samples all processes so far have asked for, and how many were there."""
+    try:
+        lines = [line.split() for line in (folder / READS).read_text().splitlines()]
+        return sum(int(asked) for asked, _ in lines), sum(int(found) for _, found in lines)
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def held_bytes(folder: Path) -> int:

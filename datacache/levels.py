@@ -13,6 +13,7 @@ import numpy.typing as npt
 from xxhash import xxh3_128_hexdigest
 
 from datacache.errors import BadSample, CacheFull
+from datacache.folders import note_reads
 from datacache.generation import Generation, Unread, Use
 from datacache.manifest import Manifest
 from datacache.order import Ids
@@ -44,6 +45,8 @@ class Counts:
     disk: int = 0
     storage: int = 0
     storage_bytes: int = 0
+    lent: int = 0
+    """By other nodes, for an epoch."""
     damaged_in_memory: int = 0
     damaged_on_disk: int = 0
     stand_ins: dict[int, int] = field(default_factory=dict)
@@ -65,6 +68,8 @@ class Level:
         note: Mapping[str, Any],
     ) -> None:
         self.generation: Generation | None = None
+        self._asked = self._found = 0
+        self._counting = threading.Lock()
         if folder is None or len(part) == 0:
             return
         try:
@@ -77,7 +82,11 @@ class Level:
         """See :meth:`Generation.read_many`."""
         if self.generation is None:
             return Unread(list(range(len(ids))), [])
-        return self.generation.read_many(ids, use)
+        unread = self.generation.read_many(ids, use)
+        with self._counting:
+            self._asked += len(ids)
+            self._found += len(ids) - len(unread.missing) - len(unread.damaged)
+        return unread
 
     def keep(self, ids: Ids, unread: Unread, records: Mapping[int, bytes]) -> None:
         """Keep the records of what was unread, by position in ``ids``."""
@@ -95,8 +104,11 @@ class Level:
                 warnings.warn(str(error), stacklevel=3)
 
     def close(self) -> None:
-        """Give the generation back."""
+        """Give the generation back, and note for those who list it how much of what was asked it had."""
         if self.generation is not None:
+            with self._counting:
+                note_reads(self.generation.folder, self._asked, self._found)
+                self._asked = self._found = 0
             self.generation.close()
 
 
@@ -120,6 +132,7 @@ class Levels:
         if not 0 <= verified <= 1:
             raise ValueError(f"verified: expected a share from 0 to 1, got {verified}")
         self.counts = Counts()
+        self._lent: dict[int, Sample] = {}
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
         self._verified = verified
@@ -134,11 +147,23 @@ class Levels:
         self.memory = Level(places.memory, prepared, part, planned, {"level": 2, **note})
 
     def read(self, ids: Ids) -> list[Sample]:
-        """Return pre-processed samples, in the order of ``ids``, each an array of its own.
+        """Return pre-processed samples, in the order of ``ids``.
 
         What was not in memory is kept there from now on. Raises what the source raises where it cannot be
         read, and :class:`BadSample` where neither a sample nor others of its label can be decoded.
         """
+        lent = [self._lent.get(number) for number in ids.tolist()] if self._lent else []
+        if not any(sample is not None for sample in lent):
+            return self._read_here(ids)
+        here = iter(self._read_here(ids[[sample is None for sample in lent]]))
+        self._count(lent=sum(sample is not None for sample in lent))
+        return [next(here) if sample is None else sample for sample in lent]
+
+    def lend(self, samples: Mapping[int, Sample]) -> None:
+        """Hold samples of other nodes, by id, in place of those that were lent before."""
+        self._lent = dict(samples)
+
+    def _read_here(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}
         verify = self._verified == 1 or random.random() < self._verified
 

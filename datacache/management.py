@@ -1,20 +1,33 @@
 """What lies in a cache's folders: listed, verified, and removed when nobody uses it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datacache.errors import Damaged
-from datacache.folders import BROKEN, COMPLETE, all_folders, describe, held_bytes, is_in_use, remove
+from datacache.folders import (
+    BROKEN,
+    COMPLETE,
+    all_folders,
+    describe,
+    held_bytes,
+    is_in_use,
+    reads_of,
+    remove,
+)
 from datacache.frozen import Frozen
 from datacache.records import key_of, unpack
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One folder of a cache. ``state``: ``complete``, ``unfinished`` or ``unusable``."""
+    """One folder of a cache. ``state``: ``complete``, ``unfinished``, ``unusable`` or ``stale``.
+
+    A stale one is of a source that has changed since. ``asked`` and ``found``: samples that all processes so
+    far have asked for, and those of them that were there.
+    """
 
     folder: Path
     level: int | None
@@ -24,16 +37,24 @@ class Kept:
     in_use: bool
     days: float  # since it was made or finished
     note: dict[str, Any]
+    asked: int = 0
+    found: int = 0
 
 
-def kept_in(root: Path) -> Iterator[Kept]:
-    """Yield all that lies in a folder; nothing if it is not there."""
+def kept_in(root: Path, before: Collection[str] = ()) -> Iterator[Kept]:
+    """Yield all that lies in a folder; nothing if it is not there.
+
+    ``before``: fingerprints of manifests that hold no more (see :func:`datacache.catalogue.superseded`).
+    """
     for folder in all_folders(root):
         found = describe(folder)
         state = "complete" if (folder / COMPLETE).exists() else "unfinished"
         if found is None or (folder / BROKEN).exists():
             state = "unusable"
         note = found.note if found else {}
+        if state != "unusable" and note.get("manifest") in before:
+            state = "stale"
+        asked, there = reads_of(folder)
         yield Kept(
             folder=folder,
             level=note.get("level"),
@@ -43,6 +64,8 @@ def kept_in(root: Path) -> Iterator[Kept]:
             in_use=is_in_use(folder),
             days=(time.time() - folder.stat().st_mtime) / 86400,
             note=note,
+            asked=asked,
+            found=there,
         )
 
 

@@ -22,7 +22,7 @@ Remainder = Literal["drop", "pad"]
 ROUNDS = 8
 SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never come up
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
-_ORDER, _PLACEMENT = 1, 2  # so that keys of different uses differ
+_ORDER, _PLACEMENT, _TURN, _TRAVEL = range(1, 5)  # so that keys of different uses differ
 
 # --------------------------------------------------------------------------------------- keys
 
@@ -145,6 +145,10 @@ class Order:
     read where neighbours are in one file; with ``"hash"`` scattered ones, so that classes mix where the
     manifest is sorted by them. Neither depends on ``seed``: a node's cache serves runs of any seed.
 
+    ``exchange``: the share of every shard's samples, others in each epoch, that change places with those of
+    other shards (partial local shuffling, Nguyen et al. 2022), so that in the long run every rank sees all.
+    Nodes lend them to each other for the epoch: see :meth:`DataCache.exchange`.
+
     >>> order = Order(samples=10, shards=2, global_batch=4, seed=1)
     >>> [order.batch(0, step, rank=1, world_size=2) for step in range(order.steps("drop"))]
     [array([5, 8]), array([6, 7])]
@@ -155,6 +159,7 @@ class Order:
     global_batch: int
     seed: int
     placement: Placement = "manifest"
+    exchange: float = 0.0
 
     def __post_init__(self) -> None:
         _check_at_least("shards", self.shards, 1)
@@ -166,6 +171,10 @@ class Order:
             raise ValueError(f"global_batch: expected {expected}, got {self.global_batch}")
         if self.placement not in ("manifest", "hash"):
             raise ValueError(f"placement: expected 'manifest' or 'hash', got {self.placement!r}")
+        if not 0 <= self.exchange <= 1:
+            raise ValueError(f"exchange: expected a share from 0 to 1, got {self.exchange}")
+        if self.exchange and self.shards == 1:
+            raise ValueError(f"exchange: expected 0 where there is one shard, got {self.exchange}")
 
     def steps(self, remainder: Remainder) -> int:
         """Return how many global batches an epoch has.
@@ -182,12 +191,18 @@ class Order:
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         """Return the ids a rank reads at a step, ``global_batch / world_size`` of them, as a new array."""
-        shards, positions = self._places(step, rank, world_size)
-        starts = self._starts(shards)
-        sizes = self._starts(shards + 1) - starts
-        within = np.empty_like(positions)
-        _permute_in_shards(positions, shards, sizes, key_of(_ORDER, self.seed, epoch), within)
-        return self._placed(starts + within)
+        shards, places = self._drawn(epoch, *self._places(step, rank, world_size))
+        return self._placed(self._starts(shards) + places)
+
+    def homes(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
+        """Return for each sample of a rank's batch a rank whose node holds it in all epochs.
+
+        The samples of a shard are asked in turn of all ranks that read it.
+        """
+        shards, places = self._drawn(epoch, *self._places(step, rank, world_size))
+        per_shard, per_rank = self.global_batch // self.shards, self.global_batch // world_size
+        first, last = shards * per_shard // per_rank, ((shards + 1) * per_shard - 1) // per_rank
+        return first + places % (last - first + 1)
 
     def counts(self, step: int, rank: int, world_size: int) -> Flags:
         """Return for each sample of a rank's batch whether it is one of the epoch, or repeated to pad it."""
@@ -211,6 +226,27 @@ class Order:
         slots = np.arange(rank * local_batch, (rank + 1) * local_batch, dtype=np.int64)
         shards, slots_of_shard = np.divmod(slots, self.global_batch // self.shards)
         return shards, step * (self.global_batch // self.shards) + slots_of_shard
+
+    def _drawn(self, epoch: int, shards: Ids, positions: Ids) -> tuple[Ids, Ids]:
+        """Return the shard of the sample at each position of a shard's order, and its place in that shard."""
+        order = key_of(_ORDER, self.seed, epoch)
+        drawn = self._permuted(shards, positions, order)
+        travellers = int(self.exchange * (self.samples // self.shards))
+        if travellers == 0:
+            return shards, drawn
+        # The first so many of what is drawn in each shard change places; a second order says which these are.
+        travels = drawn < travellers
+        tickets = (shards * travellers + drawn)[travels]
+        to = Permutation(travellers * self.shards, _TRAVEL, self.seed, epoch).at(tickets)
+        shards = shards.copy()
+        shards[travels], drawn[travels] = np.divmod(to, travellers)
+        return shards, self._permuted(shards, drawn, key_of(_TURN, self.seed, epoch))
+
+    def _permuted(self, shards: Ids, positions: Ids, key: np.uint64) -> Ids:
+        """Return what each shard's own permutation has at positions, which begin again at its end."""
+        out = np.empty_like(positions)
+        _permute_in_shards(positions, shards, self._starts(shards + 1) - self._starts(shards), key, out)
+        return out
 
     def _starts(self, shards: Ids) -> Ids:
         return shards * self.samples // self.shards

@@ -7,6 +7,7 @@ from commlib import Topology
 from commlib.transport.mpi import abort_on_error
 from datacache import management
 from datacache.capacity import readable
+from datacache.catalogue import superseded
 from datacache.levels import Places
 from datacache.management import Kept
 from training.bench.record import print_table
@@ -64,7 +65,9 @@ def _kept(path: str | None, overrides: Sequence[str]) -> list[Kept]:
     except ConfigurationError as error:
         refuse(str(error))
     places = places_of(cache)
-    return [each for root in (places.disk, places.memory) if root for each in management.kept_in(root)]
+    before = superseded(places.disk) if places.disk else ()
+    roots = [root for root in (places.disk, places.memory) if root]
+    return [each for root in roots for each in management.kept_in(root, before)]
 
 
 def info(path: str | None, overrides: Sequence[str]) -> None:
@@ -73,7 +76,7 @@ def info(path: str | None, overrides: Sequence[str]) -> None:
     if not kept:
         print("nothing is kept here")
         return
-    header = ["folder", "level", "samples", "size", "state", "in use", "days"]
+    header = ["folder", "level", "samples", "size", "state", "asked", "found", "in use", "days"]
     print_table("samples that are kept here", header, [_row(each) for each in kept], notes=[])
     for root in dict.fromkeys(each.folder.parent for each in kept):
         own = [each for each in kept if each.folder.parent == root]
@@ -87,6 +90,8 @@ def _row(kept: Kept) -> list[str]:
         f"{kept.samples:,}",
         readable(kept.bytes),
         kept.state,
+        f"{kept.asked:,}",
+        f"{kept.found / kept.asked:.1%}" if kept.asked else "–",
         "yes" if kept.in_use else "no",
         f"{kept.days:.1f}",
     ]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from datacache import Arrays, DataCache, Places, management
+from datacache import Arrays, DataCache, Places, management, manifest_of
+from datacache.catalogue import superseded
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.uint8)
 
@@ -62,6 +63,42 @@ def test_garbage_is_what_nobody_uses_but_complete_samples_of_level_1(tmp_path):
     assert left.level == 1
     assert management.collect_garbage(left, of_everything=True)
     assert kept(tmp_path) == []
+
+
+def test_it_is_told_how_much_of_what_was_asked_was_there(tmp_path):
+    for _ in range(2):
+        cache = cache_in(tmp_path)
+        cache._levels.read(np.arange(30))
+        cache._levels.read(np.arange(20, 40))
+        cache.close()
+    disk, memory = kept(tmp_path)
+    assert (memory.asked, memory.found) == (100, 10 + 50)
+    assert (disk.asked, disk.found) == (40, 0)
+
+
+def test_what_is_of_a_source_that_has_changed_is_stale_and_garbage(tmp_path):
+    places = Places(tmp_path / "disk", tmp_path / "memory")
+
+    def use(images):
+        source = Arrays(images, np.zeros(len(images), int))
+        cache = DataCache(source, manifest=manifest_of(source, places.disk, "pictures"), places=places)
+        cache.fill()
+        cache.close()
+
+    def listed():
+        before = superseded(places.disk)
+        return [each for place in (places.disk, places.memory) for each in management.kept_in(place, before)]
+
+    use(IMAGES)
+    assert [each.state for each in listed()] == ["complete", "complete"]
+    old = {each.folder for each in listed()}
+    use(IMAGES[1:])
+    assert {each.folder for each in listed() if each.state == "stale"} == old
+    gone = {each.folder for each in listed() if management.collect_garbage(each)}
+    assert old <= gone
+    assert [each.level for each in listed()] == [1]
+    use(IMAGES)  # as it was before
+    assert all(each.state != "stale" for each in listed() if each.folder in old)
 
 
 @pytest.mark.parametrize("state", ["unfinished", "unusable"])

@@ -112,9 +112,14 @@ ORDERS = [
     Order(1440, 3, 48, seed=5),
     Order(10, 4, 48, seed=5),  # a batch is more than all samples
 ]
+EXCHANGED = [
+    Order(1437, 8, 24, seed=5, exchange=0.3),
+    Order(1437, 24, 24, seed=5, placement="hash", exchange=1.0),
+    Order(1437, 3, 48, seed=5, exchange=0.001),  # less than one sample of each shard
+]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_an_epoch_reads_no_sample_twice_and_leaves_less_than_a_batch_of_each_shard(order):
     ids = [global_batch(order, 2, step, 1) for step in range(order.steps("drop"))]
     read = np.concatenate([np.empty(0, np.int64), *ids])
@@ -124,7 +129,7 @@ def test_an_epoch_reads_no_sample_twice_and_leaves_less_than_a_batch_of_each_sha
     assert all(global_counts(order, step).all() for step in range(order.steps("drop")))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_a_padded_epoch_counts_every_sample_once(order):
     steps = range(order.steps("pad"))
     read = np.concatenate([global_batch(order, 2, step, 1) for step in steps])
@@ -135,7 +140,7 @@ def test_a_padded_epoch_counts_every_sample_once(order):
     assert global_counts(order, len(steps) - 1).any()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_global_batches_are_the_same_at_every_world_size(order):
     for step in range(order.steps("pad")):
         alone = global_batch(order, 4, step, 1)
@@ -174,6 +179,52 @@ def test_with_a_shard_for_each_node_the_parts_do_not_overlap(placement):
     for node, part in enumerate(parts):
         of_another_seed = Order(1001, 4, 64, seed=2, placement=placement).part([2 * node, 2 * node + 1], 8)
         assert (part == of_another_seed).all()
+
+
+def travellers(order, epoch):
+    """Return the shard that reads each sample in an epoch, and the one whose it is, by sample."""
+    reader, owner = np.empty(order.samples, int), np.empty(order.samples, int)
+    bounds = [order.part([rank], order.shards) for rank in range(order.shards)]  # one rank a shard
+    for shard, part in enumerate(bounds):
+        owner[part] = shard
+        steps = range(order.steps("pad"))
+        read = [order.batch(epoch, step, shard, order.shards) for step in steps]
+        reader[np.concatenate(read)] = shard
+    return reader, owner
+
+
+@pytest.mark.parametrize("placement", ["manifest", "hash"])
+def test_the_share_that_is_asked_for_changes_places_and_others_in_each_epoch(placement):
+    order = Order(4000, 4, 40, seed=3, placement=placement, exchange=0.2)
+    away = []
+    for epoch in range(6):
+        reader, owner = travellers(order, epoch)
+        away.append(reader != owner)
+        # 200 of each shard draw new places, and a quarter of these their own shard again.
+        assert excess(np.bincount(owner[away[-1]], minlength=4), 150) < 30
+        assert len(away[-1]) == 4000
+    for one, other in zip(away, away[1:], strict=False):
+        assert (one & other).sum() < 1.5 * 4000 * 0.15**2
+    assert np.any(away, axis=0).mean() > 0.6 * (1 - 0.85**6)
+
+
+def test_without_an_exchange_nothing_leaves_its_shard():
+    reader, owner = travellers(Order(4000, 4, 40, seed=3), 1)
+    assert (reader == owner).all()
+
+
+@pytest.mark.parametrize("order", [*EXCHANGED, Order(1440, 3, 48, seed=5)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
+    parts = [order.part([rank], world_size) for rank in range(world_size)]
+    asked = np.zeros(world_size, int)
+    for step in range(order.steps("drop")):
+        for rank in range(world_size):
+            ids = order.batch(3, step, rank, world_size)
+            for number, home in zip(ids, order.homes(3, step, rank, world_size), strict=True):
+                assert number in parts[home]
+                asked[home] += 1
+    assert asked.max() < 2 * asked.mean()  # a rank may be at the border of two shards
 
 
 def test_no_ranks_need_nothing():
@@ -230,6 +281,8 @@ def test_the_order_is_the_same_for_ever():
         ({"global_batch": 6}, "global_batch: expected a multiple of shards = 4, got 6"),
         ({"global_batch": 0}, "global_batch: expected a multiple of shards = 4, got 0"),
         ({"placement": "random"}, "placement: expected 'manifest' or 'hash', got 'random'"),
+        ({"exchange": 1.1}, "exchange: expected a share from 0 to 1, got 1.1"),
+        ({"shards": 1, "exchange": 0.1}, "exchange: expected 0 where there is one shard, got 0.1"),
     ],
 )
 def test_an_impossible_order_is_refused(settings, error):
