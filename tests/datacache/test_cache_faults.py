@@ -1,0 +1,159 @@
+"""Whole caches over a real server: killed processes, failing storage, two jobs, a source that changes."""
+
+import os
+import signal
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from datacache import CentreCrop, DataCache, ImageFolder, Order, Places, StorageFailed, manifest_of
+from datacache.synthetic import generate
+from datacache.throttled import counts, serve
+from tests.datacache.processes import FORK
+
+SAMPLES, SIDE, KILLS, RANKS = 60, 48, 30, 2
+ORDER = Order(SAMPLES, 1, 6, seed=3)
+CROP = CentreCrop(32, dtype="uint8")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults") / "pictures"
+    generate(folder, SAMPLES)
+    return folder
+
+
+def cache_of(url, folder, *, side=SIDE, attempts=10):
+    source = ImageFolder(str(url), storage={"attempts": attempts})
+    places = Places(folder / "disk", folder / "memory")
+    manifest = manifest_of(source, places.disk, "pictures")
+    return DataCache(source, manifest=manifest, shorter_side=side, places=places)
+
+
+def epoch(cache, rank=0, world_size=1, number=0, crop=CROP):
+    return list(cache.batches(ORDER, crop, rank, world_size, number))
+
+
+def assert_equal(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        assert np.array_equal(batch.ids, other.ids)
+        assert np.array_equal(batch.images, other.images)
+        assert np.array_equal(batch.labels, other.labels)
+
+
+@pytest.fixture(scope="module")
+def right(pictures):
+    """The batches of an epoch without any cache."""
+    return epoch(DataCache(ImageFolder(str(pictures)), shorter_side=SIDE))
+
+
+def train(url, folder, rank):
+    cache = cache_of(url, folder)
+    for number in range(3):
+        epoch(cache, rank, RANKS, number)
+    os._exit(0)
+
+
+def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pictures, right, tmp_path):
+    generator = np.random.default_rng(11)
+    kept_before, interrupted, span = 0, 0, 0.6
+    with serve(pictures, latency_seconds=0.01) as url:
+        for _ in range(KILLS):
+            processes = [FORK.Process(target=train, args=(url, tmp_path, rank)) for rank in range(RANKS)]
+            for process in processes:
+                process.start()
+            time.sleep(generator.uniform(0.05, span))
+            for process in processes:
+                os.kill(process.pid, signal.SIGKILL)
+            for process in processes:
+                process.join(20)
+                assert process.exitcode in (0, -signal.SIGKILL)
+            cache = cache_of(url, tmp_path)
+            kept = SAMPLES - len(cache._levels.missing())
+            assert kept >= kept_before
+            interrupted += 0 < kept < SAMPLES
+            cache.close()
+            kept_before = kept
+        cache = cache_of(url, tmp_path)
+        before = counts(url).requests
+        missing_on_disk = len(cache._levels.disk.generation.missing_ids())
+        assert_equal(epoch(cache), right)
+        assert counts(url).requests - before == cache.counts.storage == missing_on_disk
+        assert cache.counts.damaged_in_memory == cache.counts.damaged_on_disk == 0
+        cache.close()
+        assert_equal(epoch(cache_of(url, tmp_path)), right)
+    assert interrupted > 0, "no kill came between the first sample and the last"
+
+
+def test_a_storage_that_fails_one_request_in_five_costs_time_only(pictures, right, tmp_path):
+    with serve(pictures, failures=0.2, seed=5) as url:
+        cache = cache_of(url, tmp_path)
+        assert_equal(epoch(cache), right)
+        assert counts(url).failures > 0
+    assert cache.counts.storage == SAMPLES
+    assert_equal(epoch(cache), right)  # nobody serves any more, and nobody is asked
+
+
+def test_a_storage_that_is_gone_ends_the_epoch_in_one_line(pictures, tmp_path):
+    with serve(pictures) as url:
+        cache = cache_of(url, tmp_path, attempts=2)
+    with pytest.raises(StorageFailed) as failure:
+        epoch(cache)
+    assert "\n" not in str(failure.value)
+
+
+def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pictures, right, tmp_path):
+    with serve(pictures) as url:
+        jobs = [cache_of(url, tmp_path), cache_of(url, tmp_path, side=40), cache_of(url, tmp_path)]
+        running = [iter(job.batches(ORDER, CROP, 0, 1, 0)) for job in jobs]
+        batches = [list(step) for step in zip(*running, strict=True)]  # step by step, side by side
+        assert_equal([step[0] for step in batches], right)
+        assert_equal([step[2] for step in batches], right)
+        small = DataCache(ImageFolder(str(pictures)), shorter_side=40)
+        assert_equal([step[1] for step in batches], epoch(small))
+        before = counts(url).requests
+        later = cache_of(url, tmp_path, side=40)
+        epoch(later)
+        assert counts(url).requests == before
+        for job in [*jobs, later]:
+            job.close()
+    assert len(list((tmp_path / "disk").glob("gen-*"))) == 1
+    assert len(list((tmp_path / "memory").glob("gen-*"))) == 2
+
+
+def test_a_source_that_changes_under_the_cache_is_read_anew(tmp_path):
+    generate(tmp_path / "pictures", 20)
+    order = Order(20, 1, 4, seed=3)
+
+    def batches():
+        cache = cache_of(tmp_path / "pictures", tmp_path)
+        made = list(cache.batches(order, CROP, 0, 1, 0))
+        cache.close()
+        return made, cache.counts.storage
+
+    before, _ = batches()
+    assert batches()[1] == 0
+    first, second = sorted((tmp_path / "pictures").rglob("*.jpg"))[:2]
+    first.write_bytes(second.read_bytes())
+    after, storage = batches()
+    assert storage == 20
+    changed = [
+        number
+        for one, other in zip(before, after, strict=True)
+        for number, old, new in zip(one.ids, one.images, other.images, strict=True)
+        if not np.array_equal(old, new)
+    ]
+    assert changed == [0]
+
+
+def test_folders_that_cannot_be_made_are_said_once_each_and_training_reads_through(pictures, right, tmp_path):
+    (tmp_path / "disk").write_text("a file where a folder should be")
+    (tmp_path / "memory").write_text("and another")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cache = cache_of(pictures, tmp_path)
+        assert_equal(epoch(cache), right)
+    assert len([each for each in said if "of the cache is done without" in str(each.message)]) == 2
