@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from commlib.errors import InvalidArgument
-from commlib.reducers import Reducer, make_reducer
+from commlib.reducers import Passenger, Reducer, make_reducer
 from commlib.topology import Topology
 from commlib.vectors import Float32
 
@@ -17,7 +18,7 @@ class DistributedGradients:
 
     ``variables``: tf.Variables or Keras variables of static shape. ``config``: the name of a reducer and its
     options, ``{"name": "hitopk", "density": 0.01}``. All gradients travel as one float32 vector of ``size``
-    entries.
+    entries. ``reducer`` is there, and ``config`` is that of it.
     """
 
     def __init__(self, topology: Topology, variables: Sequence[Any], config: Mapping[str, Any]) -> None:
@@ -26,26 +27,57 @@ class DistributedGradients:
         self._shapes = [tuple(variable.shape) for variable in variables]
         self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self._sizes)
+        self._passenger: Passenger | None = None
         self.reducer = self._make(config)
 
+    @property
+    def passenger(self) -> Passenger | None:
+        """Whose numbers travel with the mean, wherever the reducer carries any (see ``carried``).
+
+        All ranks set theirs together.
+        """
+        return self._passenger
+
+    @passenger.setter
+    def passenger(self, passenger: Passenger | None) -> None:
+        self._passenger = passenger
+        self._board()
+
+    @property
+    def carried(self) -> bool:
+        """Whether the passenger's numbers arrive with each step; if not, they are the caller's to compute.
+
+        It may change with ``switch``, and is then another in a function that has been traced before.
+        """
+        return self.reducer.passenger is not None
+
+    def _board(self) -> None:
+        if self.reducer.carries and self.reducer.passenger is not self._passenger:
+            self.reducer.passenger = self._passenger
+
     def _make(self, config: Mapping[str, Any]) -> Reducer:
+        self.config = dict(config)
         options = dict(config)
         return make_reducer(options.pop("name"), self.topology, self.size, **options)
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
 
-        Takes effect in functions that are already traced, too. All ranks call it together.
+        Takes effect in functions that are already traced, too. All ranks call it together. The passenger
+        changes over to a reducer that carries one, and is left aside by one that does not.
         """
         residual = self.reducer.residual
         self.reducer = self._make(config)
         self.reducer.absorb(residual)
+        self._board()
 
-    def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
+    def reduce(self, gradients: Sequence[Any], weights: Sequence[Any] = ()) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
 
         ``gradients`` come in the order of the variables; IndexedSlices are made dense. The second result is a
         scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
+        ``weights``: what the passenger is to look at before, tensors or variables; they are not copied inside
+        ``tf.function``.
         """
         for name, gradient in zip(self._names, gradients, strict=True):
             if gradient is None:
@@ -54,7 +86,8 @@ class DistributedGradients:
                 )
         tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
         flat = tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
-        mean, finite = tf.numpy_function(self._reduce, [flat], [tf.float32, tf.bool], stateful=True)
+        inputs = [flat, *map(tf.convert_to_tensor, weights)]
+        mean, finite = tf.numpy_function(self._reduce, inputs, [tf.float32, tf.bool], stateful=True)
         mean.set_shape([self.size])
         finite.set_shape([])
         parts = tf.split(mean, self._sizes)
@@ -64,7 +97,12 @@ class DistributedGradients:
         ]
         return means, finite
 
-    def _reduce(self, flat: Float32) -> tuple[Float32, np.bool_]:
+    def _reduce(self, flat: Float32, *weights: npt.ArrayLike) -> tuple[Float32, np.bool_]:
+        passenger = self.reducer.passenger
+        if passenger is not None:
+            passenger.look([np.asarray(weight) for weight in weights])
         mean = self.reducer.reduce(flat)
+        if passenger is not None:
+            passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)

@@ -67,9 +67,9 @@ class Topology:
 
     ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
     place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
-    is j, across nodes, in node order. ``streams``: how many of these reach every node: with uneven nodes as
-    many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no part between the
-    nodes.
+    is j, across nodes, in the order of their ranks. ``streams``: how many of these reach every node: with
+    uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
+    part between the nodes.
     """
 
     def __init__(self, world: "Communicator", ranks_per_node: int | Sequence[int] | None = None) -> None:

@@ -18,6 +18,7 @@ Float32 = npt.NDArray[np.float32]
 Index = npt.NDArray[np.signedinteger[Any]]
 
 VALUE_BYTES = 4
+ALIGNMENT_BYTES = 64  # at such addresses TensorFlow takes an array over as it is, at others it copies
 
 
 def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
@@ -38,9 +39,26 @@ def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
     return size * value_bytes / (index_dtype(size).itemsize + value_bytes)
 
 
+def empty(size: int) -> Float32:
+    """Return ``size`` float32 of whatever values, at an address that is a multiple of ``ALIGNMENT_BYTES``."""
+    vector = np.empty(size + ALIGNMENT_BYTES // VALUE_BYTES, np.float32)
+    first = -vector.ctypes.data % ALIGNMENT_BYTES // VALUE_BYTES
+    return vector[first : first + size]
+
+
+def copy_of(vector: Float32) -> Float32:
+    """Return a copy of a vector, aligned as ``empty`` is."""
+    copy = empty(len(vector))
+    copy[...] = vector
+    return copy
+
+
 def zeros(size: int) -> Float32:
-    """Return ``size`` zeros, float32. ``np.zeros`` costs five times as much: a page fault every 4 KiB."""
-    vector = np.empty(size, np.float32)  # in huge pages, where the system has them
+    """Return ``size`` zeros, aligned as ``empty`` is.
+
+    ``np.zeros`` costs five times as much: a page fault every 4 KiB.
+    """
+    vector = empty(size)  # in huge pages, where the system has them
     vector.fill(0)
     return vector
 
@@ -125,7 +143,7 @@ class SparseVector:
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
         if self.indices is None:
-            return self.values.copy()
+            return copy_of(self.values)
         vector = zeros(self.size)
         vector[self.indices] = self.values
         return vector

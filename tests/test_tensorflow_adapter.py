@@ -135,3 +135,123 @@ def test_gradients_are_left_as_they_are_and_two_models_share_no_residual():
         assert of_second == 0
         # The first step sent entry 19 of both ranks; the largest that they kept is entry 18, 18 and 118.
         assert of_first == [0, 0, 0, 0, 0, 0, 68, 0]
+
+
+class Watcher:
+    """A passenger that has one number to say: the sum of its part of the mean. It keeps what it saw."""
+
+    def __init__(self):
+        self.looks, self.trips = [], []
+
+    def look(self, arrays):
+        self.looks.append([(array.shape, array.dtype, array.ctypes.data, array.sum()) for array in arrays])
+
+    def count(self, low, high):
+        return 1
+
+    def numbers(self, low, high, mean):
+        return np.array([getattr(mean, "values", mean).sum(dtype=np.float64)])
+
+    def arrived(self, shards):
+        self.trips.append(sum(numbers[0] for _, _, numbers in shards))
+
+
+@pytest.mark.parametrize(
+    "config", [{"name": "torus2d"}, {"name": "hitopk", "density": 1.0}], ids=lambda c: c["name"]
+)
+def test_a_passenger_looks_at_the_weights_as_they_are_and_its_numbers_arrive(config):
+    weights = [tf.Variable(tf.fill(shape, 2.0)) for shape in SHAPES[:3]]
+    weights.append(tf.Variable(tf.fill(SHAPES[3], tf.constant(2, tf.bfloat16))))
+
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm, ranks_per_node=2), variables(), config)
+        distributed.passenger = passenger = Watcher()
+        reduce = tf.function(distributed.reduce)
+        reduce(gradients(comm.rank), weights)
+        return distributed.carried, passenger
+
+    addresses = [np.asarray(tf.convert_to_tensor(weight)).ctypes.data for weight in weights]
+    for carried, passenger in simulated.run(body, world_size=3):
+        assert carried
+        lent, given_back = passenger.looks
+        assert [shape for shape, *_ in lent] == SHAPES
+        assert [dtype for _, dtype, *_ in lent] == [weight.dtype.as_numpy_dtype for weight in weights]
+        assert [total for *_, total in lent] == [2 * np.prod(shape) for shape in SHAPES]
+        # Not copied. What is no dimension becomes a NumPy scalar on the way, and that is a copy.
+        assert [lent[which][2] for which in (0, 2, 3)] == [addresses[which] for which in (0, 2, 3)]
+        assert given_back == []
+        assert passenger.trips == [100 * 20 + 190]  # the mean is 100 + e
+
+
+def test_a_variable_is_updated_in_place_after_its_passenger_has_let_go():
+    class Holder(Watcher):
+        def look(self, arrays):
+            self.held = arrays
+
+    weight = tf.Variable(tf.zeros([1000]))
+
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), [weight], {"name": "torus2d"})
+        distributed.passenger = Holder()
+
+        @tf.function
+        def step():
+            (mean,), _ = distributed.reduce([tf.ones([1000])], [weight])
+            weight.assign_sub(mean)
+
+        step()
+        before = np.asarray(tf.convert_to_tensor(weight)).ctypes.data
+        step()
+        return before, np.asarray(tf.convert_to_tensor(weight)).ctypes.data
+
+    ((before, after),) = simulated.run(body, world_size=1)
+    assert before == after
+    np.testing.assert_array_equal(weight.numpy(), -2)
+
+
+def test_a_switch_takes_the_passenger_along_or_leaves_it_aside():
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=1)
+        distributed = DistributedGradients(topology, variables(), {"name": "hitopk", "density": 0.05})
+        assert not distributed.carried
+        distributed.passenger = passenger = Watcher()
+        reduce, seen = tf.function(distributed.reduce), []
+        for name in ("hitopk", "dense", "torus2d", "hioktopk"):
+            if name != "hitopk":
+                distributed.switch({"name": name})
+            reduce(gradients(comm.rank), [])
+            seen.append((distributed.carried, len(passenger.trips)))
+        distributed.passenger = None
+        return seen, distributed.carried
+
+    expected = [(True, 1), (False, 1), (True, 2), (True, 3)]
+    assert simulated.run(body, world_size=2) == [(expected, False)] * 2
+
+
+def test_a_void_step_brings_a_passenger_nothing():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(), {"name": "torus2d"})
+        distributed.passenger = passenger = Watcher()
+        own = gradients(comm.rank)
+        own[1] = tf.constant(np.nan)
+        _, finite = distributed.reduce(own, variables())
+        return bool(finite), len(passenger.looks), passenger.trips
+
+    assert simulated.run(body, world_size=2) == [(False, 2, [])] * 2
+
+
+def test_a_traced_function_takes_the_mean_over_without_a_copy():
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), [tf.Variable(tf.zeros([5000]))], {"name": "dense"})
+        kept = []
+
+        def reduce(flat):
+            mean, finite = DistributedGradients._reduce(distributed, flat)
+            kept.append(mean)
+            return mean, finite
+
+        distributed._reduce = reduce
+        ((mean,), _) = tf.function(distributed.reduce)([tf.ones([5000])])
+        return np.shares_memory(np.asarray(mean), kept[0])
+
+    assert simulated.run(body, world_size=2) == [True] * 2

@@ -5,7 +5,7 @@ agreement on whether the step counts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from commlib.agreement import differences, differing, digest
 from commlib.errors import InvalidArgument, RanksDisagree
+from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
-from commlib.vectors import Float32
+from commlib.vectors import Float32, copy_of
 
 
 @dataclass
@@ -50,11 +51,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an algorithm returns: the mean, or ``None`` for a step that does not count."""
+    """What an algorithm returns: the mean, or ``None`` for a step that does not count.
+
+    ``numbers``: the passenger's about each part, where there is one.
+    """
 
     mean: Float32 | None
     selected: int = 0
     applied: int = 0
+    numbers: Sequence[Float64] = ()
 
 
 def as_gradient(gradient: npt.ArrayLike, size: int) -> Float32:
@@ -82,10 +87,12 @@ def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
-    ``last`` is the :class:`Report` of the latest call, ``None`` before the first.
+    ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``carries``: whether it has
+    room for a :class:`commlib.reducers.passenger.Passenger`.
     """
 
     sparse: ClassVar[bool]
+    carries: ClassVar[bool] = False
 
     def __init__(self, topology: Topology, size: int) -> None:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
@@ -98,6 +105,7 @@ class Reducer(ABC):
         self._measured: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
         self._carried: Float32 | None = None
+        self._carriage: Carriage | None = None
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
         self.agree(True)
 
@@ -121,7 +129,11 @@ class Reducer(ABC):
             self._carried = None
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
-        return outcome.mean if outcome.mean is not None else np.full(self.size, np.nan, np.float32)
+        if outcome.mean is None:
+            return np.full(self.size, np.nan, np.float32)
+        if self._carriage is not None:
+            self._carriage.deliver(outcome.numbers)
+        return outcome.mean
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -149,7 +161,30 @@ class Reducer(ABC):
         """Apply everything: one rank has nobody to save bytes for."""
         if not np.isfinite(gradient).all():
             return Outcome(None)
-        return Outcome(gradient.copy(), selected=self.size, applied=self.size)
+        mean = copy_of(gradient)
+        numbers = [] if self._carriage is None else [self._carriage.load(0, mean)]
+        return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
+
+    @property
+    def passenger(self) -> Passenger | None:
+        """Who computes numbers about the mean that travel with it, or ``None``.
+
+        All ranks set theirs between the same two steps: they agree on how many numbers there are. A reducer
+        that carries none refuses with ``InvalidArgument``.
+        """
+        return None if self._carriage is None else self._carriage.passenger
+
+    @passenger.setter
+    def passenger(self, passenger: Passenger | None) -> None:
+        if passenger is not None and not self.carries:
+            name = type(self).__name__
+            raise InvalidArgument(f"passenger: expected a reducer that carries one, {name} does not")
+        self._carriage = None if passenger is None else Carriage(passenger, self._parts())
+        self.agree(True)
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Return which entries of the mean, ``low … high − 1``, the numbers of each rank are about."""
+        raise NotImplementedError(f"{type(self).__name__} carries no passenger")
 
     @property
     def residual(self) -> Float32:
@@ -193,10 +228,12 @@ class Reducer(ABC):
         One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
         :class:`commlib.errors.RanksDisagree` is raised on every rank.
         """
-        here = f"{self._shared}, step {self.steps}"
+        seats = None if self._carriage is None else self._carriage.seats
+        here = f"{self._shared}, step {self.steps}, passenger {seats}"
         with self.measure(self.topology.slowest_link):
             rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
         if differing(rows[:, 1]):
-            everywhere = self.topology.world.allgather_objects(self.settings() | {"step": self.steps})
+            others = {"step": self.steps, "numbers of the passenger": seats}
+            everywhere = self.topology.world.allgather_objects(self.settings() | others)
             raise RanksDisagree(f"the reducer is not the same on all ranks: {differences(everywhere)}")
         return rows[:, 2:] if rows[:, 0].all() else None

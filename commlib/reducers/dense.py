@@ -7,7 +7,7 @@ import numpy as np
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
 from commlib.transport.ring import Ring
-from commlib.vectors import Float32, partition
+from commlib.vectors import Float32, empty, partition
 
 
 class Dense(Reducer):
@@ -26,7 +26,7 @@ class Dense(Reducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
-        mean = np.empty(self.size, np.float32)
+        mean = empty(self.size)
         parts = np.split(mean, self._bounds[1:-1])
         with self.measure(link):
             ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)

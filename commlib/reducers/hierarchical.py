@@ -1,14 +1,17 @@
 """What reducers share that add up inside the node, dense, before they select."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from commlib.reducers.base import Outcome
 from commlib.reducers.messages import gather_messages
+from commlib.reducers.passenger import NUMBER_BYTES
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector, zeros
+from commlib.wire import Message
 
 
 class ShardReducer(SelectingReducer):
@@ -17,13 +20,17 @@ class ShardReducer(SelectingReducer):
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
     it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
     smallest node has ranks; the ranks beyond contribute and receive, and own nothing.
+
+    A passenger's numbers are about shards, and each follows the entries of its shard in the same message.
     """
+
+    carries: ClassVar[bool] = True
 
     def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
         super().__init__(topology, size, **settings)
         local_rank = topology.local_rank
         self.comm = topology.stream
-        self.peers = [node[local_rank] for node in topology.nodes if local_rank < len(node)]
+        self.peers = sorted(node[local_rank] for node in topology.nodes if local_rank < len(node))
         self.link = "inter"
         self._shard_bounds = topology.shard_bounds(size)
         self._own_range(int(self._shard_bounds[local_rank]), int(self._shard_bounds[local_rank + 1]))
@@ -47,11 +54,30 @@ class ShardReducer(SelectingReducer):
             shards = node.agree([len(message), shard.entries, shard.is_finite])
             if not shards[:, 2].all():
                 return Outcome(None)
-            messages = gather_messages(node, message, shards[:, 0])
+        lengths = shards[:, 0]
+        message, lengths_with_numbers = self._append_numbers(message, lengths, shard)
+        with self.measure("intra"):
+            messages = gather_messages(node, message, lengths_with_numbers)
         with self.measure("combine"):
             mean = zeros(self.size)
-            for low, high, each in zip(
-                self._shard_bounds[:-1], self._shard_bounds[1:], messages, strict=True
-            ):
-                self.lossless.decode(each, int(high - low)).write_to(mean[low:high])
-        return Outcome(mean, selected, int(shards[:, 1].sum()))
+            for (low, high), each, length in zip(self._parts(), messages, lengths, strict=True):
+                self.lossless.decode(each[:length], high - low).write_to(mean[low:high])
+        tails = [each[length:].copy() for each, length in zip(messages, lengths, strict=True)]
+        applied = int(shards[:, 1].sum())
+        return Outcome(mean, selected, applied, [tail.view(np.float64) for tail in tails])
+
+    def _append_numbers(
+        self, message: Message, lengths: npt.NDArray[np.int64], shard: SparseVector
+    ) -> tuple[Message, npt.NDArray[np.int64]]:
+        """Return the message and the lengths of all, with the passenger's numbers at the end of each."""
+        carriage = self._carriage
+        if carriage is None:
+            return message, lengths
+        with self.measure("combine"):
+            numbers = carriage.load(self.topology.local_rank, shard)
+            message = np.concatenate([message, numbers.view(np.uint8)])
+        return message, lengths + NUMBER_BYTES * carriage.counts
+
+    def _parts(self) -> list[tuple[int, int]]:
+        bounds = [int(bound) for bound in self._shard_bounds]
+        return list(zip(bounds[:-1], bounds[1:], strict=True))

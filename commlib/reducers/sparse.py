@@ -179,7 +179,8 @@ class SelectingReducer(SparseReducer):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Reducer.state_dict`."""
-        return super().state_dict() | self._remember() | {"residual": self._residual.copy()}
+        own = {"low": self._low, "residual": self._residual.copy()}  # of entries low … low + length − 1
+        return super().state_dict() | self._remember() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Reducer.load_state_dict`."""

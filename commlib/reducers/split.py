@@ -9,7 +9,7 @@ from commlib.errors import InvalidArgument
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import SparseVector, concatenate, partition, total
+from commlib.vectors import SparseVector, concatenate, empty, partition, total
 from commlib.wire import VALUE_CODECS, Codec, Message, make_codec
 
 
@@ -47,7 +47,7 @@ class SplitReducer(SelectingReducer):
                 messages = gather_messages(self.comm, message, lengths)
             with self.measure("combine"):
                 return concatenate(list(map(codec.decode, messages, sizes)))
-        combined = np.empty(self.length, np.float32)
+        combined = empty(self.length)
         parts = [combined[low:high] for low, high in self._ranges]
         messages = [
             part.view(np.uint8) if part.nbytes == length else np.empty(length, np.uint8)

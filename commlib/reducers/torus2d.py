@@ -7,7 +7,7 @@ import numpy as np
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
 from commlib.transport.ring import Ring
-from commlib.vectors import Float32, partition
+from commlib.vectors import Float32, empty, partition
 
 
 class Torus2D(Reducer):
@@ -15,9 +15,14 @@ class Torus2D(Reducer):
 
     Between nodes ``2·(d/n)·(m − 1)/m`` values a rank, where ``dense`` sends about ``n`` times as many. Uneven
     nodes share as many shards as the smallest node has ranks.
+
+    A passenger's numbers are about the part of its shard that a rank adds up: one of ``P`` parts. They travel
+    with the agreement on the step, as its other few bytes do, and not with a shard: there is no place for
+    them between shards that stand side by side in the mean.
     """
 
     sparse: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
 
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)
@@ -25,12 +30,14 @@ class Torus2D(Reducer):
         low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
         self._slices = partition(int(high - low), topology.stream.size)
         self._ring = Ring(topology.stream, range(topology.stream.size))
+        own = low + self._slices[topology.stream.rank :][:2]
+        self._slice_of_rank = topology.world.agree([int(bound) for bound in own])
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
         with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds)
-        mean = np.empty(self.size, np.float32)
+        mean = empty(self.size)
         shards = np.split(mean, self._bounds[1:-1])
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
         own_shard = shards[topology.local_rank]
@@ -41,10 +48,17 @@ class Torus2D(Reducer):
             complete = parts[topology.stream.rank]
             complete /= np.float32(topology.world.size)
             finite = bool(np.isfinite(complete).all())
-        if self.agree(finite) is None:
+            carriage, rank = self._carriage, topology.world.rank
+            sent = [] if carriage is None else carriage.load_integers(rank, complete)
+        rows = self.agree(finite, *sent)
+        if rows is None:
             return Outcome(None)
+        numbers = [] if carriage is None else carriage.unload_integers(rows)
         with self.measure("inter"):
             self._ring.allgather(parts)
         with self.measure("intra"):
             topology.node.allgather(own_shard, shards)
-        return Outcome(mean, selected=self.size, applied=self.size)
+        return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
+
+    def _parts(self) -> list[tuple[int, int]]:
+        return [(int(low), int(high)) for low, high in self._slice_of_rank]

@@ -1,0 +1,339 @@
+"""LARS, LAMB and loss scaling for Keras. Only this file and ``pto/sharded.py`` import TensorFlow.
+
+>>> optimizer = LARS(learning_rate=2.0, weight_decay=5e-5)
+>>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+>>> model.compile(optimizer=optimizer, loss="mse")
+>>> _ = model.fit(np.ones((8, 4)), np.zeros((8, 3)), verbose=0)
+>>> keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)).rule == optimizer.rule
+True
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pto.errors import InvalidArgument
+from pto.rules import Lamb, Lars, LossScaling, Rule, Sgd, State, with_momentum
+
+Array = npt.NDArray[Any]
+Squares = npt.NDArray[np.float64]
+
+BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
+"""Matches the paths that Keras gives to biases and to the weights of normalisations."""
+
+CHANGE_GRADIENTS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+"""The settings of Keras' optimizers by which a step uses other gradients than it is given."""
+
+
+class Measures(Protocol):
+    """What computes sums of squares, as :class:`pto.norms.Norms` does."""
+
+    def squares(self, *lists: Sequence[Array]) -> Squares:
+        """Return the sums of squares of each list's tensors, float64 ``(lists, tensors)``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a step knows of one tensor, or of a piece of one; ``adapted``: with decay and a ratio."""
+
+    weight: Any
+    gradient: Any
+    state: State
+    adapted: bool
+
+
+def advance(
+    rule: Rule,
+    parts: Sequence[Part],
+    learning_rate: Any,
+    iterations: Any,
+    measure: Callable[[list[Any], list[Any]], Any],
+) -> list[tuple[Any, State]]:
+    """Return the new weight and state of every part, after ``iterations`` steps before this one.
+
+    ``measure(weights, aims)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors that
+    the parts belong to. It is called once, and only where the rule has ratios.
+    """
+    corrections = rule.corrections(tf.cast(iterations + 1, tf.float64))
+    aims, states = [], []
+    for part in parts:
+        own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
+        aim, state = rule.aim(part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf)
+        aims.append(aim)
+        states.append(state)
+    ratios = rule.ratio(measure([part.weight for part in parts], aims), tf) if rule.adapts else None
+    moved = []
+    for number, (part, aim, state) in enumerate(zip(parts, aims, states, strict=True)):
+        rate = tf.cast(learning_rate, part.weight.dtype)
+        if ratios is not None and part.adapted:
+            rate *= tf.cast(ratios[number], part.weight.dtype)
+        moved.append(rule.move(part.weight, aim, state, rate, adapted=part.adapted))
+    return moved
+
+
+def rule_at(rule: Rule, momentum: Any, dtype: Any) -> Rule:
+    """Return the rule with the momentum of this step, a variable; without one it is what it was made with."""
+    return rule if momentum is None else with_momentum(rule, tf.cast(momentum, dtype))
+
+
+def adapted_by(exclude: str | None, paths: Sequence[str]) -> list[bool]:
+    """Return for each variable whether ``exclude`` leaves it in; warn where it leaves all of them or none."""
+    adapted = [exclude is None or not re.search(exclude, path) for path in paths]
+    if len(set(adapted)) != 1 or (adapted[0] and exclude in (None, BIAS_AND_NORMALISATION)):
+        return adapted
+    variables = f"the {len(paths)} variables ({paths[0]}, …)"
+    outcome = f"all of {variables}: none gets weight decay or a ratio"
+    if adapted[0]:
+        outcome = f"none of {variables}: all get weight decay and a ratio"
+    warnings.warn(f"exclude: {exclude!r} matches {outcome}", stacklevel=3)
+    return adapted
+
+
+def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool]:
+    """Return for each variable whether it has decay and ratio; none has where the rule has neither."""
+    rule = optimizer.rule
+    if not rule.adapts and not getattr(rule, "weight_decay", 0.0):
+        return [False] * len(paths)
+    return adapted_by(optimizer.exclude, paths)
+
+
+def path_of(variable: Any) -> str:
+    """Return the path of a Keras variable, or the name of a TensorFlow variable."""
+    return str(getattr(variable, "path", variable.name))
+
+
+class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
+    """Base of the optimizers that have a ratio for every variable, all of them computed at once.
+
+    ``norms`` computes the sums of squares: a :class:`pto.norms.Norms`, on all ranks together, in float64 and
+    bitwise the same on all of them; or ``None``, TensorFlow on this rank alone, in float32, for one process.
+    Whether there is one is decided when a step is traced; which one is asked in every step. XLA compiles no
+    step that has one: ``model.compile(jit_compile=False)``. It belongs to the process, so is not saved.
+
+    ``momentum``: a variable, to be assigned between steps; ``None`` where the rule has no momentum.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        learning_rate: Any,
+        *,
+        exclude: str | None,
+        norms: Measures | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        try:
+            re.compile(exclude or "")
+        except re.error as error:
+            raise InvalidArgument(
+                f"exclude: expected a regular expression, got {exclude!r}: {error}"
+            ) from None
+        self.rule = rule
+        self.exclude = exclude
+        self.norms = norms
+        momentum = getattr(rule, "momentum", 0.0)
+        self.momentum = tf.Variable(momentum, trainable=False, dtype=tf.float32) if momentum else None
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the state of ``variables``."""
+        if self.built:
+            return
+        if tf.distribute.has_strategy():
+            strategy = type(tf.distribute.get_strategy()).__name__
+            raise InvalidArgument(f"{self.name}: expected one process a rank, got tf.distribute's {strategy}")
+        super().build(variables)
+        self.slots = [self.add_optimizer_variables(variables, name) for name in self.rule.slots]
+        self._adapted = adapted_variables(self, [path_of(variable) for variable in variables])
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Refuse: ``exclude`` names the variables without weight decay, which have no ratio either."""
+        raise InvalidArgument("exclude_from_weight_decay: expected the argument exclude instead")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make this optimizer again, without ``norms``."""
+        return {**super().get_config(), **asdict(self.rule), "exclude": self.exclude}  # type: ignore[call-overload]
+
+    def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
+        """Do nothing where Keras decays the weights: the rules do it, and their ratio counts it."""
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        """Update all variables: Keras' hook after clipping, unscaling and accumulation of the gradients."""
+        numbers = [self._get_variable_index(variable) for variable in trainable_variables]
+        given = sorted(zip(numbers, trainable_variables, grads, strict=True), key=lambda each: each[0])
+        parts = [
+            Part(
+                tf.convert_to_tensor(variable),
+                tf.cast(tf.convert_to_tensor(gradient), variable.dtype),  # IndexedSlices become dense
+                tuple(tf.convert_to_tensor(slot[number]) for slot in self.slots),
+                self._adapted[number],
+            )
+            for number, variable, gradient in given
+        ]
+        rule = rule_at(self.rule, self.momentum, trainable_variables[0].dtype)
+        moved = advance(rule, parts, learning_rate, self.iterations, self._squares)
+        for (number, variable, _), (weight, state) in zip(given, moved, strict=True):
+            self.assign(variable, weight)
+            for slot, value in zip(self.slots, state, strict=True):
+                self.assign(slot[number], value)
+
+    def _squares(self, weights: list[Any], aims: list[Any]) -> Any:
+        if self.norms is None:
+            return _squares_in_graph(weights, aims)
+        if len(weights) != len(self._adapted):
+            raise InvalidArgument(
+                f"norms: expected gradients of all {len(self._adapted)} variables, got {len(weights)}"
+            )
+        squares = tf.numpy_function(self._measured, [*weights, *aims], tf.float64, stateful=True)
+        return tf.ensure_shape(squares, (2, len(weights)))
+
+    def _measured(self, *tensors: Array) -> Squares:
+        half = len(tensors) // 2
+        if self.norms is None:
+            raise InvalidArgument("norms: expected as when this step was traced, got None")
+        return self.norms.squares(tensors[:half], tensors[half:])
+
+
+def _squares_in_graph(*lists: list[Any]) -> Any:
+    # l2_loss is half the sum of squares, and needs no array for the squares.
+    sums = [[2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors] for tensors in lists]
+    return tf.cast(tf.stack(sums), tf.float64)
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class SGD(LayerWise):
+    """Momentum SGD as Keras has it, but for weight decay, which here is part of the gradient.
+
+    ``momentum``, ``nesterov``, ``weight_decay``: see :class:`pto.rules.Sgd`; ``exclude`` and ``options`` as
+    in :class:`LARS`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        exclude: str | None = BIAS_AND_NORMALISATION,
+        name: str = "sgd",
+        **options: Any,
+    ) -> None:
+        rule = Sgd(momentum, nesterov, weight_decay)
+        super().__init__(
+            rule, learning_rate, exclude=exclude, norms=None, name=name, weight_decay=weight_decay, **options
+        )
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class LARS(LayerWise):
+    """Momentum SGD whose rate is scaled for each variable, for large batches (You et al. 2017).
+
+    ``weight_decay``, ``trust``, ``epsilon``, ``momentum``, ``nesterov``: see :class:`pto.rules.Lars`; of
+    variables whose path matches the regular expression ``exclude`` the rate is not scaled, and they do not
+    decay. ``options``: those of every Keras optimizer.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        epsilon: float = 0.0,
+        exclude: str | None = BIAS_AND_NORMALISATION,
+        norms: Measures | None = None,
+        name: str = "lars",
+        **options: Any,
+    ) -> None:
+        rule = Lars(momentum, nesterov, weight_decay, trust=trust, epsilon=epsilon)
+        super().__init__(
+            rule, learning_rate, exclude=exclude, norms=norms, name=name, weight_decay=weight_decay, **options
+        )
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class LAMB(LayerWise):
+    """Adam whose rate is scaled for each variable, for large batches (You et al. 2020).
+
+    ``weight_decay``, ``beta_1``, ``beta_2``, ``epsilon``, ``least_norm``, ``largest_norm``: see
+    :class:`pto.rules.Lamb`; ``exclude`` and ``options`` as in :class:`LARS`.
+
+    ``keras.optimizers.Lamb`` is another algorithm where weights decay: it subtracts
+    ``learning_rate·weight_decay·w`` first and computes the ratio from Adam's update alone, so its decay is
+    not scaled with the layer, and does not count in the norm that the ratio divides by.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.0,
+        least_norm: float = 0.0,
+        largest_norm: float | None = None,
+        exclude: str | None = BIAS_AND_NORMALISATION,
+        norms: Measures | None = None,
+        name: str = "lamb",
+        **options: Any,
+    ) -> None:
+        rule = Lamb(beta_1, beta_2, epsilon, weight_decay, least_norm, largest_norm)
+        super().__init__(
+            rule, learning_rate, exclude=exclude, norms=norms, name=name, weight_decay=weight_decay, **options
+        )
+
+
+class LossScale:
+    """A loss scale that ranks keep alike: it changes by a flag that they agree on.
+
+    Multiply the loss with :meth:`scaled`, divide the gradients with :meth:`unscaled` before they are reduced
+    (what a reducer holds back then is of one scale), and call :meth:`update` with whether the step counted.
+    ``variables`` are its state, for checkpoints: the scale, float32, and the finite steps since it changed.
+    """
+
+    def __init__(self, scaling: LossScaling | None = None) -> None:
+        self.scaling = scaling or LossScaling()
+        self.scale = keras.Variable(self.scaling.initial, dtype="float32", trainable=False, name="loss_scale")
+        self.good_steps = keras.Variable(0, dtype="int64", trainable=False, name="good_steps")
+
+    @property
+    def variables(self) -> list[Any]:
+        """The scale and the number of finite steps since it last changed."""
+        return [self.scale, self.good_steps]
+
+    def scaled(self, loss: Any) -> Any:
+        """Return the loss times the scale, float32."""
+        return tf.cast(loss, tf.float32) * self.scale.value
+
+    def unscaled(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients over the scale, float32; IndexedSlices stay so, and so does ``None``."""
+        return [self._unscaled(gradient) for gradient in gradients]
+
+    def update(self, finite: Any) -> None:
+        """Set the scale for the next step; ``finite``: whether this one counted, the same on all ranks."""
+        scale, good_steps = self.scaling.after(self.scale.value, self.good_steps.value, finite, tf)
+        self.scale.assign(scale)
+        self.good_steps.assign(good_steps)
+
+    def _unscaled(self, gradient: Any) -> Any:
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self._unscaled(gradient.values)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        # float16 could hold neither every scale nor the small numbers that it brings out.
+        return tf.cast(gradient, tf.float32) / self.scale.value

@@ -1,0 +1,306 @@
+"""Any operation that all ranks would repeat alike, computed in parts (HiTopKComm, section 4.2).
+
+The operation must have no effect but its result, which must be the same wherever it is computed: planning
+calls it several times, and which ranks call it for which tensor is decided there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pto.choice import Choice, Seconds, choose, rounds, slowest
+from pto.comm import Array, Comm, agree_on
+from pto.errors import DependsOnRank, InvalidArgument
+from pto.partition import by_tensor, equal_bounds
+
+Operation: TypeAlias = Callable[..., npt.ArrayLike]
+Tensors: TypeAlias = Sequence[Any] | Array
+How: TypeAlias = Literal["auto", "parts", "local"]
+Cost: TypeAlias = Callable[..., float]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Call: TypeAlias = tuple[Array, ...]  # the arguments of one call of the operation
+Signature: TypeAlias = tuple[tuple[tuple[int, ...], "np.dtype[Any]"], ...]  # shapes and dtypes of a call
+
+HOW = {"auto": "as measured", "parts": "in parts: as asked for", "local": "locally: as asked for"}
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What the operation returns for one item, and where its bytes are in the exchange."""
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    start: int = 0
+
+    @classmethod
+    def of(cls, value: npt.ArrayLike) -> "_Result":
+        array = np.asarray(value)
+        return cls(array.shape, array.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row(self) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
+        return self.shape[1:], self.dtype
+
+    def is_like(self, array: Array) -> bool:
+        return (array.shape, array.dtype) == (self.shape, self.dtype)
+
+    def within(self, buffer: Bytes) -> Array:
+        return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where all results are in the exchange: bytes ``bounds[r] … bounds[r + 1] - 1`` come from rank ``r``."""
+
+    results: tuple[_Result, ...]
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, results: Sequence[_Result], owned: Sequence[Sequence[int]]) -> "_Layout":
+        placed, end, bounds = list(results), 0, [0]
+        for items in owned:
+            for item in items:
+                alignment = results[item].dtype.alignment
+                placed[item] = replace(results[item], start=-(-end // alignment) * alignment)
+                end = placed[item].start + placed[item].nbytes
+            bounds.append(end)
+        return cls(tuple(placed), tuple(bounds))
+
+    def empty(self) -> Bytes:
+        return np.empty(self.bounds[-1], np.uint8)
+
+    def separate(self, buffer: Bytes) -> list[Array]:
+        return [result.within(buffer) for result in self.results]
+
+    def joined(self, buffer: Bytes) -> Array:
+        """Return the results of slices, which follow each other without gaps, as one array."""
+        first = self.results[0]
+        rows = sum(result.shape[0] for result in self.results)
+        return buffer.view(first.dtype).reshape(rows, *first.shape[1:])
+
+
+def parallel(
+    operation: Operation,
+    tensors: Tensors,
+    comm: Comm,
+    cost: Cost | None = None,
+    *,
+    check: bool = False,
+    how: How = "auto",
+) -> "Parallel":
+    """Plan ``operation`` for tensors of these shapes and dtypes; call what is returned with such tensors.
+
+    All ranks call it together, with equal tensors. ``tensors``: a list, of which the operation takes one at a
+    time (or, where an item is a tuple of arrays, those as its arguments); or one vector, of which it takes a
+    contiguous slice and returns an array with a row for each entry or some fixed rows for each slice.
+
+    ``cost(tensor)``: of each call, in any unit, the entries unless given. ``how="auto"`` measures whether
+    parts are worth their exchange, "parts" and "local" decide it. ``check=True`` finds operations that depend
+    on the rank, at the price of computing everything on every rank too.
+
+    >>> import numpy as np
+    >>> from commlib.transport import simulated
+    >>> def norms(comm):
+    ...     layers = [np.full((2, 8), 1.0), np.full(9, 2.0), np.array(3.0)]
+    ...     return parallel(np.linalg.norm, layers, comm, how="parts")(layers)
+    >>> [float(norm) for norm in simulated.run(norms, world_size=2)[1]]
+    [4.0, 6.0, 3.0]
+    """
+    return Parallel(operation, tensors, comm, cost, check=check, how=how)
+
+
+class Parallel:
+    """A planned operation; see :func:`parallel`, which makes it.
+
+    ``choice`` says whether it runs in parts, why, and which seconds were measured.
+    """
+
+    def __init__(
+        self, operation: Operation, tensors: Tensors, comm: Comm, cost: Cost | None, *, check: bool, how: How
+    ) -> None:
+        if how not in HOW:
+            raise InvalidArgument(f'how: expected one of {", ".join(HOW)}, got "{how}"')
+        self._name = getattr(operation, "__name__", "operation")
+        self._operation, self._comm, self._check = operation, comm, check
+        self._is_vector = isinstance(tensors, np.ndarray)
+        if self._is_vector and cost is not None:
+            raise InvalidArgument("cost: expected none for one vector, whose slices are equal")
+        calls = self._calls(tensors)
+        for i, call in enumerate(calls):
+            for array in call:
+                _expect_numbers(self._item(i), array.dtype)
+        self._planned = [_signature(call) for call in calls]
+        self._owned: list[list[int]] = []
+        self._layout = _Layout((), (0,))
+        self.choice = self._plan(calls, cost, how)
+
+    def __call__(self, tensors: Tensors) -> Any:
+        """Return the results on tensors like those planned for: a list of arrays, for one vector an array.
+
+        All ranks call it together. In parts the results are new arrays, bitwise equal on all ranks, from one
+        exchange; they share one piece of memory, which stays until none of them is held.
+        """
+        calls = self._calls(tensors)
+        self._expect_planned(calls)
+        if self._check:
+            self._compare(self._items(calls))
+        if not self.choice.in_parts:
+            results = [np.asarray(self._operation(*call)) for call in calls]
+            return results[0] if self._is_vector else results
+        items = self._items(calls)
+        buffer = self._exchange(self._own_part(items))
+        return self._layout.joined(buffer) if self._is_vector else self._layout.separate(buffer)
+
+    def _calls(self, tensors: Tensors) -> list[Call]:
+        """Return the arguments of the calls that compute everything on one rank."""
+        if not self._is_vector:
+            return [tuple(map(np.asarray, each if isinstance(each, tuple) else (each,))) for each in tensors]
+        if not isinstance(tensors, np.ndarray) or tensors.ndim != 1:
+            raise InvalidArgument(
+                f"one vector: expected an array of one dimension, got {_described(tensors)};"
+                " several tensors are given as a list"
+            )
+        return [(tensors,)]
+
+    def _items(self, calls: list[Call]) -> list[Call]:
+        """Return what is dealt to the ranks: whole tensors, or slices of one vector, none of them empty."""
+        if not self._is_vector:
+            return calls
+        vector = calls[0][0]
+        bounds = equal_bounds(len(vector), min(self._comm.size, len(vector)) or 1)
+        return [(vector[low:high],) for low, high in pairwise(bounds) if low < high]
+
+    def _plan(self, calls: list[Call], cost: Cost | None, how: How) -> Choice:
+        if self._comm.size == 1:
+            self._check = False
+            return Choice(False, f"{self._name} locally: there is one rank")
+        settings = {"how": how, "check": str(self._check), "one vector": str(self._is_vector)}
+        agree_on(self._comm, "settings", settings)
+        agree_on(self._comm, "tensors", {self._item(i): _text(each) for i, each in enumerate(self._planned)})
+        items = self._items(calls)
+        if not items:
+            self._check = False
+            return Choice(False, f"{self._name} locally: there is nothing to compute")
+        self._owned = self._deal(items, cost)
+        if how != "local" or self._check:
+            self._learn(items)
+        if how == "auto":
+            return self._measure(items)
+        return Choice(how == "parts", f"{self._name} {HOW[how]}")
+
+    def _deal(self, items: list[Call], cost: Cost | None) -> list[list[int]]:
+        """Return which items each rank owns."""
+        if self._is_vector:
+            return [[rank] if rank < len(items) else [] for rank in range(self._comm.size)]
+        entries = [sum(array.size for array in item) for item in items]
+        costs = [float(cost(*item)) for item in items] if cost else list(map(float, entries))
+        costs_told = {f"the cost of {self._item(i)}": repr(each) for i, each in enumerate(costs)}
+        agree_on(self._comm, "tensors", costs_told)
+        return [[piece.tensor for piece in own] for own in by_tensor(entries, self._comm.size, costs).pieces]
+
+    def _learn(self, items: list[Call]) -> None:
+        """Ask every owner what its results look like: nobody else has to compute them."""
+        own = {i: _Result.of(self._operation(*items[i])) for i in self._owned[self._comm.rank]}
+        learned = {i: each for part in self._comm.allgather_objects(own) for i, each in part.items()}
+        results = [learned[i] for i in range(len(items))]
+        for i, result in enumerate(results):  # only now: what is refused is refused on all ranks
+            _expect_numbers(f"{self._name}: the result of {self._item(i)}", result.dtype)
+        if self._is_vector:
+            self._expect_joinable(results)
+        self._layout = _Layout.of(results, self._owned)
+
+    def _expect_joinable(self, slices: Sequence[_Result]) -> None:
+        if any(not each.shape or each.row != slices[0].row for each in slices):
+            raise InvalidArgument(
+                f"{self._name}: expected arrays of the slices that differ in their first dimension at most,"
+                f" got {', '.join(dict.fromkeys(map(str, slices)))}"
+            )
+
+    def _measure(self, items: list[Call]) -> Choice:
+        part = rounds(self._comm, lambda: self._own_part(items))
+        exchange = rounds(self._comm, lambda: self._exchange(self._layout.empty()))
+        whole = float(np.median(part.sum(axis=0)))  # what the owners took together
+        return choose(self._name, Seconds(whole, slowest(part), slowest(exchange)))
+
+    def _own_part(self, items: list[Call]) -> Bytes:
+        """Return the bytes of all results, of which this rank has filled in its own."""
+        buffer = self._layout.empty()
+        for i in self._owned[self._comm.rank]:
+            planned, result = self._layout.results[i], np.asarray(self._operation(*items[i]))
+            if not planned.is_like(result):
+                raise InvalidArgument(
+                    f"{self._name}: expected {planned} of {self._item(i)} as when it was planned,"
+                    f" got {_described(result)}"
+                )
+            planned.within(buffer)[...] = result
+        return buffer
+
+    def _exchange(self, buffer: Bytes) -> Bytes:
+        parts = [buffer[low:high] for low, high in pairwise(self._layout.bounds)]
+        self._comm.allgather(parts[self._comm.rank], parts)
+        return buffer
+
+    def _compare(self, items: list[Call]) -> None:
+        """Raise ``DependsOnRank`` on all ranks if one of them computes something else than an owner did."""
+        gathered = self._layout.separate(self._exchange(self._own_part(items)))
+        here = [np.asarray(self._operation(*item)) for item in items]
+        differing = [
+            i for i, (own, other) in enumerate(zip(here, gathered, strict=True)) if not _same(own, other)
+        ]
+        everywhere = self._comm.allgather_objects(differing)
+        if not any(everywhere):
+            return
+        first = min(i for each in everywhere for i in each)
+        owner = next(rank for rank, own in enumerate(self._owned) if first in own)
+        ranks = [rank for rank, each in enumerate(everywhere) if first in each]
+        raise DependsOnRank(
+            f"{self._name}: the result of {self._item(first)}, computed on rank {owner}, is another on"
+            f" ranks {ranks}: the operation, or what it was given, depends on the rank or on the call"
+        )
+
+    def _expect_planned(self, calls: list[Call]) -> None:
+        signatures = [_signature(call) for call in calls]
+        if signatures == self._planned:
+            return
+        if len(signatures) != len(self._planned):
+            raise InvalidArgument(f"tensors: expected {len(self._planned)} as planned, got {len(signatures)}")
+        i = next(i for i, each in enumerate(signatures) if each != self._planned[i])
+        planned, given = _text(self._planned[i]), _text(signatures[i])
+        raise InvalidArgument(f"{self._item(i)}: expected {planned} as planned, got {given}")
+
+    def _item(self, number: int) -> str:
+        return f"slice {number}" if self._is_vector else f"tensor {number}"
+
+
+def _expect_numbers(what: str, dtype: "np.dtype[Any]") -> None:
+    if dtype.hasobject or dtype.kind not in "biufcV":  # V: bfloat16 is of none of NumPy's kinds
+        raise InvalidArgument(f"{what}: expected numbers, got {dtype}")
+
+
+def _signature(call: Call) -> Signature:
+    return tuple((array.shape, array.dtype) for array in call)
+
+
+def _text(signature: Signature) -> str:
+    return ", ".join(f"{dtype} {shape}" for shape, dtype in signature)
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Return whether two arrays are equal to the bit: a NaN is equal to itself."""
+    return (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())

@@ -1,0 +1,228 @@
+"""Update rules as pure functions of arrays: SGD, LARS (You et al. 2017) and LAMB (You et al. 2020).
+
+A step has three stages: the norms of all tensors are computed at once, between the first and the last::
+
+    aim     what a tensor's step moves along, and the new moments
+    ratio   of each tensor, from the sums of squares of its weights and its aim
+    move    the new weights, and the new velocity
+
+Arrays are of NumPy or TensorFlow; ``xp`` is the module, ``numpy`` or ``tensorflow``, that they belong to.
+Nothing given is changed.
+"""
+
+from abc import ABC, abstractmethod
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pto.errors import InvalidArgument
+
+Array = Any
+State = tuple[Array, ...]
+
+
+def _check(name: str, value: float, expected: str, holds: bool) -> None:
+    if not holds:
+        raise InvalidArgument(f"{name}: expected {expected}, got {value}")
+
+
+def _ratio_or_one(above: Array, below: Array, void: Array, xp: Any) -> Array:
+    """Return ``above / below``, and 1 where ``void``; a NaN stays one."""
+    one = xp.ones_like(above)
+    return xp.where(void, one, above / xp.where(void, one, below))
+
+
+class Rule(ABC):
+    """How one tensor moves. A tensor that is not ``adapted`` gets neither weight decay nor a ratio."""
+
+    adapts: ClassVar[bool] = True  # whether it has a ratio, so needs norms
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[str, ...]:
+        """Return the names of the state: arrays of the weights' shape and dtype, zeros at first."""
+
+    def corrections(self, step: Array) -> State:
+        """Return what :meth:`aim` needs of the number of this step, a float64 scalar from 1 on."""
+        return ()
+
+    def aim(
+        self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
+    ) -> tuple[Array, State]:
+        """Return what the step moves along and the new state; ``corrections`` in the dtype of the weight."""
+        return gradient, state
+
+    def ratio(self, squares: Array, xp: Any) -> Array:
+        """Return the ratio of each tensor, float64 ``(L,)``, for ``squares`` of weights and aims ``(2, L)``.
+
+        It is 1 where either norm is 0.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def move(
+        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    ) -> tuple[Array, State]:
+        """Return the new weight and state; ``rate`` is the learning rate times the ratio."""
+
+
+@dataclass(frozen=True)
+class Sgd(Rule):
+    """``v = momentum·v − rate·g; w += v``, or ``w += momentum·v − rate·g`` (Nesterov): as in Keras' SGD.
+
+    ``g`` is the gradient plus ``weight_decay·w``; Keras subtracts ``rate·weight_decay·w`` from the weights.
+    """
+
+    adapts: ClassVar[bool] = False
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("momentum", self.momentum, "0 or more, below 1", 0 <= self.momentum < 1)
+        _check("nesterov", self.nesterov, "False where momentum is 0", self.momentum > 0 or not self.nesterov)
+        _check("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """``velocity``, where there is momentum."""
+        return ("velocity",) if self.momentum else ()
+
+    def move(
+        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    ) -> tuple[Array, State]:
+        """Move along the decayed gradient and the velocity."""
+        if adapted and self.weight_decay:
+            aim = aim + self.weight_decay * weight
+        step = aim * rate
+        if not state:
+            return weight - step, ()
+        velocity = state[0] * self.momentum - step
+        if self.nesterov:
+            return weight + (velocity * self.momentum - step), (velocity,)
+        return weight + velocity, (velocity,)
+
+
+@dataclass(frozen=True)
+class Lars(Sgd):
+    """SGD along ``g + weight_decay·w``, its rate times ``trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon)``.
+
+    You, Gitman, Ginsburg 2017, algorithm 1. The velocity holds steps that are already scaled, so a new
+    learning rate does not change what came before.
+    """
+
+    adapts: ClassVar[bool] = True
+
+    momentum: float = 0.9
+    trust: float = 0.001
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("trust", self.trust, "more than 0", self.trust > 0)
+        _check("epsilon", self.epsilon, "0 or more", self.epsilon >= 0)
+
+    def ratio(self, squares: Array, xp: Any) -> Array:
+        """``trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon)``."""
+        norms = xp.sqrt(squares)
+        weight, gradient = norms[0], norms[1]
+        below = gradient + self.weight_decay * weight + self.epsilon
+        return _ratio_or_one(self.trust * weight, below, (weight == 0) | (gradient == 0), xp)
+
+
+def with_momentum(rule: Rule, momentum: Array) -> Rule:
+    """Return the rule with a momentum that is an array: what changes from step to step, of a compiled one."""
+    changed = copy(rule)
+    object.__setattr__(changed, "momentum", momentum)  # not checked: it has no value yet
+    return changed
+
+
+@dataclass(frozen=True)
+class Lamb(Rule):
+    """``w -= rate·u`` along ``u = m̂ / (√v̂ + epsilon) + weight_decay·w``, its rate times ``φ(‖w‖) / ‖u‖``.
+
+    ``m̂`` and ``v̂`` are Adam's moments with bias correction; ``φ`` clips to ``least_norm … largest_norm``.
+    You et al. 2020, algorithm 2.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+    least_norm: float = 0.0
+    largest_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("beta_1", self.beta_1, "0 or more, below 1", 0 <= self.beta_1 < 1)
+        _check("beta_2", self.beta_2, "0 or more, below 1", 0 <= self.beta_2 < 1)
+        _check("epsilon", self.epsilon, "more than 0", self.epsilon > 0)
+        _check("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0)
+        _check("least_norm", self.least_norm, "0 or more", self.least_norm >= 0)
+        if self.largest_norm is not None:
+            expected = f"more than least_norm, {self.least_norm}"
+            _check("largest_norm", self.largest_norm, expected, self.largest_norm > self.least_norm)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Adam's moments, ``mean`` and ``square``."""
+        return ("mean", "square")
+
+    def corrections(self, step: Array) -> State:
+        """``1 − βᵗ`` of both moments."""
+        # In float64: float32 keeps four digits of 1 − 0.999.
+        return 1 - self.beta_1**step, 1 - self.beta_2**step
+
+    def aim(
+        self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
+    ) -> tuple[Array, State]:
+        """Return ``u`` and the new moments."""
+        mean = self.beta_1 * state[0] + (1 - self.beta_1) * gradient
+        square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
+        aim = (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon)
+        if adapted and self.weight_decay:
+            aim = aim + self.weight_decay * weight
+        return aim, (mean, square)
+
+    def ratio(self, squares: Array, xp: Any) -> Array:
+        """``φ(‖w‖) / ‖u‖``."""
+        norms = xp.sqrt(squares)
+        weight, aim = xp.maximum(norms[0], self.least_norm), norms[1]
+        if self.largest_norm is not None:
+            weight = xp.minimum(weight, self.largest_norm)
+        return _ratio_or_one(weight, aim, (weight == 0) | (aim == 0), xp)
+
+    def move(
+        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    ) -> tuple[Array, State]:
+        """Move along ``aim``; the moments are new already."""
+        return weight - aim * rate, state
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """Doubles after ``growth_steps`` finite steps in a row, halves after one that is not.
+
+    It stays between ``smallest`` and ``largest``: without a bound, losses that never overflow double it until
+    it is infinite itself, and no halving mends that.
+    """
+
+    initial: float = 2.0**15
+    growth_steps: int = 2000
+    smallest: ClassVar[float] = 2.0**-24
+    largest: ClassVar[float] = 2.0**24
+
+    def __post_init__(self) -> None:
+        expected = f"{self.smallest} to {self.largest}"
+        _check("initial", self.initial, expected, self.smallest <= self.initial <= self.largest)
+        _check("growth_steps", self.growth_steps, "at least 1", self.growth_steps >= 1)
+
+    def after(self, scale: Array, good_steps: Array, finite: Array, xp: Any) -> tuple[Array, Array]:
+        """Return scale and number of finite steps since it last changed, after a step that was ``finite``."""
+        none = xp.zeros_like(good_steps)
+        good_steps = xp.where(finite, good_steps + 1, none)
+        grows = good_steps == self.growth_steps
+        larger = xp.minimum(scale * 2, self.largest)
+        smaller = xp.maximum(scale / 2, self.smallest)
+        scale = xp.where(finite, xp.where(grows, larger, scale), smaller)
+        return scale, xp.where(grows, none, good_steps)

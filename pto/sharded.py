@@ -1,0 +1,265 @@
+"""The update of the weights in parts: each rank's slice, with its optimizer state (ZeRO-1: Rajbhandari 2020).
+
+>>> from commlib.transport import simulated
+>>> def train(comm):
+...     weights = keras.Variable(tf.ones(6), name="weights")
+...     update = ShardedUpdate(keras.optimizers.SGD(0.5, momentum=0.9), comm)
+...     update.build([weights])
+...     update.apply([tf.ones(6)])
+...     return sum(slot.shape[0] for slot in update.slots), weights.numpy().tolist()
+>>> simulated.run(train, world_size=2)[0]  # three of six velocities, and all weights
+(3, [0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pto.comm import Comm, agree_on
+from pto.errors import InvalidArgument
+from pto.keras import CHANGE_GRADIENTS, LayerWise, Part, adapted_variables, advance, path_of, rule_at
+from pto.norms import sum_of_squares
+from pto.partition import Piece, by_slices
+from pto.rules import Rule, Sgd
+
+Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+State = Mapping[str, Array]
+
+ITERATIONS = "iterations"
+
+
+class Shards:
+    """Equal slices of the concatenation of tensors of ``sizes`` entries, the ``r``-th of them rank ``r``'s.
+
+    ``own``: the pieces of tensors that this rank's slice is made of, in their order; none where there are
+    fewer entries than ranks. All ranks call each method together.
+    """
+
+    def __init__(self, sizes: Sequence[int], comm: Comm) -> None:
+        self.sizes = tuple(sizes)
+        partition = by_slices(sizes, comm.size)
+        self.own: tuple[Piece, ...] = partition.pieces[comm.rank]
+        self._comm = comm
+        self._tensors = [np.array([piece.tensor for piece in own], np.intp) for own in partition.pieces]
+        lengths = [sum(piece.high - piece.low for piece in own) for own in partition.pieces]
+        self._slice_ends, self._tensor_ends = np.cumsum(lengths), np.cumsum(self.sizes)
+
+    def squares(self, *lists: Sequence[Array]) -> Float64:
+        """Return the sums of squares of the whole tensors, float64 ``(lists, tensors)``, on every rank.
+
+        Each list holds this rank's ``own`` pieces of them. The pieces of a tensor are added in the order of
+        the ranks, so the bits are the same on all of them. One all-gather of eight bytes a piece and list.
+        """
+        own = np.array([sum_of_squares(piece) for pieces in lists for piece in pieces], np.float64)
+        parts = [np.empty(len(lists) * len(tensors)) for tensors in self._tensors]
+        self._allgather(own, parts)
+        totals = np.zeros((len(lists), len(self.sizes)))
+        for tensors, part in zip(self._tensors, parts, strict=True):
+            totals[:, tensors] += part.reshape(len(lists), -1)  # a slice has one piece of a tensor at most
+        return totals
+
+    def gather(self, *own: Float32) -> list[Float32]:
+        """Return the whole tensors, flat float32, from every rank's ``own`` pieces: views of one new array.
+
+        One all-gather.
+        """
+        flat = np.empty(sum(self.sizes), np.float32)
+        parts = np.split(flat, self._slice_ends[:-1])
+        mine = parts[self._comm.rank]
+        if own:
+            np.concatenate(own, out=mine)
+        self._allgather(mine, parts)
+        return np.split(flat, self._tensor_ends[:-1])
+
+    def _allgather(self, own: Array, parts: Sequence[Array]) -> None:
+        if self._comm.size == 1:
+            parts[0][...] = own
+            return
+        self._comm.allgather(own, parts)
+
+
+def rule_of(optimizer: Any) -> Rule:
+    """Return the rule of a Keras SGD, a LARS or a LAMB."""
+    if isinstance(optimizer, LayerWise):
+        return optimizer.rule
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return Sgd(optimizer.momentum, optimizer.nesterov)
+    raise InvalidArgument(f"optimizer: expected an SGD, LARS or LAMB, got {type(optimizer).__name__}")
+
+
+def state_of(optimizer: Any, variables: Sequence[Any]) -> State:
+    """Return the state of a built SGD, LARS or LAMB as :meth:`ShardedUpdate.full_state` does."""
+    arrays = [[slot.numpy() for slot in slots] for slots in _slots_of(optimizer)]
+    return _named(rule_of(optimizer), variables, optimizer, arrays)
+
+
+def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
+    """Give a built SGD, LARS or LAMB what :func:`state_of` or :meth:`ShardedUpdate.full_state` returned."""
+    arrays = _checked(rule_of(optimizer), variables, state)
+    for slots, values in zip(_slots_of(optimizer), arrays, strict=True):
+        for slot, value in zip(slots, values, strict=True):
+            slot.assign(value)
+    optimizer.iterations.assign(state[ITERATIONS])
+
+
+class ShardedUpdate:
+    """Applies the rule of ``optimizer`` to this rank's slice of the weights, then gathers the weights.
+
+    ``optimizer``: an SGD of Keras, or a LARS or LAMB, not built: its slots are what this saves. Its learning
+    rate (or schedule) is used, and its iterations are counted. Each rank holds ``1/P`` of the slots, and the
+    weights are bitwise the same on all of them after each step. A step makes one all-gather of the weights,
+    and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
+    ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
+    """
+
+    def __init__(self, optimizer: Any, comm: Comm) -> None:
+        self.optimizer = optimizer
+        self.rule = rule_of(optimizer)
+        self.built = False
+        self._comm = comm
+        if optimizer.built:
+            raise InvalidArgument(f"optimizer: expected one that is not built, got {optimizer.name}, built")
+        of_sgd = () if isinstance(optimizer, LayerWise) else ("weight_decay",)
+        for setting in (*CHANGE_GRADIENTS, "use_ema", *of_sgd):
+            if value := getattr(optimizer, setting):
+                raise InvalidArgument(f"{setting}: expected none in a sharded update, got {value}")
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Plan the slices of float32 ``variables`` and make this rank's slots, before a step is traced."""
+        paths = [path_of(variable) for variable in variables]
+        for path, variable in zip(paths, variables, strict=True):
+            if tf.as_dtype(variable.dtype) != tf.float32:
+                raise InvalidArgument(f"{path}: expected float32 in a sharded update, got {variable.dtype}")
+            if paths.count(path) > 1:
+                raise InvalidArgument(f"{path}: expected one variable of this path, got {paths.count(path)}")
+        shapes = [str(tuple(variable.shape)) for variable in variables]
+        agree_on(self._comm, "variables", dict(zip(paths, shapes, strict=True)))
+        self._variables = list(variables)
+        self._shards = Shards([int(np.prod(variable.shape)) for variable in variables], self._comm)
+        is_ours = isinstance(self.optimizer, LayerWise)
+        self._adapted = adapted_variables(self.optimizer, paths) if is_ours else [False] * len(paths)
+        own = [piece.high - piece.low for piece in self._shards.own]
+        self._slots = [
+            [tf.Variable(tf.zeros(size), trainable=False) for size in own] for _ in self.rule.slots
+        ]
+        self.built = True
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the optimizer: a variable, or what its schedule says now."""
+        return self.optimizer.learning_rate
+
+    @property
+    def momentum(self) -> Any:
+        """The momentum of the optimizer, a variable; ``None`` where it has none, or a number of Keras'."""
+        return self.optimizer.momentum if isinstance(self.optimizer, LayerWise) else None
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps applied, a variable."""
+        return self.optimizer.iterations
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that all ranks hold alike: iterations and learning rate."""
+        return list(self.optimizer.variables)
+
+    @property
+    def slots(self) -> list[Any]:
+        """The slots of this rank: flat float32 variables, for each name of the rule one a piece."""
+        return [slot for slots in self._slots for slot in slots]
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
+        """Update the variables with mean gradients, equal on all ranks, in the order of ``build``."""
+        self._expect_built(variables)
+        parts = [
+            Part(
+                _cut(self._variables[piece.tensor], piece),
+                _cut(gradients[piece.tensor], piece),
+                tuple(tf.convert_to_tensor(slots[number]) for slots in self._slots),
+                self._adapted[piece.tensor],
+            )
+            for number, piece in enumerate(self._shards.own)
+        ]
+        rule = rule_at(self.rule, self.momentum, tf.float32)
+        moved = advance(rule, parts, self.learning_rate, self.iterations, self._squares)
+        for number, (_, state) in enumerate(moved):
+            for slots, value in zip(self._slots, state, strict=True):
+                slots[number].assign(value)
+        self._assign([weight for weight, _ in moved])
+        self.iterations.assign_add(1)
+
+    def full_state(self) -> State:
+        """Return iterations and whole slots: float32 of the variable's shape, under ``path/name``."""
+        self._expect_built()
+        arrays = [self._shards.gather(*(slot.numpy() for slot in slots)) for slots in self._slots]
+        return _named(self.rule, self._variables, self.optimizer, arrays)
+
+    def load_full_state(self, state: State) -> None:
+        """Take this rank's slice of a :meth:`full_state`, of any world size, or a :func:`state_of`."""
+        self._expect_built()
+        for slots, arrays in zip(self._slots, _checked(self.rule, self._variables, state), strict=True):
+            for slot, piece in zip(slots, self._shards.own, strict=True):
+                slot.assign(arrays[piece.tensor].reshape(-1)[piece.low : piece.high])
+        self.iterations.assign(state[ITERATIONS])
+
+    def _expect_built(self, variables: Sequence[Any] | None = None) -> None:
+        if not self.built:
+            raise InvalidArgument("build: expected a call of it before all others, got none")
+        if variables is not None and [id(each) for each in variables] != [
+            id(each) for each in self._variables
+        ]:
+            raise InvalidArgument("variables: expected those of build, in its order, got others")
+
+    def _squares(self, weights: list[Any], aims: list[Any]) -> Any:
+        squares = tf.numpy_function(self._measured, [*weights, *aims], tf.float64, stateful=True)
+        squares = tf.ensure_shape(squares, (2, len(self._variables)))
+        return tf.gather(squares, np.array([piece.tensor for piece in self._shards.own], np.int64), axis=1)
+
+    def _measured(self, *pieces: Float32) -> Float64:
+        half = len(pieces) // 2
+        return self._shards.squares(pieces[:half], pieces[half:])
+
+    def _assign(self, own: list[Any]) -> None:
+        """Set all variables to the ``own`` new pieces of every rank."""
+        dtypes = [tf.float32] * len(self._variables)
+        tensors = tf.numpy_function(self._shards.gather, own, dtypes, stateful=True)
+        # A list of one comes back from it as the one.
+        for variable, tensor in zip(self._variables, tf.nest.flatten(tensors), strict=True):
+            weight = tf.reshape(tensor, variable.shape)
+            variable.assign(weight if variable.constraint is None else variable.constraint(weight))
+
+
+def _cut(tensor: Any, piece: Piece) -> Any:
+    return tf.reshape(tf.convert_to_tensor(tensor), [-1])[piece.low : piece.high]
+
+
+def _slots_of(optimizer: Any) -> list[list[Any]]:
+    if isinstance(optimizer, LayerWise):
+        return optimizer.slots
+    return [optimizer.momentums] if optimizer.momentum else []
+
+
+def _named(rule: Rule, variables: Sequence[Any], optimizer: Any, arrays: Sequence[Sequence[Array]]) -> State:
+    state: dict[str, Array] = {ITERATIONS: optimizer.iterations.numpy()}
+    for name, values in zip(rule.slots, arrays, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            state[f"{path_of(variable)}/{name}"] = value.reshape(variable.shape)
+    return state
+
+
+def _checked(rule: Rule, variables: Sequence[Any], state: State) -> list[list[Array]]:
+    """Return for each slot of the rule the arrays of all variables; refuse a state of others."""
+    shapes = {f"{path_of(variable)}/{name}": variable.shape for name in rule.slots for variable in variables}
+    expected = {ITERATIONS: (), **{key: tuple(shape) for key, shape in shapes.items()}}
+    for key in [*expected, *state]:
+        here, there = expected.get(key), np.shape(state[key]) if key in state else None
+        if here != there:
+            raise InvalidArgument(f"state: expected {key} of shape {here}, got {there}")
+    return [[state[f"{path_of(variable)}/{name}"] for variable in variables] for name in rule.slots]

@@ -1,0 +1,102 @@
+"""LARS, LAMB and momentum SGD in float64, a tensor at a time: written from the papers, apart from pto."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+def norm(tensor):
+    return np.sqrt(np.sum(np.square(tensor)))
+
+
+@dataclass
+class Momentum:
+    momentum: float = 0.0
+    nesterov: bool = False
+    velocity: np.ndarray | float = 0.0
+
+    def moved(self, weight, gradient, rate):
+        return weight - self.along(rate * gradient)
+
+    def along(self, step):
+        self.velocity = self.momentum * self.velocity + step
+        return self.momentum * self.velocity + step if self.nesterov else self.velocity
+
+
+@dataclass
+class Lars(Momentum):
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    trust: float = 0.001
+    epsilon: float = 0.0
+    excluded: bool = False
+
+    def moved(self, weight, gradient, rate):
+        if self.excluded:
+            return weight - self.along(rate * gradient)
+        local = 1.0
+        if norm(weight) > 0 and norm(gradient) > 0:
+            local = (
+                self.trust * norm(weight) / (norm(gradient) + self.weight_decay * norm(weight) + self.epsilon)
+            )
+        return weight - self.along(rate * local * (gradient + self.weight_decay * weight))
+
+
+@dataclass
+class Lamb:
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+    least_norm: float = 0.0
+    largest_norm: float = np.inf
+    excluded: bool = False
+    step: int = 0
+    moments: list = field(default_factory=lambda: [0.0, 0.0])
+
+    def moved(self, weight, gradient, rate):
+        self.step += 1
+        first, second = self.moments
+        first = self.beta_1 * first + (1 - self.beta_1) * gradient
+        second = self.beta_2 * second + (1 - self.beta_2) * gradient**2
+        self.moments = [first, second]
+        unbiased = first / (1 - self.beta_1**self.step), second / (1 - self.beta_2**self.step)
+        update = unbiased[0] / (np.sqrt(unbiased[1]) + self.epsilon)
+        if self.excluded:
+            return weight - rate * update
+        update = update + self.weight_decay * weight
+        clipped = min(max(norm(weight), self.least_norm), self.largest_norm)
+        ratio = clipped / norm(update) if clipped > 0 and norm(update) > 0 else 1.0
+        return weight - rate * ratio * update
+
+
+SHAPES = [(), (1,), (7,), (3, 4), (2, 3, 5), (3, 3, 4, 2)]
+NAMES = ["scale", "one/kernel", "norm/bias", "dense/kernel", "cube/kernel", "conv/kernel"]
+EXCLUDED = r"bias"
+
+
+def weights_and_gradients(steps, seed=1, shapes=SHAPES):
+    """float32 weights, and the gradients of every step, of layers whose scales differ a thousandfold."""
+    random = np.random.default_rng(seed)
+    scales = [10.0 ** random.uniform(-3, 0) for _ in shapes]
+    weights = [np.asarray(random.standard_normal(shape), np.float32) for shape in shapes]
+    gradients = [
+        [
+            np.asarray(scale * random.standard_normal(shape), np.float32)
+            for shape, scale in zip(shapes, scales, strict=True)
+        ]
+        for _ in range(steps)
+    ]
+    return weights, gradients
+
+
+def trained(make, weights, gradients, rates, names=NAMES):
+    """The float64 weights after all steps; ``make(excluded)`` gives the rule of one tensor."""
+    rules = [make(excluded=EXCLUDED in name) for name in names]
+    weights = [weight.astype(float) for weight in weights]
+    for rate, step in zip(rates, gradients, strict=True):
+        weights = [
+            rule.moved(weight, gradient.astype(float), rate)
+            for rule, weight, gradient in zip(rules, weights, step, strict=True)
+        ]
+    return weights

@@ -1,0 +1,446 @@
+"""LARS, LAMB and the loss scale as Keras sees them, on one process and on simulated ranks."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+# Ranks are threads here, and wait for each other inside TensorFlow's pool: it needs a thread for each.
+tf.config.threading.set_inter_op_parallelism_threads(8)
+tf.config.threading.set_intra_op_parallelism_threads(1)
+
+import keras  # noqa: E402
+
+from commlib.transport import simulated  # noqa: E402
+from pto.errors import InvalidArgument  # noqa: E402
+from pto.keras import LAMB, LARS, LossScale  # noqa: E402
+from pto.norms import Norms  # noqa: E402
+from pto.rules import LossScaling  # noqa: E402
+from tests.pto import reference  # noqa: E402
+
+CASES = {
+    "lars": (
+        lambda **options: LARS(0.5, weight_decay=0.01, epsilon=1e-3, **options),
+        lambda excluded: reference.Lars(weight_decay=0.01, epsilon=1e-3, excluded=excluded),
+    ),
+    "lars-nesterov": (
+        lambda **options: LARS(0.5, 0.8, True, 0.1, 0.02, **options),
+        lambda excluded: reference.Lars(0.8, True, weight_decay=0.1, trust=0.02, excluded=excluded),
+    ),
+    "lars-no-momentum": (
+        lambda **options: LARS(0.5, momentum=0.0, **options),
+        lambda excluded: reference.Lars(0.0, excluded=excluded),
+    ),
+    "lamb": (
+        lambda **options: LAMB(0.01, weight_decay=0.01, **options),
+        lambda excluded: reference.Lamb(weight_decay=0.01, excluded=excluded),
+    ),
+    "lamb-clipped": (
+        lambda **options: LAMB(0.01, 0.8, 0.95, 1e-3, 0.1, 1.5, 3.0, **options),
+        lambda excluded: reference.Lamb(0.8, 0.95, 1e-3, 0.1, 1.5, 3.0, excluded=excluded),
+    ),
+}
+SIZES = [int(np.prod(shape)) for shape in reference.SHAPES]
+OPTIMIZERS = pytest.mark.parametrize("make", [make for make, _ in CASES.values()], ids=CASES)
+
+
+def variables_of(weights):
+    return [
+        keras.Variable(weight, dtype="float32", name=name.replace("/", "_"))
+        for weight, name in zip(weights, reference.NAMES, strict=True)
+    ]
+
+
+def train(optimizer, weights, gradients, traced=False):
+    """The weights after all steps of ``optimizer.apply``, as NumPy arrays."""
+    variables = variables_of(weights)
+    optimizer.build(variables)
+    apply = tf.function(lambda step: optimizer.apply(step, variables)) if traced else optimizer.apply
+    for step in gradients:
+        apply([tf.constant(gradient) for gradient in step])
+    return [variable.numpy() for variable in variables]
+
+
+def one(weight, gradient, optimizer, name="kernel"):
+    """The variable ``weight`` after one step with ``gradient``."""
+    variable = keras.Variable(np.asarray(weight, np.float32), name=name)
+    optimizer.build([variable])
+    optimizer.apply([tf.constant(gradient, tf.float32)])
+    return variable.numpy()
+
+
+def same(left, right):
+    return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ the algorithms
+
+
+@pytest.mark.parametrize("with_norms", [False, True], ids=["in-graph", "norms"])
+@pytest.mark.parametrize("make, expect", CASES.values(), ids=CASES)
+def test_an_optimizer_is_the_reference_over_100_steps(make, expect, with_norms):
+    weights, gradients = reference.weights_and_gradients(100)
+    norms = Norms(SIZES, None) if with_norms else None
+    optimizer = make(norms=norms, exclude=reference.EXCLUDED)
+    rate = float(optimizer.learning_rate.numpy())
+    expected = reference.trained(expect, weights, gradients, [rate] * 100)
+    for weight, of_reference in zip(train(optimizer, weights, gradients, traced=True), expected, strict=True):
+        assert weight.dtype == np.float32
+        # A hundred float32 updates, each rounded to 2⁻²⁴ of weight and velocity.
+        scale = np.abs(of_reference).max()
+        np.testing.assert_allclose(weight, of_reference, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("with_norms", [False, True], ids=["in-graph", "norms"])
+@pytest.mark.parametrize("make, expect", [CASES["lars"], CASES["lamb"]], ids=["lars", "lamb"])
+def test_300_layers_of_1_to_10_million_entries_are_the_reference(make, expect, with_norms):
+    random = np.random.default_rng(2)
+    shapes = [(10_000, 1_000), *((int(10 ** random.uniform(0, 4)),) for _ in range(299))]
+    names = [f"{'bias' if number % 3 == 2 else 'kernel'}_{number}" for number in range(300)]
+    weights, gradients = reference.weights_and_gradients(2, shapes=shapes)
+    optimizer = make(
+        exclude=reference.EXCLUDED,
+        norms=Norms([weight.size for weight in weights], None) if with_norms else None,
+    )
+    rate = float(optimizer.learning_rate.numpy())
+    expected = reference.trained(expect, weights, gradients, [rate] * 2, names)
+    variables = [keras.Variable(weight, name=name) for weight, name in zip(weights, names, strict=True)]
+    optimizer.build(variables)
+    for step in gradients:
+        optimizer.apply([tf.constant(gradient) for gradient in step])
+    for variable, of_reference in zip(variables, expected, strict=True):
+        # The float32 sum of ten million squares is good to 1e-6, each update to 2⁻²⁴.
+        atol = 1e-6 * np.abs(of_reference).max()
+        np.testing.assert_allclose(variable.numpy(), of_reference, rtol=1e-6, atol=atol)
+
+
+@OPTIMIZERS
+def test_eager_and_traced_steps_are_the_same(make):
+    weights, gradients = reference.weights_and_gradients(5)
+    eager, traced = (train(make(), weights, gradients, traced) for traced in (False, True))
+    for left, right in zip(eager, traced, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)  # Grappler reorders float32 products
+
+
+@pytest.mark.parametrize("norms", [None, Norms([2], None)], ids=["in-graph", "norms"])
+def test_zero_weights_and_zero_gradients_have_a_ratio_of_one(norms):
+    lars = one([0, 0], [3, 4], LARS(0.5, weight_decay=0.1, norms=norms))
+    np.testing.assert_allclose(lars, [-1.5, -2], rtol=1e-6)
+    still = one([3, 4], [0, 0], LARS(0.5, weight_decay=0.1, norms=norms))
+    np.testing.assert_allclose(still, [3 - 0.5 * 0.1 * 3, 4 - 0.5 * 0.1 * 4], rtol=1e-6)
+    lamb = one([0, 0], [3, -4], LAMB(0.5, norms=norms))
+    np.testing.assert_allclose(lamb, [-0.5, 0.5], rtol=1e-5)  # Adam's first step is the sign
+    assert one([3, 4], [0, 0], LAMB(0.5, norms=norms)).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("norms", [None, Norms([2], None)], ids=["in-graph", "norms"])
+@pytest.mark.parametrize("make", [LARS, LAMB])
+def test_a_nan_is_never_hidden(make, norms):
+    assert np.isnan(one([3, 4], [1, np.nan], make(0.5, norms=norms))).all()
+
+
+@OPTIMIZERS
+def test_gradients_may_come_with_variables_in_another_order_and_as_indexed_slices(make):
+    weights, gradients = reference.weights_and_gradients(1)
+    expected = train(make(norms=Norms(SIZES, None)), weights, gradients)
+    variables, optimizer = variables_of(weights), make(norms=Norms(SIZES, None))
+    optimizer.build(variables)
+    given = [tf.constant(gradient) for gradient in gradients[0]]
+    rows = tf.constant([2, 0, 1, 2])  # row 2 in two halves
+    values = tf.gather(given[3], rows) * tf.constant([0.5, 1, 1, 0.5])[:, None]
+    given[3] = tf.IndexedSlices(values, rows, tf.constant([3, 4]))
+    optimizer.apply(given[::-1], variables[::-1])
+    assert same([variable.numpy() for variable in variables], expected)
+
+
+# ------------------------------------------------------------------------------------------ which variables
+
+
+def test_excluded_variables_get_neither_decay_nor_a_ratio():
+    kernel, bias = (keras.Variable(3.0, name=name) for name in ("kernel", "bias"))
+    optimizer = LARS(0.5, weight_decay=0.1, trust=1.0)
+    optimizer.build([kernel, bias])
+    optimizer.apply([tf.constant(1.0), tf.constant(1.0)])
+    np.testing.assert_allclose(kernel.numpy(), 3 - 0.5 * (3 / (1 + 0.1 * 3)) * (1 + 0.1 * 3), rtol=1e-6)
+    assert bias.numpy() == 3 - 0.5
+
+
+def test_biases_and_normalisations_are_excluded_by_default():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, name="beta"), keras.layers.BatchNormalization()]
+    )
+    optimizer = LARS(0.5)
+    optimizer.build(model.trainable_variables)
+    names = [variable.name for variable in model.trainable_variables]
+    assert dict(zip(names, optimizer._adapted, strict=True)) == {
+        "kernel": True,
+        "bias": False,
+        "gamma": False,
+        "beta": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "exclude, said", [("kernel|bias", "matches all of the 2 variables"), ("gamma", "matches none of the 2")]
+)
+def test_an_exclusion_of_everything_or_nothing_is_warned_of(exclude, said):
+    with pytest.warns(UserWarning, match=said):
+        LAMB(exclude=exclude).build([keras.Variable([1.0], name=name) for name in ("kernel", "bias")])
+
+
+@pytest.mark.parametrize("options", [{}, {"exclude": None}, {"exclude": "two"}])
+def test_other_exclusions_are_not(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LAMB(**options).build([keras.Variable([1.0], name=name) for name in ("one", "two")])
+
+
+def test_what_cannot_work_is_refused():
+    with pytest.raises(
+        InvalidArgument, match=re.escape("exclude: expected a regular expression, got '(bias'")
+    ):
+        LARS(exclude="(bias")
+    with pytest.raises(InvalidArgument, match="momentum: expected 0 or more, below 1, got 2"):
+        LARS(momentum=2)
+    with pytest.raises(InvalidArgument, match="expected the argument exclude"):
+        LARS().exclude_from_weight_decay(var_names=["bias"])
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        optimizer = LARS()
+        with pytest.raises(
+            InvalidArgument, match=r"lars: expected one process a rank, got .* OneDeviceStrategy"
+        ):
+            optimizer.build([keras.Variable([1.0], name="kernel")])
+
+
+# ------------------------------------------------------------------------------------------ as Keras uses it
+
+
+@OPTIMIZERS
+def test_a_configuration_makes_the_same_optimizer(make):
+    optimizer = make(exclude="gamma", clipnorm=1.5)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again) is type(optimizer)
+    assert (again.rule, again.exclude) == (optimizer.rule, "gamma")
+    assert again.get_config() == optimizer.get_config()
+    assert type(optimizer).from_config(optimizer.get_config()).rule == optimizer.rule
+
+
+def digits(make, seed=0):
+    """A small model on clusters of points, which it can tell apart, and the points."""
+    keras.utils.set_random_seed(seed)
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 4, 256)
+    points = np.float32(random.standard_normal((4, 8))[labels] + 0.3 * random.standard_normal((256, 8)))
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=make(), loss=loss, metrics=["accuracy"])
+    return model, points, labels
+
+
+FITTING = {
+    "lars": lambda **options: LARS(1.0, trust=0.1, weight_decay=1e-4, **options),
+    "lamb": lambda **options: LAMB(0.02, weight_decay=1e-4, **options),
+}
+
+
+@pytest.mark.parametrize("make", FITTING.values(), ids=FITTING)
+def test_fit_trains_a_model_and_a_saved_one_goes_on_bitwise(make, tmp_path):
+    model, points, labels = digits(make)
+    before = model.evaluate(points, labels, verbose=0)[0]
+    model.fit(points, labels, batch_size=64, epochs=15, shuffle=False, verbose=0)
+    loss, accuracy = model.evaluate(points, labels, verbose=0)
+    assert loss < before / 4
+    assert accuracy > 0.95
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.optimizer.rule == model.optimizer.rule
+    assert int(again.optimizer.iterations) == 60
+    for each in (model, again):
+        each.fit(points, labels, batch_size=64, epochs=1, shuffle=False, verbose=0)
+    assert same(model.get_weights(), again.get_weights())
+
+
+@pytest.mark.parametrize("make", FITTING.values(), ids=FITTING)
+def test_fit_uses_norms_when_given(make):
+    calls = []
+
+    class Counted(Norms):
+        def squares(self, *lists):
+            calls.append([len(tensors) for tensors in lists])
+            return super().squares(*lists)
+
+    model, points, labels = digits(make)
+    sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
+    model.optimizer.norms = Counted(sizes, None)
+    model.fit(points, labels, batch_size=64, epochs=2, verbose=0)
+    assert calls == [[6, 6]] * 8
+
+
+def test_clipping_comes_before_the_norms_and_decay_inside_them():
+    lars = LARS(0.5, weight_decay=0.1, trust=1.0, epsilon=1.0, clipnorm=1.0)
+    moved = one([6, 8], [30, 40], lars)
+    ratio = 10 / (1 + 0.1 * 10 + 1)
+    np.testing.assert_allclose(moved, [6 - 0.5 * ratio * 1.2, 8 - 0.5 * ratio * 1.6], rtol=1e-6)
+    everywhere = one([6, 8], [30, 40], LARS(0.5, 0.9, False, 0.1, 1.0, 1.0, global_clipnorm=1.0))
+    np.testing.assert_allclose(everywhere, moved, rtol=1e-6)
+
+
+@OPTIMIZERS
+def test_accumulated_gradients_are_one_step_of_their_mean(make):
+    weights, (first, second) = reference.weights_and_gradients(2)
+    halves = train(make(gradient_accumulation_steps=2), weights, [first, second], traced=True)
+    mean = [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+    whole = train(make(), weights, [mean], traced=True)
+    for left, right in zip(halves, whole, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6)
+
+
+def test_a_moving_average_of_the_weights_is_kept():
+    variable = keras.Variable([2.0], name="kernel")
+    optimizer = LARS(1.0, trust=0.25, momentum=0.0, use_ema=True, ema_momentum=0.5)
+    optimizer.build([variable])
+    for _ in range(2):
+        optimizer.apply([tf.constant([1.0])])  # 2 → 1.5 → 1.125: the rate is a quarter of the weight
+    assert variable.numpy() == 1.125
+    optimizer.finalize_variable_values([variable])
+    assert variable.numpy() == 0.5 * 1.5 + 0.5 * 1.125
+
+
+def test_a_schedule_gives_the_learning_rate():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])
+    optimizer = LARS(schedule, momentum=0.0, trust=0.25)
+    variable = keras.Variable([2.0], name="kernel")
+    optimizer.build([variable])
+    seen = []
+    for _ in range(2):
+        optimizer.apply([tf.constant([1.0])])
+        seen.append(float(variable.numpy()[0]))
+    assert seen == [1.5, 1.5 - 0.5 * 0.25 * 1.5]
+
+
+# ------------------------------------------------------------------------------------------ beside Keras' own
+
+
+def test_without_decay_lamb_is_keras_lamb():
+    weights, gradients = reference.weights_and_gradients(100)
+    ours = train(LAMB(0.01, epsilon=1e-7, exclude=None), weights, gradients, traced=True)
+    theirs = train(keras.optimizers.Lamb(0.01, epsilon=1e-7), weights, gradients, traced=True)
+    for left, right in zip(ours, theirs, strict=True):
+        # Keras computes 1 − βᵗ in float32, which is off by up to 3e-5 in the first steps.
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-4 * np.abs(right).max())
+
+
+def test_with_decay_keras_lamb_decays_outside_of_the_ratio():
+    weight, decay, rate = np.array([3.0, 4.0]), 0.5, 0.1
+    theirs = one(weight, [1, 1], keras.optimizers.Lamb(rate, weight_decay=decay))
+    decayed = weight - rate * decay * weight
+    update = np.ones(2)  # Adam's first step is the sign
+    outside = decayed - rate * reference.norm(decayed) / reference.norm(update) * update
+    np.testing.assert_allclose(theirs, outside, rtol=1e-5)
+
+    ours = one(weight, [1, 1], LAMB(rate, weight_decay=decay))
+    update = update + decay * weight
+    np.testing.assert_allclose(ours, weight - rate * 5 / reference.norm(update) * update, rtol=1e-5)
+    assert np.abs(ours - theirs).max() > 0.1
+
+
+# ------------------------------------------------------------------------------------------ on many ranks
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@OPTIMIZERS
+def test_norms_in_parts_give_bitwise_the_weights_of_norms_on_one_rank(make, size):
+    weights, gradients = reference.weights_and_gradients(3)
+    alone = train(make(norms=Norms(SIZES, None)), weights, gradients)
+
+    def body(comm):
+        return train(make(norms=Norms(SIZES, comm, partition="layers")), weights, gradients)
+
+    for of_rank in simulated.run(body, size):
+        assert same(of_rank, alone)  # whole tensors: their sums are those of one rank
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+@OPTIMIZERS
+def test_norms_by_slices_give_equal_weights_on_all_ranks(make, size, traced):
+    weights, gradients = reference.weights_and_gradients(3)
+    alone = train(make(norms=Norms(SIZES, None)), weights, gradients)
+
+    def body(comm):
+        return train(make(norms=Norms(SIZES, comm, partition="slices")), weights, gradients, traced)
+
+    results = simulated.run(body, size)
+    for of_rank in results:
+        assert same(of_rank, results[0])
+        for left, right in zip(of_rank, alone, strict=True):
+            # The float64 sums differ in their last bits, so float32 ratios by a rounding at most.
+            np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [LARS, LAMB])
+def test_norms_want_gradients_of_all_variables(make):
+    variables = variables_of(reference.weights_and_gradients(0)[0])
+    optimizer = make(norms=Norms(SIZES, None))
+    optimizer.build(variables)
+    gradients = [tf.ones(variable.shape) for variable in variables]
+    with (
+        pytest.warns(UserWarning, match="Gradients do not exist"),
+        pytest.raises(InvalidArgument, match="norms: expected gradients of all 6 variables, got 5"),
+    ):
+        optimizer.apply([None, *gradients[1:]], variables)
+
+
+# ------------------------------------------------------------------------------------------ mixed precision
+
+
+@pytest.mark.parametrize("make", FITTING.values(), ids=FITTING)
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(make):
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(make(), initial_scale=1024.0)  # noqa: E731
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model, points, labels = digits(scaled)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.fit(points, labels, batch_size=64, epochs=1, verbose=0)
+    optimizer = model.optimizer
+    assert int(optimizer.iterations) == 4
+    assert float(optimizer.dynamic_scale) == 1024
+    before = [
+        variable.numpy() for variable in (*model.trainable_variables, *optimizer.inner_optimizer.variables)
+    ]
+    points[3, 2] = 1e6  # infinite as float16
+    model.train_on_batch(points[:64], labels[:64])
+    after = [
+        variable.numpy() for variable in (*model.trainable_variables, *optimizer.inner_optimizer.variables)
+    ]
+    assert same(before, after)
+    assert float(optimizer.dynamic_scale) == 512
+    model.train_on_batch(points[64:128], labels[64:128])
+    assert int(optimizer.iterations) == 5
+    assert not same(before[:2], [variable.numpy() for variable in model.trainable_variables[:2]])
+
+
+def test_a_loss_scale_follows_the_flag_in_traced_steps():
+    loss_scale = LossScale(LossScaling(initial=8.0, growth_steps=2))
+    update = tf.function(loss_scale.update)
+    seen = []
+    for finite in [True, True, True, False, True, False]:
+        update(tf.constant(finite))
+        seen.append(tuple(int(variable.numpy()) for variable in loss_scale.variables))
+    assert seen == [(8, 1), (16, 0), (16, 1), (8, 0), (8, 1), (4, 0)]
+
+
+def test_a_loss_scale_is_taken_out_of_the_gradients_in_float32():
+    loss_scale = LossScale(LossScaling(initial=2.0**20))
+    assert float(loss_scale.scaled(tf.constant(3.0, tf.float16))) == 3 * 2.0**20
+    tiny = tf.constant([2.0**-10], tf.float16)
+    slices = tf.IndexedSlices(tiny, tf.constant([1]), tf.constant([4]))
+    dense, nothing, sparse = loss_scale.unscaled([tiny, None, slices])
+    assert (dense.dtype, nothing) == (tf.float32, None)
+    assert dense.numpy() == sparse.values.numpy() == 2.0**-30
+    assert sparse.indices.numpy() == 1
+    assert [float(variable.numpy()) for variable in LossScale().variables] == [2.0**15, 0]

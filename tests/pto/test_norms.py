@@ -1,0 +1,433 @@
+"""Sums of squares: right to float64 rounding, equal on all ranks to the bit, however they are cut."""
+
+import functools
+import math
+import sys
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pto
+from commlib import Link, Network, SparseVector, Topology, make_reducer, transport
+from pto.partition import equal_bounds
+from tests.launching import mpirun, tail
+from training.bench.shapes import SHAPES, entries_of
+
+WAYS = ["auto", "layers", "slices", "local"]
+EPSILON = 2.0**-53  # the relative error of one float64 operation
+
+
+def exact(tensor: np.ndarray) -> float:
+    """The sum of squares, rounded once: squares of float32 and narrower numbers are exact in float64."""
+    wide = np.asarray(tensor, np.float64).reshape(-1)
+    return math.fsum((wide * wide).tolist())
+
+
+def bound(size: int) -> float:
+    """The relative error that the docstring of ``sum_of_squares`` allows."""
+    return (size / 64 + 7) * EPSILON
+
+
+def draw(shape, seed, dtype=np.float32) -> np.ndarray:
+    """Entries of very different magnitudes from tensor to tensor, all below float16's largest."""
+    generator = np.random.default_rng(seed)
+    scale = 10.0 ** generator.uniform(-4, 1.5)
+    return np.asarray(scale * generator.standard_t(2, shape)).astype(dtype)
+
+
+def random_layers(seed: int) -> list[np.ndarray]:
+    """1 to 300 tensors of 0 to 4 dimensions and 1 to about 10⁴ entries, of every type that is taken."""
+    generator = np.random.default_rng([seed, 1])
+    types = [np.float32, np.float32, np.float16, ml_dtypes.bfloat16]
+    shapes = []
+    for _ in range(generator.integers(1, 301)):
+        dimensions = int(generator.integers(0, 5))
+        largest = 10 ** generator.uniform(0, 4 / max(1, dimensions))
+        shapes.append(tuple(generator.integers(1, largest + 1, dimensions).tolist()))
+    return [draw(shape, [seed, i], types[generator.integers(4)]) for i, shape in enumerate(shapes)]
+
+
+def thinned(name: str) -> list[np.ndarray]:
+    """The tensors of a network, each with a fiftieth of its entries: number and proportions are true."""
+    return [draw(max(1, entries_of(shape) // 50), [7, i]) for i, shape in enumerate(SHAPES[name]())]
+
+
+LISTS = {
+    **{f"random-{seed}": lambda seed=seed: random_layers(seed) for seed in range(5)},
+    "resnet50": lambda: thinned("resnet50"),
+    "transformer-base": lambda: thinned("transformer-base"),
+    "none": list,
+    "one-number": lambda: [np.array(3.0, np.float32)],
+    "giant": lambda: [draw(1, 0), draw(300_001, 1), draw((), 2)],
+    "fewer-than-ranks": lambda: [draw((2, 3), 3), draw(1, 4)],
+    "empty-among-them": lambda: [np.empty((0, 4), np.float32), draw(9, 5), np.empty(0, np.float32)],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two lists of tensors, the right sums ``(2, L)``, and those of one rank."""
+
+    weights: list[np.ndarray]
+    gradients: list[np.ndarray]
+    right: np.ndarray
+    local: np.ndarray
+
+    @property
+    def sizes(self) -> list[int]:
+        return [tensor.size for tensor in self.weights]
+
+
+@functools.cache
+def case_of(name: str) -> Case:
+    weights = LISTS[name]()
+    gradients = [(np.asarray(weight, np.float32) / 3).T for weight in weights]
+    right, local = (
+        np.array([[of(each) for each in both] for both in (weights, gradients)])
+        for of in (exact, pto.sum_of_squares)
+    )
+    return Case(weights, gradients, right, local)
+
+
+@pytest.fixture(params=LISTS, ids=list(LISTS))
+def case(request):
+    return case_of(request.param)
+
+
+def sizes_of(tensors) -> list[int]:
+    return [tensor.size for tensor in tensors]
+
+
+def squares_of(ranks, way, *lists) -> np.ndarray:
+    """The sums of squares, after two calls have given the same bits on every rank."""
+
+    def body(comm):
+        norms = pto.Norms(sizes_of(lists[0]), comm, lists=len(lists), partition=way)
+        return norms.squares(*lists), norms.squares(*lists)
+
+    results = [result for both in ranks.run(body) for result in both]
+    for result in results:
+        assert (result.shape, result.dtype) == ((len(lists), len(lists[0])), np.float64)
+        assert result.tobytes() == results[0].tobytes()
+    return results[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sums_are_right_and_equal_on_all_ranks(ranks, way, case):
+    sums = squares_of(ranks, way, case.weights, case.gradients)
+    # The sums of the pieces of a tensor are all positive: P − 1 additions more, each rounded once.
+    bounds = np.array([bound(size) + ranks.size * EPSILON for size in case.sizes])
+    assert (abs(sums - case.right) <= bounds * case.right).all()
+    if way in ("layers", "local"):
+        assert sums.tobytes() == case.local.tobytes()
+
+
+@pytest.mark.parametrize("name", ["resnet50", "transformer-base"])
+def test_networks_of_their_true_shapes(name):
+    shapes = SHAPES[name]()
+    sizes = list(map(entries_of, shapes))
+    flat = np.random.default_rng(1).standard_normal(sum(sizes), np.float32)
+    layers = np.split(flat, np.cumsum(sizes)[:-1])
+    tensors = [layer.reshape(shape) for layer, shape in zip(layers, shapes, strict=True)]
+    right = np.array([np.square(layer, dtype=np.float64).sum() for layer in layers])
+    # NumPy adds up in pairs, 128 entries at a time: fewer than 50 rounded additions are above each other.
+    bounds = np.array([bound(size) + 50 * EPSILON for size in sizes])
+    for way in ("layers", "slices"):
+
+        def body(comm):
+            return pto.Norms(sizes, comm, lists=1, partition=way).squares(tensors)  # noqa: B023
+
+        for sums in transport.simulated.run(body, 3):
+            assert (abs(sums[0] - right) <= bounds * right).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ten_million_entries_and_one(way):
+    tensors = [np.full((1000, 100, 100), 0.1, np.float32), np.array(0.1, np.float32)]
+    one = float(np.float32(0.1)) ** 2
+
+    def body(comm):
+        return pto.Norms(sizes_of(tensors), comm, lists=1, partition=way).squares(tensors)
+
+    for sums in transport.simulated.run(body, 3):
+        assert sums[0, 1] == one
+        assert abs(sums[0, 0] - 1e7 * one) <= bound(10**7) * 1e7 * one
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_zeros_are_zero_and_bad_numbers_are_not_hidden(ranks, way):
+    tensors = [draw(500, 1), np.zeros((20, 20), np.float32), draw((4, 5), 2), draw(300, 3)]
+    tensors[0][77], tensors[2][3, 4] = np.inf, np.nan
+    sums = squares_of(ranks, way, tensors, [np.zeros_like(tensor) for tensor in tensors])
+    assert sums[0, 0] == np.inf
+    assert sums[0, 1] == 0
+    assert np.isnan(sums[0, 2])
+    assert np.isfinite(sums[0, 3])
+    assert (sums[1] == 0).all()
+
+
+def test_the_largest_and_the_smallest_float32_are_squared_in_float64():
+    info = np.finfo(np.float32)
+    for value in (info.max, info.tiny, info.smallest_subnormal):
+        assert pto.sum_of_squares(np.array([value, 0], np.float32)) == float(value) ** 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 127, 4096, 32_768, 100_003])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_narrow_tensor_has_the_bits_of_its_float32_copy(size, dtype):
+    narrow = np.random.default_rng(size).standard_normal(size).astype(dtype)
+    assert pto.sum_of_squares(narrow) == pto.sum_of_squares(narrow.astype(np.float32))
+    assert abs(pto.sum_of_squares(narrow) - exact(narrow)) <= bound(size) * exact(narrow)
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 12_345])
+def test_the_order_of_the_additions_is_the_stated_one(size):
+    vector = np.random.default_rng(size).standard_normal(size)
+    padded = np.zeros(-(-size // 64) * 64)
+    padded[:size] = vector
+    lanes = np.zeros(64)
+    for row in padded.reshape(-1, 64):
+        lanes += row * row
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    assert pto.sum_of_squares(vector) == lanes[0]
+
+
+def test_views_and_read_only_arrays_are_taken():
+    matrix = draw((30, 40), 1)
+    matrix.flags.writeable = False
+    assert pto.sum_of_squares(matrix.T) == pto.sum_of_squares(matrix.T.copy())
+    assert pto.sum_of_squares(matrix[::2, ::3]) == pto.sum_of_squares(matrix[::2, ::3].copy())
+    unaligned = np.frombuffer(b"\0" + matrix.tobytes(), np.float32, offset=1)
+    assert pto.sum_of_squares(unaligned) == pto.sum_of_squares(matrix)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.complex64, object, ">f4"])
+def test_other_types_are_refused(dtype):
+    with pytest.raises(
+        pto.InvalidArgument, match=r"^tensor: expected float16, bfloat16, float32 or float64, got "
+    ):
+        pto.sum_of_squares(np.ones(3, dtype))
+
+
+@pytest.mark.parametrize("way", ["layers", "slices"])
+def test_all_lists_travel_in_one_exchange_of_eight_bytes_a_piece(way):
+    tensors = random_layers(2)
+
+    def body(comm):
+        norms = pto.Norms(sizes_of(tensors), comm, partition=way)
+        before = int(comm.sent_bytes.sum())
+        comm.agree = comm.allgather_objects = None  # neither is called any more
+        norms.squares(tensors, tensors)
+        return int(comm.sent_bytes.sum()) - before, sum(map(len, norms.partition.pieces))
+
+    sent, pieces = zip(*transport.simulated.run(body, 3), strict=True)
+    # Round the ring all sums go to the two other ranks.
+    assert sum(sent) == 2 * 2 * 8 * pieces[0]
+    assert len(tensors) <= pieces[0] <= len(tensors) + 2
+
+
+@pytest.mark.parametrize("way", ["layers", "slices"])
+def test_a_rank_reads_its_own_part_only(way):
+    tensors = [draw(size, size) for size in (700, 400, 200, 100, 50)]
+
+    def body(comm):
+        norms = pto.Norms(sizes_of(tensors), comm, lists=1, partition=way)
+        mine = [np.full(tensor.size, np.nan, np.float32) for tensor in tensors]
+        for piece in norms.partition.pieces[comm.rank]:
+            mine[piece.tensor][piece.low : piece.high] = tensors[piece.tensor][piece.low : piece.high]
+        return norms.squares(mine), norms.squares(tensors)
+
+    for ours, theirs in transport.simulated.run(body, 3):
+        assert np.isfinite(ours).all()
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(("alpha", "in_parts"), [(0.0, True), (1.0, False)])
+def test_auto_computes_in_parts_where_that_is_faster_and_says_so(alpha, in_parts):
+    network = Network(Link(alpha, 0.0), Link(alpha, 0.0))
+    sizes = [1_000_000] * 4
+
+    def body(comm):
+        norms = pto.Norms(sizes, comm, name="LARS norms")
+        return norms.choice, norms.partition
+
+    (choice, partition), *others = transport.simulated.run(body, 2, network=network, cores=2)
+    assert others == [(choice, partition)]
+    assert choice.in_parts is in_parts is (partition is not None)
+    assert (choice.seconds.part + choice.seconds.exchange < choice.seconds.whole) is in_parts
+    assert choice.seconds.part == pytest.approx(choice.seconds.whole / 2, rel=0.01)  # four equal tensors
+    assert choice.reason.startswith("LARS norms in parts by " if in_parts else "LARS norms locally: ")
+
+
+def test_one_rank_and_no_communicator_compute_locally():
+    def body(comm):
+        comm.agree = comm.allgather = comm.allgather_objects = None
+        norms = pto.Norms([2], comm, lists=1, partition="slices")
+        return norms.squares([np.array([3, 4], np.float32)]), norms.choice, norms.partition
+
+    ((sums, choice, partition),) = transport.simulated.run(body, 1)
+    assert sums.tolist() == [[25]]
+    assert (
+        choice
+        == pto.Norms([2], None, lists=1).choice
+        == pto.Choice(False, "norms locally: there is one rank")
+    )
+    assert partition is None
+    assert pto.Norms([2], None, lists=1).squares([np.array([3, 4], np.float32)]).tolist() == [[25]]
+
+
+def test_ranks_that_disagree_are_named():
+    def body(comm):
+        with pytest.raises(pto.RanksDisagree) as sizes:
+            pto.Norms([5, 6 + (comm.rank == 1)], comm)
+        with pytest.raises(pto.RanksDisagree) as ways:
+            pto.Norms([5], comm, partition="slices" if comm.rank else "layers")
+        return str(sizes.value), str(ways.value)
+
+    expected = (
+        "tensors: tensor 1 is of 6 entries on ranks [0, 2], of 7 entries on ranks [1]",
+        "settings: partition is layers on ranks [0], slices on ranks [1, 2]",
+    )
+    assert transport.simulated.run(body, 3) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("lists", "says"),
+    [
+        ([], "lists: expected 2, got 0"),
+        ([[np.ones(2)], [np.ones(2)] * 2], "list 1: expected 1 tensors, got 2"),
+        ([[np.ones(2)], [np.ones(3)]], "list 1, tensor 0: expected 2 entries, got 3"),
+    ],
+)
+def test_lists_that_were_not_planned_are_refused(ranks, lists, says):
+    def body(comm):
+        norms = pto.Norms([2], comm, partition="slices")
+        with pytest.raises(pto.InvalidArgument) as error:
+            norms.squares(*lists)
+        return str(error.value)
+
+    assert ranks.run(body) == [says] * ranks.size
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(
+        pto.InvalidArgument, match='^partition: expected one of auto, layers, slices, local, got "x"$'
+    ):
+        pto.Norms([1], None, partition="x")
+    with pytest.raises(pto.InvalidArgument, match="^lists: expected at least 1, got 0$"):
+        pto.Norms([1], None, lists=0)
+
+
+def shard_sums(weights, mean, shards, sparse=False) -> np.ndarray:
+    """What ``ShardNorms`` has after a step in which each shard was somebody's."""
+    passenger = pto.ShardNorms(sizes_of(weights))
+    passenger.look(weights)
+    arrived = []
+    for low, high in shards:
+        shard = SparseVector.from_dense(mean[low:high]) if sparse else mean[low:high]
+        numbers = passenger.numbers(low, high, shard)
+        assert numbers.dtype == np.float64
+        assert numbers.shape == (passenger.count(low, high),)
+        arrived.append((low, high, numbers))
+    passenger.arrived(arrived)
+    return passenger.squares
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+def test_norms_of_shards_add_up_to_those_of_tensors(case, shards, sparse):
+    mean = np.concatenate([np.empty(0, np.float32), *(each.reshape(-1) for each in case.gradients)])
+    if sparse:
+        mean[np.random.default_rng(0).random(len(mean)) < 0.9] = 0
+    layers = np.split(mean, np.cumsum(case.sizes)[:-1]) if case.sizes else []
+    bounds = equal_bounds(len(mean), shards)
+    ours = shard_sums(case.weights, mean, list(zip(bounds[:-1], bounds[1:], strict=True)), sparse)
+    right = np.array([case.right[0], [exact(layer) for layer in layers]])
+    errors = np.array([bound(size) + shards * EPSILON for size in case.sizes])
+    assert ours.shape == (2, len(case.sizes))
+    assert (abs(ours - right) <= errors * right).all()
+    if sparse or not case.sizes:
+        return
+    # A dense shard for each of as many ranks: the pieces, their order and so the bits are those of slices.
+    slices = transport.simulated.run(
+        lambda comm: pto.Norms(case.sizes, comm, partition="slices").squares(case.weights, layers), shards
+    )
+    assert ours.tobytes() == slices[0].tobytes()
+
+
+def test_a_sparse_shard_may_be_dense_and_holds_nan():
+    weights = [np.ones(3, np.float32), np.ones(2, np.float32)]
+    dense = SparseVector(5, None, np.arange(5, dtype=np.float32))
+    passenger = pto.ShardNorms([3, 2])
+    passenger.look(weights)
+    assert passenger.numbers(0, 5, dense).tolist() == [3, 2, 5, 25]
+    bad = SparseVector(5, np.array([3], np.int32), np.array([np.nan], np.float32))
+    passenger.arrived([(0, 5, passenger.numbers(0, 5, bad))])
+    assert passenger.squares[0].tolist() == [3, 2]
+    assert passenger.squares[1, 0] == 0
+    assert np.isnan(passenger.squares[1, 1])
+
+
+def test_a_void_step_leaves_no_squares_and_each_step_needs_a_look():
+    weights = [np.ones(4, np.float32)]
+    passenger = pto.ShardNorms([4])
+    says = r"^weights: expected a call of look\(weights\) before each step, got none$"
+    with pytest.raises(pto.InvalidArgument, match=says):
+        passenger.numbers(0, 4, np.ones(4, np.float32))
+    passenger.look(weights)
+    passenger.arrived([(0, 4, passenger.numbers(0, 4, np.full(4, 2, np.float32)))])
+    passenger.look([])
+    assert passenger.squares.tolist() == [[4], [16]]
+    with pytest.raises(pto.InvalidArgument, match=says):
+        passenger.numbers(0, 4, np.ones(4, np.float32))
+    passenger.look(weights)
+    passenger.look([])  # and nothing arrived
+    assert passenger.squares is None
+    with pytest.raises(pto.InvalidArgument, match="^list 0, tensor 0: expected 4 entries, got 5$"):
+        passenger.look([np.ones(5, np.float32)])
+
+
+@pytest.mark.parametrize("reducer", ["torus2d", "hitopk", "hioktopk"])
+def test_the_norms_of_the_mean_come_with_it(ranks, reducer):
+    sizes = [700, 1, 50, 0, 249]
+    weights = [draw(size, size) for size in sizes]
+    options = {} if reducer == "torus2d" else {"density": 0.05}
+
+    def body(comm, ranks_per_node):
+        topology = Topology(comm, ranks_per_node=ranks_per_node)
+        reducing = make_reducer(reducer, topology, size=sum(sizes), **options)
+        reducing.passenger = passenger = pto.ShardNorms(sizes)
+        steps = []
+        for step in range(3):
+            passenger.look(weights)
+            gradient = np.random.default_rng([comm.rank, step]).standard_t(2, sum(sizes)).astype(np.float32)
+            gradient[5] = np.nan if step == 1 and comm.rank == 0 else 1
+            mean = reducing.reduce(gradient)
+            passenger.look([])
+            steps.append((mean, passenger.squares))
+        return steps
+
+    uneven = [ranks.size - 1, 1] if ranks.size > 1 else [1]
+    for ranks_per_node in (1, 2, ranks.size, uneven):
+        seen = ranks.run(lambda comm: body(comm, ranks_per_node))  # noqa: B023
+        for steps in seen:
+            assert steps[1][1] is None
+            for (mean, squares), (_, others) in zip(steps[::2], seen[0][::2], strict=True):
+                layers = np.split(mean, np.cumsum(sizes)[:-1])
+                right = np.array([[exact(each) for each in both] for both in (weights, layers)])
+                assert (abs(squares - right) <= (bound(1000) + ranks.size * EPSILON) * right).all()
+                assert squares.tobytes() == others.tobytes()
+
+
+@pytest.mark.launch
+def test_the_same_bodies_pass_on_real_ranks():
+    result = mpirun(
+        3,
+        *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
+        *("-k", "mpi", "tests/pto/test_parallel.py", "tests/pto/test_norms.py"),
+    )
+    assert result.returncode == 0, tail(result)
+    assert result.stdout.count(" passed") == 3, tail(result)
