@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -106,3 +107,73 @@ class DistributedGradients:
             passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)
+
+
+class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
+    """Gives ``optimizer`` the mean gradients of all ranks, for ``model.compile`` and ``model.fit``.
+
+    ``topology`` and ``config`` as for :class:`DistributedGradients`, which ``gradients`` is once the model is
+    built. A step that is void on any rank changes no weight on all of them. The ranks begin with the same
+    weights, and make equally many steps; XLA compiles no such step: ``model.compile(jit_compile=False)``.
+    """
+
+    def __init__(
+        self, optimizer: Any, topology: Topology, config: Mapping[str, Any], name: str = "distributed"
+    ) -> None:
+        if keras.config.dtype_policy().name == "mixed_float16":
+            raise InvalidArgument(
+                "dtype policy: expected one without a loss scale, which each rank would change alone, "
+                "got mixed_float16: take mixed_bfloat16, or a loop of your own with pto.keras.LossScale"
+            )
+        super().__init__(learning_rate=0.0, name=name)  # not used: that of the optimizer inside is
+        self.inner_optimizer = optimizer
+        self.gradients: DistributedGradients | None = None
+        self._made_with = (topology, config)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the state of ``variables``; all ranks call it together."""
+        if self.gradients is not None:
+            return
+        self.inner_optimizer.build(variables)
+        self.gradients = DistributedGradients(self._made_with[0], variables, self._made_with[1])
+        self._trainable_variables = list(variables)
+        self.built = True
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients and update the variables with their means."""
+        if self.gradients is None:
+            if trainable_variables is None:
+                raise InvalidArgument("trainable_variables: expected those of the gradients, got none")
+            with tf.init_scope():
+                self.build(list(trainable_variables))
+        assert self.gradients is not None
+        means, finite = self.gradients.reduce(list(grads))
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        tf.cond(finite, lambda: self._apply_means(means, variables), lambda: tf.constant(False))
+
+    def _apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> Any:
+        self.inner_optimizer.apply(means, variables)
+        return tf.constant(True)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Those of the optimizer inside."""
+        return list(self.inner_optimizer.variables)
+
+    @property
+    def learning_rate(self) -> Any:
+        """That of the optimizer inside."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self) -> Any:
+        """The steps that counted."""
+        return self.inner_optimizer.iterations
+
+    def get_config(self) -> dict[str, Any]:
+        """Refuse: ranks are of one job, and are not saved."""
+        raise NotImplementedError("save the model with include_optimizer=False, or the inner optimizer alone")
