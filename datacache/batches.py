@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,20 +68,31 @@ class Assembly:
 def ahead(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, prefetch: int
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` in the order of ``items``, up to ``prefetch`` of them computed ahead.
+    """Return ``function(item)`` in the order of ``items``, up to ``prefetch`` of them computed ahead.
 
-    An exception is raised where its result would have come. What is under way ends when nobody asks any more.
+    The first of these are begun at once, before anybody asks. An exception is raised where its result would
+    have come. What is under way ends when nobody asks any more.
 
     >>> list(ahead(lambda number: 2 * number, range(5), threads=2, prefetch=3))
     [0, 2, 4, 6, 8]
     """
-    futures: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="datacache") as pool:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="datacache")
+    waiting = iter(items)
+    futures = deque(pool.submit(function, item) for item in islice(waiting, prefetch))
+    return _results(pool, function, waiting, futures)
+
+
+def _results(
+    pool: ThreadPoolExecutor,
+    function: Callable[[Item], Result],
+    waiting: Iterator[Item],
+    futures: deque[Future[Result]],
+) -> Iterator[Result]:
+    with pool:
         try:
-            for item in items:
+            for item in waiting:
                 futures.append(pool.submit(function, item))
-                if len(futures) > prefetch:
-                    yield futures.popleft().result()
+                yield futures.popleft().result()
             while futures:
                 yield futures.popleft().result()
         finally:

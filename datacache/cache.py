@@ -146,9 +146,16 @@ class DataCache:
 
         return as_dataset(batches, crop, self.channels)
 
-    def fill(self, tell: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Read all samples of the node's part that are not kept yet, so that training finds them."""
+    def fill(
+        self, tell: Callable[[int, int], None] = lambda done, total: None, *, part: int = 0, of: int = 1
+    ) -> None:
+        """Read all samples of the node's part that are not kept yet, so that training finds them.
+
+        Ranks that fill it together each give another ``part`` of the same number ``of`` parts.
+        ``tell(done, total)`` counts samples; what it raises ends the filling.
+        """
         missing, done = self._levels.missing(), 0
+        missing = missing[len(missing) * part // of : len(missing) * (part + 1) // of]
         for count in self._in_parts(self._levels.fill, missing):
             done += count
             tell(done, len(missing))

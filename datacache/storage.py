@@ -2,12 +2,10 @@
 
 import concurrent.futures
 import os
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -15,17 +13,16 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import sync
 
+from datacache.crew import Crew
 from datacache.errors import SourceChanged, StorageFailed
+from datacache.ranges import Range, Request, joined
 
 Tell = Callable[[int, int], None]
 """``tell(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
 
-JOINED_GAP = 16 << 10  # bytes: at 1 Gbit/s they take 0.13 ms, as a request of 2 ms does when 16 run at once
-JOINED_BYTES = 8 << 20
 LONGEST_WAIT_SECONDS = 10.0
 DEEPEST_FOLDER = 32
 LISTING_PATIENCE = 20  # a folder's listing may be many requests: a thousand entries each, or a stat of each
-IDLE_SECONDS = 5.0
 # What filesystems call the thing that changes when a file does, the most reliable first.
 VERSIONS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "crc32c", "generation"),
@@ -50,16 +47,6 @@ class File:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Bytes ``start … start + length − 1`` of a file; ``whole`` if that is all the file should have."""
-
-    path: str
-    start: int
-    length: int
-    whole: bool = False
-
-
 @dataclass(slots=True)
 class _Listing:
     """Files and folders, and names that could be either or whose size was not told (links, HTTP)."""
@@ -67,14 +54,6 @@ class _Listing:
     files: list[File] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Request:
-    """One request, and the positions of the ranges that it answers."""
-
-    range: Range
-    positions: list[int] = field(default_factory=list)
 
 
 class Storage:
@@ -152,7 +131,7 @@ class Storage:
         """Return the bytes of each range, in order, from parallel requests; neighbours share a request."""
         results = [b""] * len(ranges)
 
-        def answer(request: _Request) -> None:
+        def answer(request: Request) -> None:
             data = self._read(request.range)
             for position in request.positions:
                 wanted = ranges[position]
@@ -319,74 +298,14 @@ class Storage:
 
     def _connect(self) -> None:
         self._process = os.getpid()
-        self._crew = _Crew()
+        self._crew = Crew()
         self._filesystem, root = fsspec.core.url_to_fs(self.url, **self._options)
         self._root = root.rstrip("/")
 
-    def _connected(self) -> "_Crew":
+    def _connected(self) -> "Crew":
         if self._process != os.getpid():  # neither threads nor connections come along in a fork
             self._connect()
         return self._crew
-
-
-class _Crew:
-    """Daemon threads, one for each job under way: nobody waits for one that stalls, not even at exit."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-
-    def start(self, job: Callable[[], Answer]) -> "Future[Answer]":
-        future: Future[Answer] = Future()
-        self._jobs.put((future, job))
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="datacache-storage", daemon=True).start()
-        return future
-
-    def _work(self) -> None:
-        while True:
-            try:
-                future, job = self._jobs.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                if self._idle.acquire(blocking=False):
-                    return
-                continue  # a job is on its way, and counts on this thread
-            _run(future, job)
-            del future, job  # they hold what was read
-            self._idle.release()
-
-
-def _run(future: "Future[Any]", job: Callable[[], Any]) -> None:
-    try:
-        result = job()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
-def joined(ranges: Sequence[Range]) -> list[_Request]:
-    """Return requests that cover all ranges: neighbours in a file make one where the gap is small."""
-    requests: list[_Request] = []
-    for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
-        wanted = ranges[position]
-        last = requests[-1].range if requests else None
-        if last is not None and _is_near(last, wanted):
-            end = max(last.start + last.length, wanted.start + wanted.length)
-            requests[-1].range = Range(last.path, last.start, end - last.start, last.whole)
-        else:
-            requests.append(_Request(wanted))
-        requests[-1].positions.append(position)
-    return requests
-
-
-def _is_near(last: Range, wanted: Range) -> bool:
-    return (
-        last.path == wanted.path
-        and last.whole == wanted.whole
-        and wanted.start - (last.start + last.length) <= JOINED_GAP
-        and wanted.start + wanted.length - last.start <= JOINED_BYTES
-    )
 
 
 def _is_missing(error: Exception) -> bool:

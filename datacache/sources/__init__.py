@@ -13,6 +13,7 @@ from typing import Any
 
 from datacache.sources.arrays import Arrays, StoredArrays
 from datacache.sources.base import Source, StoredSource
+from datacache.sources.cifar import CIFAR10
 from datacache.sources.image_folder import ImageFolder
 from datacache.sources.lmdb import LMDB
 from datacache.sources.parallel_text import ParallelText, pack_pair, unpack_pair
@@ -23,10 +24,12 @@ SOURCES: Mapping[str, type[Source]] = {
     "tfrecord": TFRecord,
     "lmdb": LMDB,
     "arrays": StoredArrays,
+    "cifar10": CIFAR10,
     "parallel_text": ParallelText,
 }
 
 __all__ = [
+    "CIFAR10",
     "LMDB",
     "SOURCES",
     "Arrays",

@@ -11,7 +11,8 @@ import xxhash
 from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.storage import File, Range, Storage, Tell, untold
+from datacache.ranges import Range
+from datacache.storage import File, Storage, Tell, untold
 
 
 class Source(ABC):

@@ -8,8 +8,9 @@ import numpy as np
 
 from datacache.manifest import Manifest
 from datacache.order import Ids
+from datacache.ranges import Range
 from datacache.sources.base import StoredSource, count_folders, names, stamps
-from datacache.storage import File, Range, Tell, untold
+from datacache.storage import File, Tell, untold
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.order import Ids
+from datacache.ranges import Range
 from datacache.sources.base import StoredSource, check_ids, names, stamps
-from datacache.storage import File, Range, Tell, progress, untold
+from datacache.storage import File, Tell, progress, untold
 
 BLOCK_BYTES = 8 << 20
 Offsets = npt.NDArray[np.int64]

@@ -524,6 +524,8 @@ def make_each(name: str, folder) -> tuple:
     if name == "arrays":
         arrays = {"images.npy": saved(pixels(2, 3, 3)), "labels.npy": saved(np.arange(2))}
         return put(f"{folder}/arrays", arrays), {}
+    if name == "cifar10":
+        return put(f"{folder}/cifar", {"test_batch.bin": bytes(2 * 3073)}), {"part": "test"}
     assert name == "parallel_text"
     return put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n"}), {"source": "s", "target": "t"}
 
@@ -541,7 +543,7 @@ def test_every_source_reads_by_a_kept_manifest_and_refuses_ids_that_are_none(nam
             source.read(manifest, np.array(ids))
 
 
-@pytest.mark.parametrize("name", ["image_folder", "tfrecord", "arrays", "parallel_text"])
+@pytest.mark.parametrize("name", ["image_folder", "tfrecord", "arrays", "parallel_text", "cifar10"])
 def test_every_stored_source_withstands_a_storage_that_fails(name, tmp_path):
     place, options = make_each(name, tmp_path)
     source = make_source(name, place, **options, storage={"first_wait_seconds": 0.001})

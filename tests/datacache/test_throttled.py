@@ -334,7 +334,7 @@ def test_limits_that_make_no_sense_are_refused(limits, message):
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
-    command = [sys.executable, "-m", "datacache.throttled"]
+    command = [sys.executable, "-m", "datacache.throttled_server"]
     done = subprocess.run([*command, str(tmp_path / "no")], cwd=_root(), capture_output=True, text=True)
     assert done.returncode == 2
     assert "folder: expected a folder, got" in done.stderr

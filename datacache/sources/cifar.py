@@ -1,0 +1,106 @@
+"""CIFAR-10 as its authors publish it in binary: a label and three planes of colour, record after record."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache.errors import BadSample
+from datacache.manifest import Manifest
+from datacache.order import Ids
+from datacache.sources.base import StoredSource, names, stamps
+from datacache.storage import File, Tell, progress, untold
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+SIDE, CHANNELS = 32, 3
+LABEL_BYTES, PIXEL_BYTES = 1, CHANNELS * SIDE * SIDE
+RECORD_BYTES = LABEL_BYTES + PIXEL_BYTES
+BLOCK_RECORDS = 2048  # read at once by the scan: 6 MiB
+
+
+class CIFAR10(StoredSource):
+    """The records of ``data_batch_1.bin`` … ``data_batch_5.bin``, or of ``test_batch.bin``.
+
+    Files hold the planes red, green, blue; payloads are uint8 ``(32, 32, 3)``, the colours of a pixel side by
+    side. The scan reads every byte once, for the labels lie among the pixels.
+    """
+
+    payload = "array"
+
+    def __init__(
+        self, url: str, *, part: Literal["train", "test"] = "train", storage: Mapping[str, Any] | None = None
+    ) -> None:
+        if part not in PARTS:
+            raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
+        super().__init__(url, storage=storage)
+        self._names = PARTS[part]
+
+    def files(self, tell: Tell = untold) -> list[File]:
+        """See :meth:`StoredSource.files`: the batches by number."""
+        return [self._file(name) for name in self._names]
+
+    def scan(self, tell: Tell = untold) -> Manifest:
+        """See :meth:`Source.scan`; ``tell`` counts bytes."""
+        files = self.files()
+        counts = [self._count(file) for file in files]
+        add = progress(sum(file.size for file in files), tell)
+        labels = self._storage.in_parallel(lambda file: self._labels(file, add), files)
+        first_records = [RECORD_BYTES * np.arange(count, dtype=np.int64) for count in counts]
+        return Manifest(
+            payload=self.payload,
+            files=names(files),
+            stamps=stamps(files),
+            file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+            start=LABEL_BYTES + np.concatenate(first_records),
+            sizes=np.full(sum(counts), PIXEL_BYTES, np.int64),
+            labels=np.concatenate(labels),
+            classes=CLASSES,
+            shape=(SIDE, SIDE, CHANNELS),
+        )
+
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        """See :meth:`Source.read`."""
+        return [_side_by_side(planes) for planes in super().read(manifest, ids)]
+
+    def _file(self, name: str) -> File:
+        try:
+            return self._storage.file(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.url}/{name}: no such file, expected those of CIFAR-10's binary version"
+            ) from error
+
+    def _count(self, file: File) -> int:
+        records, rest = divmod(file.size, RECORD_BYTES)
+        if rest or not records:
+            raise ValueError(
+                f"{self.url}/{file.path}: expected records of {RECORD_BYTES} bytes, got {file.size} bytes, "
+                f"{records} records and {rest} bytes: cut off, or not of CIFAR-10's binary version"
+            )
+        return records
+
+    def _labels(self, file: File, add: Callable[[int], None]) -> npt.NDArray[np.uint8]:
+        block_bytes = BLOCK_RECORDS * RECORD_BYTES
+        blocks = []
+        for start in range(0, file.size, block_bytes):
+            block = self._storage.read(file.path, start, min(block_bytes, file.size - start))
+            blocks.append(np.frombuffer(block, np.uint8)[::RECORD_BYTES].copy())
+            add(len(block))
+        labels: npt.NDArray[np.uint8] = np.concatenate(blocks)
+        wrong = np.flatnonzero(labels >= len(CLASSES))
+        if len(wrong):
+            raise BadSample(
+                f"{self.url}/{file.path}: record {wrong[0]}: label: expected 0 … {len(CLASSES) - 1}, got "
+                f"{labels[wrong[0]]}: damaged, or not of CIFAR-10's binary version"
+            )
+        return labels
+
+
+def _side_by_side(planes: bytes) -> bytes:
+    """Return ``(height, width, channels)`` of ``(channels, height, width)``."""
+    return np.frombuffer(planes, np.uint8).reshape(CHANNELS, SIDE, SIDE).transpose(1, 2, 0).tobytes()

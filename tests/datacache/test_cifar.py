@@ -1,0 +1,197 @@
+"""CIFAR-10's records come out as pictures and labels, wherever they lie, and what is no CIFAR-10 is named."""
+
+import uuid
+
+import fsspec
+import numpy as np
+import pytest
+
+from datacache import Arrays, CentreCrop, DataCache, Manifest, Order, Places, make_source
+from datacache.errors import BadSample, SourceChanged, StorageFailed
+from datacache.sources import cifar
+
+COUNTS = (3, 1, 4, 2, 5)  # records of each batch; the published ones have 10,000 each
+TOTAL = sum(COUNTS)
+RECORD = 1 + 3 * 32 * 32
+
+
+def pictures(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+
+
+def records(images: np.ndarray, labels: np.ndarray) -> bytes:
+    """Return records as the authors describe them: the label, then 1,024 reds, greens and blues."""
+    return b"".join(
+        bytes([label]) + image[:, :, 0].tobytes() + image[:, :, 1].tobytes() + image[:, :, 2].tobytes()
+        for image, label in zip(images, labels.tolist(), strict=True)
+    )
+
+
+IMAGES, LABELS = pictures(TOTAL, 1), np.arange(TOTAL) * 7 % 10
+TEST_IMAGES, TEST_LABELS = pictures(6, 2), np.arange(6)[::-1].copy()
+
+
+def files() -> dict[str, bytes]:
+    ends = np.cumsum(COUNTS)[:-1]
+    parts = zip(np.split(IMAGES, ends), np.split(LABELS, ends), strict=True)
+    batches = {f"data_batch_{number}.bin": records(*part) for number, part in enumerate(parts, 1)}
+    return batches | {
+        "test_batch.bin": records(TEST_IMAGES, TEST_LABELS),
+        "batches.meta.txt": b"airplane\n",
+        "readme.html": b"-",
+    }
+
+
+def put(url: str, contents: dict[str, bytes]) -> str:
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.makedirs(root, exist_ok=True)
+    for name, data in contents.items():
+        filesystem.pipe_file(f"{root}/{name}", data)
+    return url
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path):
+    place = f"file://{tmp_path}/cifar" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+    return put(place, files())
+
+
+@pytest.mark.parametrize("block_records", [1, 2, 2048])
+def test_pictures_and_labels_are_those_of_the_batches_in_order(url, block_records, monkeypatch):
+    monkeypatch.setattr(cifar, "BLOCK_RECORDS", block_records)
+    source = make_source("cifar10", url)
+    told = []
+    manifest = source.scan(lambda done, total: told.append((done, total)))
+    assert max(told) == (TOTAL * RECORD, TOTAL * RECORD)
+    assert manifest.labels.tolist() == LABELS.tolist()
+    assert manifest.shape == (32, 32, 3)
+    assert manifest.classes[:2] == ("airplane", "automobile")
+    assert len(set(manifest.classes)) == 10
+    assert manifest.file.tolist() == np.repeat(range(5), COUNTS).tolist()
+    assert source.read(manifest, np.arange(TOTAL)) == [image.tobytes() for image in IMAGES]
+    ids = np.array([14, 0, 3, 3, 8])
+    assert source.read(manifest, ids) == [IMAGES[sample].tobytes() for sample in ids]
+    assert source.read(manifest, np.array([], np.int64)) == []
+    source.check(manifest)
+    assert source.scan().fingerprint == manifest.fingerprint
+
+
+def test_the_test_part_is_its_own_file(url):
+    source = make_source("cifar10", url, part="test")
+    manifest = source.scan()
+    assert list(manifest.files) == ["test_batch.bin"]
+    assert manifest.labels.tolist() == TEST_LABELS.tolist()
+    assert source.read(manifest, np.arange(6)) == [image.tobytes() for image in TEST_IMAGES]
+
+
+def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
+    order = Order(samples=TOTAL, shards=1, global_batch=4, seed=3)
+    crop = CentreCrop(32, ratio=1.0, dtype="uint8")
+
+    def batches(source, places):
+        cache = DataCache(source, shorter_side=32, places=places)
+        made = [
+            (batch.images.copy(), batch.labels.copy())
+            for epoch in range(2)
+            for batch in cache.batches(order, crop, 0, 1, epoch)
+        ]
+        counts = cache.counts
+        cache.close()
+        return made, counts
+
+    places = Places(disk=tmp_path / "disk", memory=tmp_path / "memory")
+    made, counts = batches(make_source("cifar10", url), places)
+    expected, _ = batches(Arrays(IMAGES, LABELS), Places())
+    assert len(made) == len(expected) == 6
+    for (images, labels), (expected_images, expected_labels) in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(images, expected_images)
+        np.testing.assert_array_equal(labels, expected_labels)
+    assert counts.storage == len({sample for epoch in range(2) for sample in _read(order, epoch)})
+
+
+def _read(order: Order, epoch: int) -> list[int]:
+    return [sample for step in range(3) for sample in order.batch(epoch, step, 0, 1).tolist()]
+
+
+@pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD + 1, 4 * RECORD - 5])
+def test_a_file_that_is_no_row_of_records_is_named_with_its_size(url, size):
+    put(url, {"data_batch_3.bin": bytes(size)})
+    with pytest.raises(
+        ValueError, match=f"data_batch_3.bin: expected records of 3073 bytes, got {size} bytes"
+    ):
+        make_source("cifar10", url).scan()
+
+
+@pytest.mark.parametrize("block_records", [1, 2048])
+@pytest.mark.parametrize(("record", "label"), [(0, 10), (3, 255)])
+def test_a_label_beyond_the_classes_is_named_with_its_record(url, record, label, block_records, monkeypatch):
+    monkeypatch.setattr(cifar, "BLOCK_RECORDS", block_records)
+    data = bytearray(files()["data_batch_3.bin"])
+    data[record * RECORD] = label
+    put(url, {"data_batch_3.bin": bytes(data)})
+    with pytest.raises(
+        BadSample, match=rf"data_batch_3.bin: record {record}: label: expected 0 … 9, got {label}: damaged"
+    ):
+        make_source("cifar10", url).scan()
+
+
+def test_files_that_are_missing_are_named(url):
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.rm(f"{root}/data_batch_4.bin")
+    with pytest.raises(FileNotFoundError, match="data_batch_4.bin: no such file, expected those of CIFAR-10"):
+        make_source("cifar10", url).scan()
+    with pytest.raises(FileNotFoundError, match="/nowhere/test_batch.bin: no such file"):
+        make_source("cifar10", f"{url}/nowhere", part="test").scan()
+    with pytest.raises(ValueError, match="part: expected one of train, test, got 'validation'"):
+        make_source("cifar10", url, part="validation")
+
+
+def test_a_batch_that_changed_or_shrank_is_noticed(url, tmp_path):
+    source = make_source("cifar10", url)
+    source.scan().save(tmp_path / "manifest")
+    manifest = Manifest.load(tmp_path / "manifest")
+    put(url, {"data_batch_5.bin": files()["data_batch_5.bin"][:RECORD]})
+    with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as data_batch_5.bin"):
+        source.check(manifest)
+    with pytest.raises(SourceChanged, match="data_batch_5.bin: has 3073 bytes, at least .* expected"):
+        source.read(manifest, np.array([TOTAL - 1]))
+    assert source.read(manifest, np.array([0])) == [IMAGES[0].tobytes()]
+
+
+def test_ids_that_are_no_samples_are_refused(url):
+    source = make_source("cifar10", url)
+    manifest = source.scan()
+    for ids in ([TOTAL], [0, -1]):
+        with pytest.raises(ValueError, match=rf"ids: expected 0 … {TOTAL - 1}, got"):
+            source.read(manifest, np.array(ids))
+
+
+class _Failing:
+    """A filesystem that answers only every ``every``-th time it is asked."""
+
+    def __init__(self, filesystem, every: int):
+        self._filesystem, self._every, self.asked = filesystem, every, 0
+
+    def __getattr__(self, name):
+        found = getattr(self._filesystem, name)
+
+        def fail(*positional, **named):
+            self.asked += 1
+            if self.asked % self._every:
+                raise ConnectionResetError
+            return found(*positional, **named)
+
+        return fail if name in ("info", "cat_file") else found
+
+
+def test_a_storage_that_fails_is_asked_again_and_given_up_in_the_end(url):
+    # one request at a time: the answers that get lost are then the same in every run
+    source = make_source("cifar10", url, storage={"first_wait_seconds": 0.001, "threads": 1, "attempts": 3})
+    working = source._storage._filesystem
+    source._storage._filesystem = failing = _Failing(working, every=2)
+    manifest = source.scan()
+    assert source.read(manifest, np.arange(TOTAL)) == [image.tobytes() for image in IMAGES]
+    assert failing.asked == 2 * (5 + 5 + 5)  # sizes, scans and reads of five files, each asked for twice
+    source._storage._filesystem = _Failing(working, every=4)
+    with pytest.raises(StorageFailed, match="data_batch_1.bin: 3 attempts failed.*ConnectionResetError"):
+        source.scan()
