@@ -1,6 +1,7 @@
 """Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures beside it.
 
-Pictures, of what the emulated clusters took, need no more than the records: python scripts/draw_benchmarks.py
+Of those of pto the tables stand in docs/pto.md, too. It needs no more than the records:
+python scripts/draw_benchmarks.py
 """
 
 import hashlib
@@ -19,6 +20,10 @@ from matplotlib.patches import Patch
 from training.bench.record import Record, milliseconds, times
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+PTO_PAGE = FOLDER.parent / "docs" / "pto.md"
+# Between these lines of it stands what was measured.
+BEGIN = "<!-- measured: written by scripts/draw_benchmarks.py -->\n"
+END = "<!-- end of what was measured -->\n"
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
 NOTHING = "–"
@@ -26,6 +31,11 @@ NOTHING = "–"
 # Of Okabe and Ito's palette; all-reduces, whose stages nobody sees, are grey.
 STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
 WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
+# Of pto: how norms are computed.
+WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
+PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
+NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
+
 # Text stays text, and elements have the same names in every run.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
 
@@ -56,6 +66,13 @@ whole batches of crops. `levels` is from the second epoch on, with two threads b
 
 ![µs a sample](cache.svg)
 """
+PTO = """## Norms in parts
+
+Sums of squares of all weights and gradients of a network, on real ranks of one machine, whose cores they
+share: every rank has all tensors. CPU is the processor's time of a rank, the mean over ranks, and ms is from
+barrier to barrier, slowest rank. `local`: every rank computes everything, with the same kernel.
+"""
+NO_PTO = "Nothing has been measured yet: `scripts/bench.sh` does.\n"
 MEASURED = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
@@ -81,6 +98,11 @@ class Results:
             raise ValueError(f"{path}: expected a name as 2026-11-21-reducers.jsonl")
         records = [Record.of(json.loads(line)) for line in path.read_text().splitlines()]
         return cls(named[1], path, records)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of the records, which their picture has among its metadata."""
+        return fingerprint(self.records)
 
     @property
     def source(self) -> str:
@@ -130,10 +152,13 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """Return a digest of the records, which the picture has among its metadata."""
-        lines = [
-            repr((each.subject, each.case, each.seconds, each.bytes, each.more)) for each in self.measured
-        ]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return fingerprint(self.measured)
+
+
+def fingerprint(records: Iterable[Record]) -> str:
+    """Return a digest of records."""
+    lines = [repr((each.subject, each.case, each.seconds, each.bytes, each.more)) for each in records]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def newest(folder: Path) -> dict[str, Results]:
@@ -188,6 +213,7 @@ def page(found: dict[str, Results]) -> str:
         "reducers": (REDUCERS, reducer_tables),
         "oktopk-numpy": (TRANSCRIBED, transcription_tables),
         "cache": (CACHE, cache_tables),
+        "pto": (PTO, pto_tables),
     }
     for kind, (text, tables) in sections.items():
         if kind in found:
@@ -286,6 +312,79 @@ def cache_tables(results: Results) -> Iterator[str]:
         for each in results.records
     ]
     yield table(["", "µs", "beside", "µs", "× as fast"], rows)
+
+
+def pto_tables(results: Results, folder: str = "") -> Iterator[str]:
+    """Yield picture and tables of norms in parts and of steps of LARS; ``folder``: where the picture is."""
+    norms, lars = (of_operation(results.records, name) for name in ("norms", "lars"))
+    yield f"![CPU time a rank, time a call, and balance]({folder}pto.svg)\n"
+    header = ["network", "ranks", "norms", "CPU ms", "local's", "× less", "ms", "local's", "× as fast"]
+    yield table(header, ([*pto_place(each), f"`{each.subject}`", *pto_numbers(each)] for each in norms))
+    chosen = [each for each in norms if each.subject == "auto"]
+    yield "What `auto` chose:\n"
+    yield "".join(
+        f"- {', '.join(pto_place(each))} ranks: {each.more['choice']['reason']}\n" for each in chosen
+    )
+    yield "The largest load of a rank over the mean; `by layer` is HiTopKComm's partition:\n"
+    header = ["network", "ranks", *(f"`{name}`" for name in PARTITIONS), "× better balanced"]
+    yield table(header, ([*pto_place(each), *balances(each)] for each in chosen))
+    if lars:
+        yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
+        header = ["network", "ranks", "norms", "beside", "CPU ms", "its", "× less", "ms", "its", "× as fast"]
+        rows = (
+            [*pto_place(each), f"`{each.subject}`", f"`{each.peer}`", *pto_numbers(each)] for each in lars
+        )
+        yield table(header, rows)
+
+
+def of_operation(records: Iterable[Record], operation: str) -> list[Record]:
+    """Return the records of one operation, by network and number of ranks."""
+    own = [record for record in records if record.case["operation"] == operation]
+    networks = list(dict.fromkeys(record.case["network"] for record in own))
+    return sorted(own, key=lambda each: (networks.index(each.case["network"]), each.case["ranks"]))
+
+
+def pto_place(record: Record) -> list[str]:
+    """Return network and ranks."""
+    return [network_of(record), str(record.case["ranks"])]
+
+
+def network_of(record: Record) -> str:
+    """Return the network's name as its authors write it."""
+    name: str = record.case["network"]
+    return NETWORKS.get(name, name)
+
+
+def pto_numbers(record: Record) -> list[str]:
+    """Return the processor's time and the wall time, beside the peer's."""
+    more = record.more
+    return [
+        milliseconds(more["cpu_seconds"]["median"]),
+        milliseconds(more["peer_cpu_seconds"]["median"]),
+        times(more["cpu_ratio"]),
+        milliseconds(record.seconds.median),
+        milliseconds(record.peer_seconds.median),
+        times(record.ratio),
+    ]
+
+
+def balances(record: Record) -> list[str]:
+    """Return how even each partition is, and what slices gain over the paper's."""
+    balance = record.more["balance"]
+    gain = balance["by layer"] / balance["slices"]
+    return [*(f"{balance[name]:.3f}" for name in PARTITIONS), times(gain)]
+
+
+def with_measured(text: str, found: dict[str, Results]) -> str:
+    """Return the text of docs/pto.md with the newest records between its marks."""
+    if not 0 <= text.find(BEGIN) < text.find(END):
+        raise ValueError(f"docs/pto.md: expected the lines {BEGIN!r} and {END!r}, in this order")
+    before, after = text[: text.index(BEGIN)], text[text.index(END) :]
+    measured = NO_PTO
+    if "pto" in found:
+        link = found["pto"].source.replace("](results/", "](../benchmarks/results/")
+        measured = "\n".join([link, *pto_tables(found["pto"], "../benchmarks/")])
+    return f"{before}{BEGIN}\n{measured}\n{after}"
 
 
 def microseconds(seconds: float) -> str:
@@ -415,7 +514,71 @@ def draw_cache(results: Results, path: Path) -> None:
         axes.set_xlabel("µs a sample")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": results.fingerprint})
+
+
+def draw_pto(results: Results, path: Path) -> None:
+    """Write the picture of norms in parts: for each number of ranks CPU time, time of a call, and balance."""
+    norms = of_operation(results.records, "norms")
+    ranks = sorted({each.case["ranks"] for each in norms})
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.8 + 4.1 * len(ranks), 7.2), facecolor="white", layout="constrained")
+        rows = figure.subplots(3, len(ranks), sharey="row", squeeze=False)
+        for number, cpu, wall, balance in zip(ranks, *rows, strict=True):
+            own = [each for each in norms if each.case["ranks"] == number]
+            groups = [list(group) for _, group in groupby(own, key=network_of)]
+            cpu.set_title(f"{number} ranks")
+            draw_groups(cpu, map(processor_bars, groups), WAYS)
+            draw_groups(wall, map(wall_bars, groups), WAYS)
+            draw_groups(balance, map(balance_bars, groups), PARTITIONS)
+            for axes in (cpu, wall, balance):
+                axes.spines[["top", "right"]].set_visible(False)
+                axes.tick_params(axis="x", length=0)
+                axes.set_xticks(range(len(groups)), [network_of(group[0]) for group in groups])
+        labels = ("CPU ms a rank", "ms a call", "largest load\nover the mean")
+        for axes, text in zip(rows[:, 0], labels, strict=True):
+            axes.set_ylabel(text)
+            axes.margins(y=0.1)  # for what is written above the bars
+        colors = WAYS | PARTITIONS
+        patches = [Patch(color=color, label=name) for name, color in colors.items()]
+        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+        figure.suptitle("Norms of all weights and gradients")
+        figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": results.fingerprint})
+
+
+Bars = dict[str, tuple[float, str]]  # how high, and what is written above
+
+
+def processor_bars(own: Sequence[Record]) -> Bars:
+    """Return the processor's ms of a rank by way; above them how many times less than local."""
+    local = own[0].more["peer_cpu_seconds"]["median"] * 1e3
+    return {"local": (local, "")} | {
+        each.subject: (each.more["cpu_seconds"]["median"] * 1e3, f"{each.more['cpu_ratio']:.2f}×")
+        for each in own
+    }
+
+
+def wall_bars(own: Sequence[Record]) -> Bars:
+    """Return the ms of a call by way; above them how many times as fast as local."""
+    return {"local": (own[0].peer_seconds.median * 1e3, "")} | {
+        each.subject: (each.seconds.median * 1e3, f"{each.ratio:.2f}×") for each in own
+    }
+
+
+def balance_bars(own: Sequence[Record]) -> Bars:
+    """Return the largest load over the mean by partition."""
+    balance = own[0].more["balance"]
+    return {name: (balance[name], f"{balance[name]:.2f}") for name in PARTITIONS}
+
+
+def draw_groups(axes: Axes, groups: Iterable[Bars], colors: dict[str, str]) -> None:
+    """Draw the groups of bars at 0, 1 and so on."""
+    width = 0.8 / len(colors)
+    for place, group in enumerate(groups):
+        for number, (name, (height, text)) in enumerate(group.items()):
+            left = place + (number - (len(group) - 1) / 2) * width
+            axes.bar(left, height, color=colors[name], width=0.9 * width)
+            note(axes, left, height, text)
 
 
 def draw_time(axes: Axes, records: Sequence[Record]) -> None:
@@ -451,7 +614,7 @@ def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
         note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.3g}")
 
 
-def note(axes: Axes, place: int, height: float, text: str) -> None:
+def note(axes: Axes, place: float, height: float, text: str) -> None:
     """Write above a bar."""
     axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6)
 
@@ -466,9 +629,11 @@ def write(folder: Path) -> None:
             old.unlink()
     for name, cell in drawn.items():
         draw(cell, folder / name)
-    if "cache" in found:
-        draw_cache(found["cache"], folder / "cache.svg")
+    for kind, drawing in (("cache", draw_cache), ("pto", draw_pto)):
+        if kind in found:
+            drawing(found[kind], folder / f"{kind}.svg")
 
 
 if __name__ == "__main__":
     write(FOLDER)
+    PTO_PAGE.write_text(with_measured(PTO_PAGE.read_text(), newest(FOLDER / "results")))

@@ -1,1 +1,24 @@
-"""Training runs: configuration, models, the loop, the command line."""
+"""Training with Horovod: one run of a configuration, phase after phase.
+
+    from training import Trainer
+
+    summary = Trainer("configs/digits.yaml").fit()
+
+on all ranks, or ``cloudtrain launch -np 4 configs/digits.yaml``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.loop import Trainer
+
+__all__ = ["Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what imports TensorFlow only when it is asked for."""
+    if name != "Trainer":
+        raise AttributeError(f"module 'training' has no attribute {name!r}")
+    from training.loop import Trainer
+
+    return Trainer

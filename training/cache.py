@@ -12,18 +12,18 @@ from datacache.levels import Places
 from datacache.management import Kept
 from training.bench.record import print_table
 from training.config import Cache, ConfigurationError, load
-from training.data import Data, PhaseData, places_of
-from training.datasets import DATASETS
+from training.data import PhaseData, load_data, places_of
 from training.job import LaunchError, refuse, together, world
+from training.train import load_together
 
 AUTO = Cache(disk="auto", memory="auto")
 
 
 def build(path: str, overrides: Sequence[str]) -> None:
-    """Fill the folders of this node for all phases; one rank of each node does it, the others wait."""
+    """Fill the folders of this node for all phases, each rank a part; the first tells of its own."""
     for number, phase, topology in _phases(path, overrides):
-        if topology.node.rank == 0:
-            phase.fill(lambda done, total, number=number: _tell(f"phase {number}", done, total))
+        what, silent = f"phase {number}", topology.node.rank > 0
+        phase.fill(lambda done, total, what=what, silent=silent: silent or _tell(what, done, total))
         topology.world.barrier()
 
 
@@ -42,13 +42,13 @@ def _phases(path: str, overrides: Sequence[str]):
     except LaunchError as error:
         refuse(str(error))
     with abort_on_error():
-        config = together(comm, lambda: load(path, overrides))
+        config = load_together(comm, path, overrides)
         if places_of(config.cache) == Places():
             refuse(f"{path}: cache: expected a folder for disk or memory, got none")
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
-        data = together(comm, lambda: Data(config, topology, DATASETS[config.dataset]()))
+        data = together(comm, lambda: load_data(config, topology))
         for number, phase in enumerate(config.phases, 1):
-            of_phase: PhaseData = together(comm, lambda phase=phase: data.of_phase(phase))
+            of_phase: PhaseData = data.of_phase(phase)
             yield number, of_phase, topology
             of_phase.close()
 

@@ -180,14 +180,21 @@ def bench_selection(
     densities: Annotated[
         list[float] | None, typer.Option("--density", help="share to select; may be repeated")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
     """Time every selector.
 
-    Beside torch.topk, np.partition, and a bare read of the vector, which none can beat.
+    Beside torch.topk, np.partition, and a bare read of the vector, which none can beat. On a GPU beside
+    torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
     """
-    from training.bench.selection import bench
+    if device == "gpu":
+        from training.bench.gpu import bench
+    elif device == "cpu":
+        from training.bench.selection import bench
+    else:
+        raise typer.BadParameter(f"expected cpu or gpu, got {device}", param_hint="--device")
 
     raise typer.Exit(bench(as_json, sizes=sizes or [], densities=densities or [], quick=quick))
 
@@ -286,6 +293,41 @@ def bench_cache(
     from training.bench.cache import bench
 
     raise typer.Exit(bench(as_json, samples=samples, quick=quick))
+
+
+@benches.command("pto")
+def bench_pto(
+    ranks: Annotated[
+        list[int] | None, typer.Option("-np", "--ranks", help="to start; may be repeated [2, 4]")
+    ] = None,
+    networks: Annotated[
+        list[str] | None, typer.Option("--network", help="whose shapes; may be repeated [all]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="to time, after two to warm up [21]")] = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time norms in parts, and steps of LARS with them.
+
+    On real ranks of this machine, which it starts, or on those of mpirun. Beside all norms on every rank.
+    """
+    from training.bench.pto import bench
+
+    raise typer.Exit(bench(as_json, ranks=ranks or (), networks=networks or (), steps=steps, quick=quick))
+
+
+@benches.command("train")
+def bench_train(
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time steps of the training loop beside bare ones.
+
+    And the way of a gradient into one vector and back.
+    """
+    from training.bench.train import bench
+
+    raise typer.Exit(bench(as_json, quick=quick))
 
 
 def main() -> None:

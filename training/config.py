@@ -6,10 +6,10 @@ expected. Command line comes before file comes before default.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from omegaconf import OmegaConf
@@ -22,50 +22,34 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from commlib import REDUCERS, SELECTORS
-from commlib.errors import InvalidArgument, UnknownName, look_up, suggestion
+from commlib.errors import InvalidArgument, UnknownName
 from commlib.reducers import reducer_options
 from commlib.tuner import Choice
 from commlib.wire import make_codec
-from training.datasets import DATASETS
+from training.datasets import Dataset, check_dataset, make_dataset
+from training.includes import INCLUDE, read
 from training.models import MODELS
+from training.optimizers import AnyOptimizer, Sgd
+from training.schedules import DensityWarmup, LearningRate, MomentumLine, MomentumSchedule
+from training.schema import (
+    ConfigurationError,
+    Count,
+    Density,
+    Positive,
+    Rate,
+    Record,
+    describe,
+    expect,
+    is_number,
+    is_whole,
+    name_in,
+    problem,
+)
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
-
-
-class ConfigurationError(ValueError):
-    """A configuration that cannot be run; one line says why."""
-
-
-def _problem(text: str, key: str = "") -> PydanticCustomError:
-    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key})
-
-
-def _expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
-    """Accept the values for which ``holds``; say of any other what was expected."""
-
-    def check(value: Any) -> Any:
-        if not holds(value):
-            raise _problem(f"expected {expected}, got {value!r}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
-    """Accept the names of a table; list them, and the nearest, for any other."""
-
-    def check(name: str) -> str:
-        try:
-            look_up(table, kind, name)
-        except UnknownName as error:
-            raise _problem(str(error)) from error
-        return name
-
-    return AfterValidator(check)
 
 
 def _options_of(reducer: str) -> dict[str, Any]:
@@ -78,65 +62,72 @@ def _check_codec(name: str) -> str:
     try:
         make_codec(name)
     except (UnknownName, InvalidArgument) as error:
-        raise _problem(str(error).removeprefix("wire: ")) from error
+        raise problem(str(error).removeprefix("wire: ")) from error
     return name
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least  # True is an int to Python, and never what was meant
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _is_layout(value: Any) -> bool:
     counts = value if isinstance(value, list) else [value]
-    return value is None or (len(counts) > 0 and all(_is_whole(count, 1) for count in counts))
+    return value is None or (len(counts) > 0 and all(is_whole(count, 1) for count in counts))
 
 
-Count = Annotated[int, _expect("a whole number from 1", lambda value: _is_whole(value, 1))]
 Seed = Annotated[
-    int, _expect("a whole number from 0 to 2³¹ − 1", lambda value: _is_whole(value, 0) and value < 1 << 31)
+    int, expect("a whole number from 0 to 2³¹ − 1", lambda value: is_whole(value, 0) and value < 1 << 31)
 ]
-Rate = Annotated[float, _expect("a number from 0", lambda value: _is_number(value) and value >= 0)]
-Momentum = Annotated[float, _expect("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1)]
-Density = Annotated[float, _expect("a number in (0, 1]", lambda value: _is_number(value) and 0 < value <= 1)]
 Layout = Annotated[
-    int | list[int] | None, _expect("a number of ranks, or a list of them, one a node", _is_layout)
+    int | list[int] | None, expect("a number of ranks, or a list of them, one a node", _is_layout)
 ]
 FileName = Annotated[
     str,
-    _expect(
+    expect(
         "letters, digits, '_', '.' and '-'",
         lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
     ),
 ]
-DatasetName = Annotated[str, _name_in(DATASETS, "dataset")]
-ModelName = Annotated[str, _name_in(MODELS, "model")]
-ReducerName = Annotated[str, _name_in({**REDUCERS, AUTO: None}, "reducer")]
-SelectorName = Annotated[str, _name_in(SELECTORS, "selector")]
+ModelName = Annotated[str, name_in(MODELS, "model")]
+ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
+SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
-
-
-class Record(BaseModel):
-    """Unknown keys and wrong types are refused; records do not change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class LearningRate(Record):
-    """From ``start`` to ``end`` in a straight line over the steps of the phase."""
-
-    start: Rate
-    end: Rate
-
-    def at(self, step: int, steps: int) -> float:
-        """Return the learning rate of step ``step`` of ``steps``."""
-        return self.start + (self.end - self.start) * step / max(1, steps - 1)
+Level = Annotated[
+    float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
+]
+Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
+CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
 REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
+
+
+class DatasetRecord(BaseModel):
+    """A data set: its name, the path of its files where it has any, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    """A name of ``training.datasets.DATASETS``."""
+    path: str | None = None
+    """A folder or URL."""
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "DatasetRecord":
+        try:
+            check_dataset(self.name, self.path, self.options)
+        except ValueError as error:
+            raise problem(str(error)) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this data set alone."""
+        return dict(self.model_extra or {})
+
+    def make(self) -> Dataset:
+        """Return the data set; a ``ValueError`` of one line says what is wrong with it."""
+        return make_dataset(self.name, self.path, **self.options)
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
 
 class Cache(Record):
@@ -148,31 +139,137 @@ class Cache(Record):
     """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
     shards: Count = 1
     """Parts of the samples, of which each node keeps those that its ranks read; 1: every node keeps all."""
+    exchange: Part = 0.0
+    """Share of every part, others in each epoch, that change places with those of other parts."""
+
+    @model_validator(mode="after")
+    def _there_are_parts_to_exchange(self) -> "Cache":
+        if self.exchange and self.shards == 1:
+            raise problem(f"expected 0 where shards is 1, got {self.exchange}", key="exchange")
+        return self
+
+
+class Normalise(Record):
+    """Levels of 0 to 255, one a channel, that inputs are normalised with: ``(level − mean)/std``."""
+
+    mean: list[Level]
+    std: list[Positive]
+
+    @model_validator(mode="after")
+    def _has_as_many(self) -> "Normalise":
+        if len(self.mean) != len(self.std):
+            raise problem(f"expected as many as the {len(self.mean)} of mean, got {len(self.std)}", key="std")
+        return self
+
+
+class Augmentation(Record):
+    """A random box of each image, another in every epoch, resized to the input."""
+
+    area: tuple[CropShare, CropShare] = (0.08, 1.0)
+    """Smallest and largest share of the image's area."""
+    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Smallest and largest width over height."""
+    mirror: bool = True
+    """Exchange left and right in half of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+
+    @model_validator(mode="after")
+    def _smallest_first(self) -> "Augmentation":
+        for key in ("area", "aspect"):
+            smallest, largest = getattr(self, key)
+            if smallest > largest:
+                raise problem(f"expected the smaller one first, got {[smallest, largest]}", key=key)
+        return self
 
 
 class Phase(Record):
     """A run of epochs with one input size, batch size and reducer."""
 
-    epochs: Count
+    epochs: Count | None = None
     """Passes over the training samples."""
+    steps: Count | None = None
+    """In place of epochs."""
     input_size: Count
     """Images are resized to so many pixels square."""
     batch_size: Count
     """Samples in a step of one rank."""
     learning_rate: LearningRate
+    momentum: MomentumSchedule | None = None
+    """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
+    label_smoothing: Part = 0.0
+    """Share of the weight of each label that goes to all classes alike."""
+    augmentation: Augmentation | None = None
+    """Without it, the largest square in the centre of each image."""
+    validation_crop: CropShare = 1.0
+    """Side of the square in the centre that is tested on, of the image's shorter side."""
+    kept_size: Count | None = None
+    """Shorter side at which images are kept, in pixels; else the input's, over 0.875 if it is a crop."""
     reducer: ReducerName | None = None
     """A name of ``commlib.REDUCERS``, or ``auto``; the configuration's without it, as for the three below."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
+    density_warmup: DensityWarmup | None = None
+    """Larger densities in the first epochs of the phase."""
     selector: SelectorName | None = None
     """A name of ``commlib.SELECTORS``."""
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
 
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "Phase":
+        if (self.epochs is None) == (self.steps is None):
+            given = "none" if self.epochs is None else "both"
+            raise problem(f"expected epochs or steps, got {given}")
+        return self
+
+    @property
+    def kept_side(self) -> int:
+        """Return the shorter side at which images are kept, in pixels."""
+        if self.kept_size is not None:
+            return self.kept_size
+        crops = self.augmentation is not None or self.validation_crop < 1
+        return math.ceil(self.input_size / 0.875) if crops else self.input_size
+
 
 Phases = Annotated[
-    list[Phase], _expect("a list of one phase or more", lambda value: isinstance(value, list) and value != [])
+    list[Phase], expect("a list of one phase or more", lambda value: isinstance(value, list) and value != [])
 ]
+
+
+class Checkpointing(Record):
+    """When checkpoints are made, and how many are kept."""
+
+    every_epochs: Count | None = 1
+    every_steps: Count | None = None
+    """Besides the epochs'."""
+    keep: Count = 3
+    """The last so many; the best is kept as well."""
+
+
+class DawnBenchEntry(Record):
+    """What DAWNBench wants to know besides the run."""
+
+    author: str = ""
+    author_email: str = ""
+    code_url: str = ""
+    hardware: str | None = None
+    """Else the nodes and what they have, as they are found."""
+    cost_per_hour: Rate | None = None
+    """In dollars, of all nodes."""
+
+
+class Target(Record):
+    """What ends a run before its last epoch."""
+
+    metric: Literal["top1", "top5"]
+    at_least: CropShare
+    """Share of the test samples that are answered right."""
 
 
 class Config(Record):
@@ -180,16 +277,36 @@ class Config(Record):
 
     name: FileName
     """What the run's folder is called, before its time."""
-    dataset: DatasetName
-    """A name of ``training.datasets.DATASETS``."""
+    dataset: Annotated[DatasetRecord, BeforeValidator(_named)]
+    """A name of ``training.datasets.DATASETS``; where more is to be said, ``name``, ``path`` and options."""
     model: ModelName
     """A name of ``training.models.MODELS``."""
     phases: Phases
     """One after the other; what a reducer holds back goes into the next one's first step."""
     seed: Seed = 1
     """Of the first weights and of the order of samples."""
-    momentum: Momentum = 0.9
-    """Of SGD: the share of the last update that is added to the next."""
+    optimizer: AnyOptimizer = Sgd()
+    """A name of ``training.optimizers.OPTIMIZERS``, or ``name`` and its settings."""
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What the model computes in; weights and gradients are float32. float16 scales the loss."""
+    normalise: Normalise | None = None
+    """Without it inputs are levels, and the model brings them to −1 … 1."""
+    accumulate: Count = 1
+    """Parts in which a rank computes the gradient of a batch, one after the other."""
+    clip_norm: Positive | None = None
+    """Norm that the mean gradient is scaled down to where it is larger."""
+    average: Part | None = None
+    """Momentum of a moving average of the weights, which is what is tested."""
+    evaluate_every: Count = 1
+    """Epochs; the last one of a phase is always tested."""
+    checkpoints: Checkpointing | None = None
+    deterministic: bool = True
+    """Only operations that give the same bits each time; without it a resumed run is another to the bit."""
+    resume: str = "never"
+    """``auto``: go on with the last run of this name that did not end; a run's folder: with that one."""
+    target: Target | None = None
+    """What ends the run when it is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
+    dawnbench: DawnBenchEntry = DawnBenchEntry()
     ranks_per_node: Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by host name."""
     reducer: ReducerName = "dense"
@@ -209,11 +326,11 @@ class Config(Record):
     def _phase_settings_have_an_effect(self) -> "Config":
         for number, phase in enumerate(self.phases):
             name = phase.reducer or self.reducer
-            for option in REDUCER_KEYS:
-                value = getattr(phase, option)
-                if value is not None and option not in _options_of(name):
-                    does = "picks its own" if name == AUTO else f"takes no {option}"
-                    raise _problem(
+            for option in (*REDUCER_KEYS, "density_warmup"):
+                value, needed = getattr(phase, option), option.removesuffix("_warmup")
+                if value is not None and needed not in _options_of(name):
+                    does = "picks its own" if name == AUTO else f"takes no {needed}"
+                    raise problem(
                         f"expected none, the reducer of this phase ({name}) {does}; got {value}",
                         key=f"phases[{number}].{option}",
                     )
@@ -225,8 +342,50 @@ class Config(Record):
             return self
         for option in ("selector", "wire"):
             if (value := getattr(self, option)) is not None:
-                raise _problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
+                raise problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
         return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_resume(self) -> "Config":
+        if self.resume != "never" and self.checkpoints is None:
+            raise problem(f"expected never where there are no checkpoints, got {self.resume}", key="resume")
+        return self
+
+    @model_validator(mode="after")
+    def _images_are_large_enough(self) -> "Config":
+        least = MODELS[self.model].smallest_side
+        for number, phase in enumerate(self.phases):
+            if phase.input_size < least:
+                expected = f"at least the {least} pixels that {self.model} needs"
+                raise problem(
+                    f"expected {expected}, got {phase.input_size}", key=f"phases[{number}].input_size"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_are_whole(self) -> "Config":
+        for number, phase in enumerate(self.phases):
+            if phase.batch_size % self.accumulate:
+                expected = f"a divisor of phases[{number}].batch_size = {phase.batch_size}"
+                raise problem(f"expected {expected}, got {self.accumulate}", key="accumulate")
+        return self
+
+    @model_validator(mode="after")
+    def _the_optimizer_has_what_is_given(self) -> "Config":
+        for number, phase in enumerate(self.phases):
+            if phase.momentum is not None and not hasattr(self.optimizer, "momentum"):
+                raise problem(
+                    f"expected none, {self.optimizer.name} has no momentum; got {phase.momentum}",
+                    key=f"phases[{number}].momentum",
+                )
+        if self.optimizer.sharded and not any(self.is_dense(phase) for phase in self.phases):
+            raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
+        return self
+
+    def is_dense(self, phase: Phase) -> bool:
+        """Return whether a phase's reducer sends all of the gradient."""
+        name = phase.reducer or self.reducer
+        return name != AUTO and not REDUCERS[name].sparse
 
     @property
     def automatic(self) -> list[int]:
@@ -237,6 +396,13 @@ class Config(Record):
         """Return the density at which a phase's reducer selects, if it does."""
         given = (phase.density, self.density, DEFAULT_DENSITY)
         return next(density for density in given if density is not None)
+
+    def momentum_of(self, phase: Phase) -> float | MomentumLine | None:
+        """Return the momentum of a phase; :func:`training.schedules.momentum_at` gives that of a step.
+
+        ``None`` where the optimizer has none.
+        """
+        return getattr(self.optimizer, "momentum", None) if phase.momentum is None else phase.momentum
 
     def with_choices(self, choices: Mapping[int, Choice]) -> "Config":
         """Return the configuration with the reducers written out that were chosen for phases, by number."""
@@ -293,8 +459,9 @@ def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loade
     """Return the checked configuration of a YAML file, with ``key=value`` words put on top.
 
     Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
+    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's.
     """
-    content = _read(Path(path))
+    content = read(Path(path))
     for word in overrides:
         _put(content, word)
     try:
@@ -302,7 +469,7 @@ def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loade
         config = Config.model_validate(plain)
         return Loaded(config.resolved(), _without_effect(config))
     except ValidationError as error:
-        problems = [_describe(detail) for detail in error.errors()]
+        problems = [describe(detail) for detail in error.errors()]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigurationError(f"{path}: {problems[0]}{more}") from error
     except OmegaConfBaseException as error:
@@ -327,59 +494,25 @@ def _without_effect(config: Config) -> list[str]:
         lines.append(f"profile={config.profile} has no effect: no phase has reducer=auto")
     if "reducer" in config.model_fields_set and all(phase.reducer for phase in config.phases):
         lines.append(f"reducer={config.reducer} has no effect: every phase names its own")
+    optimizer = config.optimizer
+    if "momentum" in optimizer.model_fields_set and all(
+        phase.momentum is not None for phase in config.phases
+    ):
+        momentum = getattr(optimizer, "momentum", None)
+        lines.append(f"optimizer.momentum={momentum} has no effect: every phase names its own")
     return lines
-
-
-def _read(path: Path) -> Any:
-    try:
-        content = OmegaConf.load(path)
-    except FileNotFoundError:
-        raise ConfigurationError(f"{path}: no such file, expected a YAML configuration") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f" line {place.line + 1}:" if place else ""
-        raise ConfigurationError(f"{path}:{line} not YAML: {getattr(error, 'problem', error)}") from error
-    if not OmegaConf.is_dict(content):
-        raise ConfigurationError(f"{path}: expected keys and values, got {OmegaConf.to_container(content)!r}")
-    return content
 
 
 def _put(content: Any, word: str) -> None:
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigurationError(f"{word}: expected key=value")
+    if key == INCLUDE:
+        raise ConfigurationError(f"{word}: expected in a file, whose own keys come before what it includes")
     try:
         value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[index,call-overload]
-        OmegaConf.update(content, key, value, force_add=True)
+        OmegaConf.update(content, key, value, merge=False, force_add=True)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{word}: expected a YAML value, got {text!r}") from error
     except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{word}: the configuration has no place {key}") from error
-
-
-def _describe(detail: ErrorDetails) -> str:
-    """Return ``key: what is wrong`` for one finding of pydantic."""
-    place = detail["loc"]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    if detail["type"] == "problem":
-        context = detail["ctx"]
-        return f"{context['key'] or key}: {context['problem']}"
-    if detail["type"] == "extra_forbidden":
-        known = _fields_at(place[:-1])
-        return f"{key}: unknown key{suggestion(str(place[-1]), known)} (known here: {', '.join(known)})"
-    if detail["type"] == "missing":
-        return f"{key}: missing, expected a value"
-    if detail["type"] == "model_type":
-        known = _fields_at(place)
-        return f"{key}: expected the keys {', '.join(known)}, got {detail['input']!r}"
-    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {detail['input']!r}"
-
-
-def _fields_at(place: Sequence[str | int]) -> list[str]:
-    """Return the known keys of the record at a place in the configuration."""
-    record: type[BaseModel] = Config
-    if place and place[0] == "phases":
-        record = LearningRate if "learning_rate" in place else Phase
-    return list(record.model_fields)

@@ -1,23 +1,25 @@
 """What the phases of a run read: batches from the cache that the ranks of a node share."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, Literal
 
 from commlib import Topology
 from datacache import (
+    Augmentation,
     Batch,
     CentreCrop,
     Counts,
     DataCache,
-    Manifest,
     Order,
     Places,
     evaluation_part,
-    manifest_of,
     stand_in_lines,
 )
+from datacache.augmentation import Crop
 from training.config import Cache, Config, Phase
 from training.datasets import Dataset
 from training.folders import user_cache
@@ -47,19 +49,39 @@ class Data:
     def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
         self.config, self.topology, self.dataset = config, topology, dataset
         self.places = places_of(config.cache)
-        self.training = self._manifest("training")
-        self.test = self._manifest("test")
+        self.training = dataset.manifest("training", self.places.disk)
+        self.test = dataset.manifest("test", self.places.disk)
         self._caches: list[DataCache] = []
 
-    def _manifest(self, part: str) -> Manifest:
-        source = getattr(self.dataset, part)
-        return manifest_of(source, self.places.disk, f"{self.config.dataset} {part}")
+    def check(self) -> None:
+        """Raise a ``ValueError`` of one line unless every phase can be trained on these samples."""
+        size, shards = self.topology.world.size, self.config.cache.shards
+        for number, phase in enumerate(self.config.phases):
+            if phase.batch_size * size > len(self.training):
+                raise ValueError(
+                    f"phases[{number}].batch_size: expected at most the {len(self.training)} training "
+                    f"samples for all {size} ranks together, got {phase.batch_size} on each"
+                )
+            if phase.batch_size * size % shards:
+                raise ValueError(
+                    f"cache.shards: expected a divisor of the {phase.batch_size * size} samples that all "
+                    f"{size} ranks take together in a step of phases[{number}], got {shards}"
+                )
+        if (normalise := self.config.normalise) is None:
+            return
+        if len(normalise.mean) not in (1, channels := self.dataset.channels):
+            raise ValueError(
+                f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
+            )
 
     def of_phase(self, phase: Phase) -> "PhaseData":
         """Return the batches of a phase."""
-        opened = PhaseData(self, phase)
-        self._caches += opened.caches
-        return opened
+        return PhaseData(self, phase)
+
+    def opened(self, caches: list[DataCache]) -> list[DataCache]:
+        """Count what these read, too."""
+        self._caches += caches
+        return caches
 
     def read_so_far(self) -> "Reads":
         """Return what all ranks have read; all of them call it together."""
@@ -71,6 +93,13 @@ class Data:
         lines = sorted({line for manifest, found in stand_ins for line in stand_in_lines(manifest, [found])})
         told = sorted({line for of_rank in world.allgather_objects(lines) for line in of_rank})
         return Reads(dict(zip(names, totals, strict=True)), told)
+
+
+def load_data(config: Config, topology: Topology) -> Data:
+    """Return the samples of a configuration; a ``ValueError`` of one line says what is wrong with them."""
+    data = Data(config, topology, config.dataset.make())
+    data.check()
+    return data
 
 
 @dataclass(frozen=True)
@@ -88,60 +117,105 @@ class Reads:
 
 
 class PhaseData:
-    """The batches of one phase, on one rank."""
+    """The batches of one phase, on one rank. Folders are opened when something is read."""
 
     def __init__(self, data: Data, phase: Phase) -> None:
-        world, config = data.topology.world, data.config
-        self._rank, self._size = world.rank, world.size
-        self._crop = CentreCrop(phase.input_size, ratio=1.0, dtype="uint8")
-        self._order = Order(
-            len(data.training), config.cache.shards, phase.batch_size * self._size, config.seed
+        topology, config = data.topology, data.config
+        self._data, self._phase = data, phase
+        self._opening = threading.Lock()
+        self._caches: list[DataCache] = []
+        self._world, self._rank, self._size = topology.world, topology.world.rank, topology.world.size
+        self._part, self._of = topology.local_rank, topology.node.size
+        shards = config.cache.shards
+        self.order = Order(
+            len(data.training),
+            shards,
+            phase.batch_size * self._size,
+            config.seed,
+            # A manifest is sorted by class: parts of consecutive samples would have a few classes each.
+            placement="manifest" if shards == 1 else "hash",
+            exchange=config.cache.exchange,
         )
-        ranks = next(node for node in data.topology.nodes if self._rank in node)
-        side, places = phase.input_size, data.places
-        self._training = DataCache(
-            data.dataset.training,
-            manifest=data.training,
-            shorter_side=side,
-            part=self._order.part(ranks, self._size),
-            places=places,
-        )
-        self._test = DataCache(
-            data.dataset.test,
-            manifest=data.test,
-            shorter_side=side,
-            part=evaluation_part(len(data.test), ranks, self._size),
-            places=places,
-        )
+        self._crops = training_crop(config, phase), test_crop(config, phase)
 
     @property
     def caches(self) -> list[DataCache]:
         """Return those of the training and of the test samples."""
-        return [self._training, self._test]
+        with self._opening:
+            if not self._caches:
+                self._caches = self._data.opened(self._open())
+        return self._caches
+
+    def _open(self) -> list[DataCache]:
+        data, topology = self._data, self._data.topology
+        ranks = next(node for node in topology.nodes if self._rank in node)
+        parts = self.order.part(ranks, self._size), evaluation_part(len(data.test), ranks, self._size)
+        sources = (data.dataset.training, data.dataset.test)
+        side = self._phase.kept_side
+        return [
+            DataCache(source, manifest=manifest, shorter_side=side, part=part, places=data.places)
+            for source, manifest, part in zip(sources, (data.training, data.test), parts, strict=True)
+        ]
 
     @property
     def steps(self) -> int:
         """Of an epoch."""
-        return self._order.steps("drop")
+        return self.order.steps("drop")
 
-    def training_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch."""
-        return self._training.batches(self._order, self._crop, self._rank, self._size, epoch)
+    def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Return this rank's batches of an epoch, from step ``start`` on; the first are begun at once.
+
+        All ranks call it together: nodes lend each other what this epoch asks for.
+        """
+        training, _ = self.caches
+        if self.order.exchange:
+            training.exchange(self.order, self._world, epoch, start=start)
+        return training.batches(self.order, self._crops[0], self._rank, self._size, epoch, start=start)
 
     def test_batches(self) -> Iterator[Batch]:
-        """Yield this rank's part of the test samples: over all ranks each counts once."""
-        return self._test.evaluation_batches(self._crop, self._rank, self._size, batch_size=EVALUATION_BATCH)
+        """Return this rank's part of the test samples: over all ranks each counts once."""
+        _, test = self.caches
+        return test.evaluation_batches(self._crops[1], self._rank, self._size, batch_size=EVALUATION_BATCH)
 
     def fill(self, tell: Tell) -> None:
-        """Read what the node does not keep yet; ``tell(done, total)`` counts samples of either part."""
-        self._training.fill(tell)
-        self._test.fill(tell)
+        """Read what the node does not keep yet, all its ranks together, each a part of it."""
+        for cache in self.caches:
+            cache.fill(tell, part=self._part, of=self._of)
 
     def repair(self) -> int:
         """Read all that the node keeps, at every level, and mend what is damaged; return how many were."""
-        return self._training.repair() + self._test.repair()
+        return sum(cache.repair() for cache in self.caches)
 
     def close(self) -> None:
         """Give the node's folders back."""
-        self._training.close()
-        self._test.close()
+        with self._opening:
+            for cache in self._caches:
+                cache.close()
+            self._caches = []
+
+
+def training_crop(config: Config, phase: Phase) -> Crop:
+    """Return what is cut from an image to train on."""
+    settings = _inputs(config, phase)
+    if phase.augmentation is None:
+        return CentreCrop(ratio=1.0, **settings)
+    return Augmentation(**settings, **phase.augmentation.model_dump())
+
+
+def test_crop(config: Config, phase: Phase) -> Crop:
+    """Return what is cut from an image to test on."""
+    return CentreCrop(ratio=phase.validation_crop, **_inputs(config, phase))
+
+
+def _inputs(config: Config, phase: Phase) -> dict[str, Any]:
+    settings: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
+    if config.normalise is not None:
+        settings |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
+    return settings
+
+
+def input_dtype(config: Config) -> Literal["uint8", "float16", "float32"]:
+    """Return the dtype of a model's inputs: levels, or what is normalised in the precision of the model."""
+    if config.normalise is None:
+        return "uint8"
+    return "float16" if config.precision == "float16" else "float32"

@@ -13,12 +13,12 @@ from commlib import Communicator, RanksDisagree
 from commlib.agreement import differing, digest
 
 
-def broadcast_weights(model: Any, optimizer: Any) -> None:
-    """Give every rank the weights and the optimizer state of rank 0.
+def broadcast_weights(model: Any) -> None:
+    """Give every rank the weights of rank 0.
 
     Weights, not all variables: the states of random generators must differ between ranks.
     """
-    hvd.broadcast_variables([variable.value for variable in model.weights + optimizer.variables], 0)
+    hvd.broadcast_variables([variable.value for variable in model.weights], 0)
 
 
 def average_statistics(model: Any) -> None:

@@ -1,7 +1,8 @@
 """What a run ends with, and how it is told."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -17,48 +18,80 @@ class PhaseResult:
     sent: int = 0
     dense: int = 0
     void_steps: int = 0
+    stall_seconds: float | None = None
+    """How long the boundary before it kept the ranks from training; ``None`` for the first."""
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One epoch of all ranks together. ``loss``: mean over the steps whose loss was finite, if any was."""
+    """One epoch of all ranks together. ``loss``: mean over the steps whose loss was finite, if any was.
+
+    ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
+    where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
+    """
 
     epoch: int
     reducer: str
     input_size: int
     steps: int
     loss: float | None
-    correct: int
+    correct: int | None
+    correct_of_five: int | None
     samples: int
     train_seconds: float
+    run_seconds: float
     images_per_second: float
     sent_intra_bytes: int
     sent_inter_bytes: int
     dense_inter_bytes: int
 
     @property
-    def accuracy(self) -> float:
+    def accuracy(self) -> float | None:
         """Return the share of the test samples that were answered right."""
-        return self.correct / self.samples
+        return None if self.correct is None else self.correct / self.samples
+
+    @property
+    def accuracy_of_five(self) -> float | None:
+        """Return the share of the test samples whose label was among the first five."""
+        return None if self.correct_of_five is None else self.correct_of_five / self.samples
 
 
 @dataclass
 class Summary:
-    """The test accuracy after the last epoch, and what every phase did.
+    """The test accuracy after the last epoch that was tested, and what every phase did.
 
-    ``held_back``: norm of rank 0's residual, which is not in the weights.
+    ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the metric
+    that counts. ``reached``: whether the target was. ``held_back``: norm of rank 0's residual, which is not
+    in the weights.
     """
 
-    correct: int
-    samples: int
-    seconds: float
+    correct: int = 0
+    correct_of_five: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    reached: bool = False
     held_back: float = 0.0
     phases: list[PhaseResult] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
         """Return the share of the test samples that were answered right."""
-        return self.correct / self.samples
+        return self.correct / self.samples if self.samples else 0.0
+
+    @property
+    def accuracy_of_five(self) -> float:
+        """Return the share of the test samples whose label was among the first five."""
+        return self.correct_of_five / self.samples if self.samples else 0.0
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take over what ``asdict`` gave of another; phases that are not there any more are left out."""
+        for name, value in values.items():
+            if name != "phases":
+                setattr(self, name, value)
+        for phase, before in zip(self.phases, values["phases"], strict=False):
+            phase.sent, phase.dense = before["sent"], before["dense"]
+            phase.void_steps, phase.stall_seconds = before["void_steps"], before["stall_seconds"]
 
 
 def megabytes(count: float) -> str:
@@ -77,9 +110,10 @@ def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
     if result.dense_inter_bytes:
         sent, dense = megabytes(result.sent_inter_bytes), megabytes(result.dense_inter_bytes)
         between = f"  between nodes {sent} (dense {dense})"
+    tested = "not tested          " if result.accuracy is None else f"test accuracy {result.accuracy:6.1%}"
     return (
         f"epoch {result.epoch + 1:>2}/{epochs}  {result.reducer:<{width}}  {result.input_size} px"
-        f"  loss {loss}  test accuracy {result.accuracy:6.1%}"
+        f"  loss {loss}  {tested}"
         f"  {result.images_per_second:7,.0f} images/s{between}"
     )
 
@@ -103,6 +137,8 @@ def closing_lines(summary: Summary, folder: str) -> Iterator[str]:
         for number, phase in enumerate(summary.phases, 1):
             sizes = f"{megabytes(phase.sent)} of {megabytes(phase.dense)}"
             yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
+    if stalls := [phase.stall_seconds for phase in summary.phases if phase.stall_seconds is not None]:
+        yield f"stood still at boundaries between phases: {', '.join(f'{each:.2f} s' for each in stalls)}"
     if void := sum(phase.void_steps for phase in summary.phases):
         yield f"{void} steps were void: a NaN or an infinity in their gradients"
     if summary.held_back:

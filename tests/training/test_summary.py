@@ -1,5 +1,7 @@
 """What a run says of itself."""
 
+from dataclasses import asdict
+
 from training.summary import EpochResult, PhaseResult, Summary, closing_lines, epoch_line
 
 
@@ -11,8 +13,10 @@ def epoch(**changes) -> EpochResult:
         "steps": 22,
         "loss": 0.25,
         "correct": 90,
+        "correct_of_five": 99,
         "samples": 100,
         "train_seconds": 1.5,
+        "run_seconds": 20.0,
         "images_per_second": 1234.5,
         "sent_intra_bytes": 10,
         "sent_inter_bytes": 270_000,
@@ -28,6 +32,30 @@ def test_an_epoch_is_one_line():
     )
 
 
+def test_an_epoch_that_was_not_tested_is_as_wide():
+    line = epoch_line(epoch(correct=None, correct_of_five=None, samples=0), epochs=20, width=8)
+    assert line == (
+        "epoch  3/20  hitopk    6 px  loss 0.250  not tested              1,234 images/s"
+        "  between nodes 0.27 MB (dense 27.00 MB)"
+    )
+    assert len(line) == len(epoch_line(epoch(), epochs=20, width=8))
+
+
+def test_accuracies_are_shares_of_the_samples():
+    assert (epoch().accuracy, epoch().accuracy_of_five) == (0.9, 0.99)
+    untested = epoch(correct=None, correct_of_five=None, samples=0)
+    assert (untested.accuracy, untested.accuracy_of_five) == (None, None)
+    assert (Summary().accuracy, Summary().accuracy_of_five) == (0.0, 0.0)
+
+
+def test_a_summary_takes_over_another_and_leaves_out_phases_that_are_gone():
+    phases = [PhaseResult("hitopk", 6, 3, 1, 2, 3, 0.5), PhaseResult("dense", 8, 1)]
+    before = asdict(Summary(3, 4, 5, 6.0, 0.75, True, 0.0, phases))
+    summary = Summary(phases=[PhaseResult("gtopk", 6, 9)])
+    summary.restore(before)
+    assert summary == Summary(3, 4, 5, 6.0, 0.75, True, 0.0, [PhaseResult("gtopk", 6, 9, 1, 2, 3, 0.5)])
+
+
 def test_an_epoch_on_one_node_without_a_finite_loss_says_so():
     line = epoch_line(epoch(loss=None, dense_inter_bytes=0, sent_inter_bytes=0), epochs=3, width=6)
     assert line == "epoch  3/3  hitopk  6 px  loss nan  test accuracy  90.0%    1,234 images/s"
@@ -36,21 +64,22 @@ def test_an_epoch_on_one_node_without_a_finite_loss_says_so():
 def test_the_end_names_accuracy_bytes_and_files():
     phases = [
         PhaseResult("hitopk", 6, 12, sent=3_290_000, dense=328_430_000),
-        PhaseResult("dense", 8, 8, sent=218_960_000, dense=218_960_000),
+        PhaseResult("dense", 8, 8, sent=218_960_000, dense=218_960_000, stall_seconds=0.104),
     ]
-    lines = list(closing_lines(Summary(353, 360, 10.4, phases=phases), "runs/digits-1"))
+    lines = list(closing_lines(Summary(353, 360, 360, 10.4, phases=phases), "runs/digits-1"))
     assert lines == [
         "test accuracy 98.1% (353 of 360), trained in 10 s",
         "sent between nodes 222.25 MB; dense all the way would have sent 547.39 MB",
         "  phase 1, hitopk: 3.29 MB of 328.43 MB (1/100)",
         "  phase 2, dense: 218.96 MB of 218.96 MB (all)",
+        "stood still at boundaries between phases: 0.10 s",
         "files: runs/digits-1 (metrics.jsonl, config.yaml, model.weights.h5)",
     ]
 
 
 def test_void_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
     phases = [PhaseResult("hitopk", 6, 1, sent=0, dense=1000, void_steps=5)]
-    lines = list(closing_lines(Summary(1, 2, 3.0, held_back=0.5, phases=phases), "runs/x"))
+    lines = list(closing_lines(Summary(1, 2, 2, 3.0, held_back=0.5, phases=phases), "runs/x"))
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were void: a NaN or an infinity in their gradients" in lines
     assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines

@@ -1,0 +1,141 @@
+"""docs/pto.md says what is there, and shows the newest records of ``cloudtrain bench pto``."""
+
+import doctest
+import json
+import re
+
+import pytest
+import tensorflow as tf
+
+# Ranks are threads in the examples, and wait for each other inside TensorFlow's pool.
+tf.config.threading.set_inter_op_parallelism_threads(8)
+
+from scripts.draw_benchmarks import BEGIN, END, newest, page, with_measured, write  # noqa: E402
+from tests.launching import DIGITS, ROOT  # noqa: E402
+from tests.test_benchmarks import fingerprint, keep, seconds, texts  # noqa: E402
+from training.config import load  # noqa: E402
+
+PATH = ROOT / "docs" / "pto.md"
+PAGE = PATH.read_text()
+
+
+def line(subject: str, peer: str = "local", ranks: int = 2, operation: str = "norms", **keys) -> dict:
+    """Return a record: a call takes 2 ms beside 8, the processor 1 ms beside 3."""
+    return {
+        "bench": "pto",
+        "case": {"operation": operation, "network": "vgg19", "ranks": ranks},
+        "subject": subject,
+        "peer": peer,
+        "seconds": seconds(2e-3),
+        "peer_seconds": seconds(8e-3),
+        "ratio": 4.0,
+        "bytes": {"intra": 160, "inter": 0},
+        "cpu_seconds": seconds(1e-3),
+        "peer_cpu_seconds": seconds(3e-3),
+        "cpu_ratio": 3.0,
+        "balance": {"slices": 1.0, "layers": 1.25, "by layer": 1.83},
+        "choice": {"in_parts": True, "reason": "norms in parts by slices: it pays", "seconds": None},
+        "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
+        "command": "cloudtrain bench pto --json",
+        **keys,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of benchmarks with records of pto at two numbers of ranks."""
+    (tmp_path / "results").mkdir()
+    norms = [line(way, ranks=ranks) for ranks in (2, 4) for way in ("slices", "layers", "auto")]
+    lars = [line("slices", peer, operation="lars") for peer in ("local", "in graph")]
+    keep(tmp_path, "2026-01-02-pto", [*norms, *lars])
+    return tmp_path
+
+
+def test_the_examples_print_what_the_page_shows():
+    examples = doctest.DocTestParser().get_doctest(PAGE, {}, "docs/pto.md", "docs/pto.md", 0)
+    assert len(examples.examples) == PAGE.count("\n>>> ")
+    result = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples)
+    assert result.failed == 0
+
+
+def test_the_configuration_that_it_shows_is_one():
+    (block,) = re.findall(r"```yaml\noptimizer:\n(.*?)```", PAGE, re.DOTALL)
+    keys = [re.sub(r"\s*#.*", "", row).strip().replace(": ", "=") for row in block.splitlines()]
+    optimizer = load(DIGITS, [f"optimizer.{key}" for key in keys]).optimizer
+    assert (optimizer.name, optimizer.weight_decay, optimizer.norms) == ("lars", 5e-5, "auto")
+
+
+def test_every_link_leads_somewhere():
+    titles = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    links = re.findall(r"\]\((.+?)\)", PAGE)
+    within = [link.removeprefix("#") for link in links if link.startswith("#")]
+    assert within == [re.sub(" ", "-", title.lower()) for title in titles]
+    assert set(within) <= anchors
+    assert [link for link in links if not link.startswith("#") and not (PATH.parent / link).exists()] == []
+
+
+def test_the_page_shows_the_newest_results():
+    # To write it anew: python scripts/draw_benchmarks.py
+    assert with_measured(PAGE, newest(ROOT / "benchmarks" / "results")) == PAGE
+
+
+def test_the_page_gets_the_tables_that_the_benchmarks_have(folder):
+    found = newest(folder / "results")
+    text = with_measured(f"before\n{BEGIN}old\n{END}after\n", found)
+    assert text.startswith(f"before\n{BEGIN}\n`cloudtrain bench pto --json` on 2 cores of abacus, 4.0 GiB (")
+    assert text.endswith(f"\n\n{END}after\n")
+    assert "old" not in text
+    assert "(../benchmarks/results/2026-01-02-pto.jsonl)" in text
+    assert "(../benchmarks/pto.svg)" in text
+    for each in (text, page(found)):
+        rows = [row for row in each.splitlines() if row.startswith("| VGG-19")]
+        numbers = "1.000 | 3.000 | 3 | 2.000 | 8.000 | 4 |"
+        assert rows == [
+            *(
+                f"| VGG-19 | {ranks} | `{way}` | {numbers}"
+                for ranks in (2, 4)
+                for way in ("slices", "layers", "auto")
+            ),
+            *(f"| VGG-19 | {ranks} | 1.000 | 1.250 | 1.830 | 1.83 |" for ranks in (2, 4)),
+            *(f"| VGG-19 | 2 | `slices` | `{peer}` | {numbers}" for peer in ("local", "in graph")),
+        ]
+        assert "- VGG-19, 4 ranks: norms in parts by slices: it pays\n" in each
+
+
+def test_without_records_the_page_says_so_and_without_marks_it_is_refused():
+    assert "Nothing has been measured yet" in with_measured(f"{BEGIN}{END}", {})
+    for text in ("", END + BEGIN, BEGIN):
+        with pytest.raises(ValueError, match=r"docs/pto\.md: expected the lines"):
+            with_measured(text, {})
+
+
+def test_written_twice_the_page_is_the_same(folder):
+    found = newest(folder / "results")
+    once = with_measured(PAGE, found)
+    assert once != PAGE
+    assert with_measured(once, found) == once
+
+
+def test_the_picture_has_a_column_a_number_of_ranks_and_says_how_many_times(folder):
+    write(folder)
+    picture = folder / "pto.svg"
+    drawn = texts(picture)
+    assert {"2 ranks", "4 ranks", "CPU ms a rank", "ms a call", "local", "slices", "by layer"} < set(drawn)
+    assert drawn.count("VGG-19") == 6  # three rows of two columns
+    assert drawn.count("3.00×") == drawn.count("4.00×") == 6  # of three ways, CPU and wall
+    assert drawn.count("1.83") == 2
+    assert fingerprint(picture) == newest(folder / "results")["pto"].fingerprint
+    first = picture.read_text()
+    write(folder)
+    assert picture.read_text() == first
+
+
+def test_other_records_make_another_fingerprint(folder):
+    before = newest(folder / "results")["pto"].fingerprint
+    records = [
+        json.loads(row) for row in (folder / "results" / "2026-01-02-pto.jsonl").read_text().splitlines()
+    ]
+    records[0]["cpu_ratio"] = 2.5
+    keep(folder, "2026-01-03-pto", records)
+    assert newest(folder / "results")["pto"].fingerprint != before

@@ -1,0 +1,312 @@
+"""Runs that are stopped and go on, on the ranks of this job: ``test_resume`` judges the facts."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from commlib import Topology, transport
+from commlib.transport.mpi import abort_on_error
+from tests.launching import DIGITS
+from training import Trainer
+from training.checkpoints import Checkpoints
+from training.config import Config, load
+from training.metrics import to_resume
+from training.replicas import average_statistics
+from training.state import held_back, own_state, shared_state
+
+STEPS, BOUNDARY = 40, 25
+RATE = "learning_rate: {start: 0.05, end: 0.02}"
+# With 48 samples a rank and two ranks, an epoch has 14 steps.
+PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
+
+
+def two_phases(first: str, second: str, *, sizes: Sequence[int] = (6, 8)) -> str:
+    """Return the word for 25 steps and 15 more."""
+    lengths = (BOUNDARY, STEPS - BOUNDARY)
+    each = [
+        PHASE.format(steps=steps, size=size, of=of)
+        for steps, size, of in zip(lengths, sizes, (first, second), strict=True)
+    ]
+    return f"phases=[{', '.join(each)}]"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``words``: of the configuration. ``stops``: the steps whose checkpoints the run goes on from."""
+
+    words: tuple[str, ...]
+    stops: tuple[int, ...]
+    every: int = 17
+
+
+CROPS = "augmentation: {area: [0.5, 1.0], mirror: false}"
+SCENARIOS = {
+    "sgd, hitopk then dense": Scenario(
+        (
+            two_phases(f"reducer: hitopk, density: 0.05, {RATE}", f"reducer: dense, {RATE}"),
+            "model=resnet8",  # its statistics are each rank's own between two tests
+        ),
+        stops=(17, 25, 34),
+    ),
+    "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
+        (
+            two_phases(
+                "reducer: oktopk, density: 0.05, momentum: {start: 0.95, end: 0.85}, "
+                "learning_rate: {start: 2.0, end: 1.0}",
+                "reducer: torus2d, label_smoothing: 0.1, learning_rate: {start: 1.0, end: 0.5}",
+            ),
+            "optimizer={name: lars, trust: 0.02, weight_decay: 0.0001}",
+            "clip_norm=0.5",
+            "accumulate=2",
+            "average=0.9",
+        ),
+        stops=(17, 25),
+    ),
+    "lamb, float16, gtopk": Scenario(
+        (
+            two_phases(
+                "reducer: gtopk, density: 0.05, learning_rate: {start: 0.01, end: 0.01}",
+                "reducer: gtopk, density: 0.02, learning_rate: {start: 0.01, end: 0.001}",
+            ),
+            "optimizer={name: lamb, weight_decay: 0.01}",
+            "precision=float16",
+        ),
+        stops=(17, 25),
+    ),
+    "updated in parts, dense then ssar_doubling": Scenario(
+        (
+            two_phases(f"reducer: dense, {RATE}", f"reducer: ssar_doubling, density: 0.05, {RATE}"),
+            "optimizer={name: sgd, sharded: true}",
+        ),
+        stops=(17, 25),
+    ),
+    "density warm-up, allgather": Scenario(
+        (
+            two_phases(
+                f"reducer: allgather, density: 0.01, density_warmup: {{start: 0.25, epochs: 2}}, {RATE}",
+                f"reducer: allgather, density: 0.01, {RATE}",
+            ),
+        ),
+        # In the last epoch of the warm-up, and where it is over: the checkpoint before the third epoch.
+        stops=(17, 14),
+    ),
+    "random crops, ssar_split then dsar_split": Scenario(
+        (
+            two_phases(
+                f"reducer: ssar_split, density: 0.05, {CROPS}, {RATE}",
+                f"reducer: dsar_split, density: 0.05, {CROPS}, {RATE}",
+            ),
+        ),
+        stops=(34,),
+    ),
+    "parts of the samples that change places, hioktopk": Scenario(
+        (
+            two_phases(
+                f"reducer: hioktopk, density: 0.05, {RATE}", f"reducer: hioktopk, density: 0.05, {RATE}"
+            ),
+            "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
+        ),
+        stops=(17,),
+    ),
+}
+OTHER_WORLD = "sgd, hitopk then dense"
+
+
+class Stopped(Exception):
+    """A run was stopped on all ranks."""
+
+
+class Run:
+    """A trainer of a configuration that notes what its steps read; it may be stopped before a step."""
+
+    def __init__(self, config: Config, topology: Topology, stop_before: int | None = None) -> None:
+        keras.utils.clear_session()
+        self.trainer = Trainer(config, topology=topology)
+        self.stop_before = stop_before
+        self.first: dict[str, Any] | None = None
+        self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
+        self._step = self.trainer.learner.step
+        self.trainer.learner.step = self._noted
+
+    def _noted(self, backward: Any, batch: Any, pace: Any) -> Any:
+        at, learner = self.trainer.position, self.trainer.learner
+        if at.steps == self.stop_before:
+            raise Stopped
+        if self.first is None:
+            self.first = {"steps": at.steps, "residual": learner.gradients.reducer.residual}
+        self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
+        return self._step(backward, batch, pace)
+
+    def fit(self) -> "Run":
+        with suppress(Stopped):
+            self.trainer.fit()
+        return self
+
+    def state(self) -> dict[str, bytes]:
+        """Return the bits of all that a run has, by name; all ranks call it together."""
+        tree = {"shared": shared_state(self.trainer.learner), "own": own_state(self.trainer.learner)}
+        return dict(_leaves("", tree))
+
+
+def _leaves(place: str, tree: Any) -> Any:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(f"{place}/{key}", value)
+    elif isinstance(tree, (list, tuple)):
+        for number, value in enumerate(tree):
+            yield from _leaves(f"{place}/{number}", value)
+    else:
+        yield place, tree.tobytes() if isinstance(tree, np.ndarray) else repr(tree).encode()
+
+
+def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
+    """Return the configuration of a scenario whose runs are in ``folder``."""
+    common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense", "density=null"]
+    return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
+
+
+def checkpointed(scenario: Scenario) -> str:
+    """Return the word for checkpoints of which none is removed."""
+    return f"checkpoints={{every_epochs: 1, every_steps: {scenario.every}, keep: 100}}"
+
+
+def copy_until(folder: Path, copy: Path, step: int) -> None:
+    """Copy a folder of runs as it was when the checkpoint of ``step`` was the newest."""
+    shutil.copytree(folder, copy)
+    for path in copy.glob("*/checkpoints/step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+def facts_of(name: str, scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
+    """Return what came of a run that was not stopped, and of those that went on; equal on all ranks."""
+    comm = topology.world
+    whole = Run(configuration(folder / "whole", scenario), topology).fit()
+    stopped = Run(
+        configuration(folder / "stopped", scenario, checkpointed(scenario)), topology, STEPS - 4
+    ).fit()
+    expected, before = whole.state(), stopped.state()
+    facts: dict[str, Any] = {
+        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
+        "resumed": {},
+    }
+    read = comm.allgather_objects(stopped.read)
+    if name == OTHER_WORLD and comm.rank == 0:
+        (folder / "read.json").write_text(json.dumps(read))
+    if stopped.trainer.model.non_trainable_weights:
+        facts["statistics"] = _facts_of_statistics(whole, stopped)
+    for stop in scenario.stops:
+        copy = folder / f"from-{stop}"
+        if comm.rank == 0:
+            copy_until(folder / "stopped", copy, stop)
+        comm.barrier()
+        run = Run(configuration(copy, scenario, checkpointed(scenario), "resume=auto"), topology).fit()
+        state = run.state()
+        differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
+        assert run.first is not None
+        facts["resumed"][stop] = {
+            "began at": comm.allgather_objects(run.first["steps"]),
+            "differ": comm.allgather_objects(differ),
+            "steps": run.trainer.position.steps,
+            "same samples": run.read == whole.read[stop:],
+            "void steps": sum(phase.void_steps for phase in run.trainer.summary.phases),
+            "equal epochs": comm.allgather_objects(_epochs(copy) == _epochs(folder / "whole"))[0],
+        }
+    return facts
+
+
+def _statistics(run: Run) -> Any:
+    """Return the statistics of BatchNormalization, those of each rank a row, in float64."""
+    own = np.concatenate([each.numpy().ravel() for each in run.trainer.model.non_trainable_weights])
+    return np.stack(run.trainer.topology.world.allgather_objects(own)).astype(np.float64)
+
+
+def _facts_of_statistics(whole: Run, stopped: Run) -> dict[str, Any]:
+    """Tell what a test makes of the statistics: the one run ended with a test, the other between two."""
+    before = _statistics(stopped)
+    average_statistics(stopped.trainer.model)
+    error = _statistics(stopped) - before.mean(axis=0)
+    return {
+        "differ at the end": float(np.ptp(_statistics(whole), axis=0).max()),
+        "differ between tests": float(np.ptp(before, axis=0).max()),
+        "error of the mean": float(np.abs(error).max()),
+    }
+
+
+def _epochs(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what the metrics of the run in ``folder`` have last said of every epoch, but for its times."""
+    (path,) = folder.glob("*/metrics.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    timed = ("seconds", "train_seconds", "run_seconds", "images_per_second")
+    return {
+        line["epoch"]: {key: value for key, value in line.items() if key not in timed}
+        for line in lines
+        if line["kind"] == "epoch"
+    }
+
+
+def on_two_ranks(folder: str, half: int) -> None:
+    """Run one half of the scenarios, 0 or 1; rank 0 prints their facts."""
+    comm = transport.mpi.world()
+    with abort_on_error():
+        topology = Topology(comm, ranks_per_node=1)
+        for number, (name, scenario) in list(enumerate(SCENARIOS.items()))[half::2]:
+            facts = facts_of(name, scenario, Path(folder) / str(number), topology)
+            if comm.rank == 0:
+                print(f"FACTS {json.dumps({name: facts})}", flush=True)
+
+
+def in_another_world(folder: str, stop: int) -> None:
+    """Go on with what two ranks have left; rank 0 prints the facts."""
+    comm = transport.mpi.world()
+    number, scenario = list(SCENARIOS).index(OTHER_WORLD), SCENARIOS[OTHER_WORLD]
+    left = Path(folder) / str(number)
+    with abort_on_error():
+        topology = Topology(comm, ranks_per_node=1)
+        copy = left / f"world-{comm.size}-from-{stop}"
+        if comm.rank == 0:
+            copy_until(left / "stopped", copy, stop)
+        comm.barrier()
+        config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
+        run = Run(config, topology)
+        sums = _sum_of_residuals(run, to_resume(config), stop)
+        run.fit()
+        assert run.first is not None
+        residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))
+        read = comm.allgather_objects(run.read)
+        if comm.rank == 0:
+            epoch = read[0][0][0]
+            before = json.loads((left / "read.json").read_text())
+            error = np.abs(np.sum(residuals, axis=0) - sums)
+            facts = {
+                "began at": run.first["steps"],
+                "largest residual": float(np.abs(sums).max()),
+                "largest error": float(error.max()),
+                "read before": _ids(before, lambda at, step: at == epoch and step < stop),
+                "read then": _ids(read, lambda at, step: at == epoch),
+                "ended at": [run.trainer.position.steps, run.trainer.position.phase],
+            }
+            print(f"FACTS {json.dumps(facts)}", flush=True)
+
+
+def _ids(of_ranks: Any, counts: Callable[[int, int], bool]) -> list[int]:
+    """Return the samples that all ranks read in the steps that count."""
+    return [sample for read in of_ranks for epoch, step, ids in read if counts(epoch, step) for sample in ids]
+
+
+def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
+    """Return what the ranks of the checkpoint held back, added up in float64."""
+    assert path is not None
+    checkpoint = Checkpoints(path / "checkpoints", run.trainer.topology.world).newest()
+    assert checkpoint is not None
+    assert checkpoint.step == stop
+    size = run.trainer.learner.gradients.size
+    states: list[Any] = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
+    return np.sum([held_back(state["reducer"], size).astype(np.float64) for state in states], axis=0)

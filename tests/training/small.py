@@ -1,0 +1,50 @@
+"""Small runs for tests, in one process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import layers
+
+from tests.launching import DIGITS
+from training import Trainer
+from training.config import load
+from training.models import MODELS
+from training.models.ends import image_input
+
+ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense", "density=null")
+RATE = "learning_rate: {start: 0.1, end: 0.1}"
+
+
+def linear(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
+    """Return one layer, from the four means of the quarters of an image: its gradient has a closed form."""
+    images, x = image_input(channels, normalised=normalised)
+    x = layers.Flatten()(layers.Resizing(2, 2, interpolation="area")(x))
+    return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x), name="linear")
+
+
+linear.smallest_side = 2  # type: ignore[attr-defined]
+
+
+def phase(*, size: int = 4, batch: int = 64, rate: str = RATE, **others: Any) -> str:
+    """Return a phase as a word has it."""
+    given = [f"{key}: {value}" for key, value in others.items()]
+    return f"{{input_size: {size}, batch_size: {batch}, {', '.join([rate, *given])}}}"
+
+
+def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4),)) -> Trainer:
+    """Return a trainer of the digits whose runs are in ``folder``; with ``model=linear``, of that."""
+    keras.utils.clear_session()
+    MODELS["linear"] = linear  # type: ignore[assignment]
+    try:
+        lists = f"phases=[{', '.join(phases)}]"
+        return Trainer(load(DIGITS, [*ALONE, "model=linear", lists, f"output={folder}", *words]))
+    finally:
+        del MODELS["linear"]
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the only run in ``folder``."""
+    (run,) = Path(folder).iterdir()
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,748 @@
+"""Checkpoints: exact to the bit, whole or not there, whatever is killed, full or damaged.
+
+The tests of ``ranks`` are also run under mpirun, see the last one.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections import OrderedDict, namedtuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
+from tests.launching import mpirun, tail
+from training import checkpoints, trees
+from training.checkpoints import CheckpointFailed, Checkpoints, merged, taken_over
+from training.trees import Damaged, check_file, read_tree, write_tree
+
+FORK = multiprocessing.get_context("fork")
+KILLS = 30
+NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
+COMPLETE, SHARED, OWN = "COMPLETE", "shared.safetensors", "own-{:05d}.safetensors"
+
+
+def same(one, other):
+    """Tell whether two trees are equal in every type, key order and bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, (np.ndarray, np.generic)):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, float):
+        return struct.pack(">d", one) == struct.pack(">d", other)
+    return one == other
+
+
+def round_trip(path, tree):
+    written = write_tree(path, tree)
+    assert path.stat().st_size == written.bytes
+    return read_tree(path, written)
+
+
+# --- trees
+
+ODD_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
+
+PLAIN = {
+    "None": None,
+    "booleans": [True, False, 1, 0],
+    "large integers": [2**127 + 1, -(2**64)],
+    "floats": [0.1, -0.0, 5e-324, 1.7976931348623157e308],
+    "not finite": [math.inf, -math.inf, math.nan, ODD_NAN],
+    "text": ["", "ρ", "\ud800", '"\\\n\0', "~0/~1"],
+    "tuples": ((), ((0, 1), (2, 3)), [()], ({},)),
+    "lists": [[], [[]], [{"tuple": [1]}, {"array": []}]],
+    "empty": {},
+    "": {"": 1},
+}
+ARRAYS = {
+    "0-d": np.array(2.5, np.float32),
+    "empty": np.zeros((3, 0, 2), np.int16),
+    "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "every third": np.arange(10, dtype=np.int64)[::3],
+    "big-endian": np.arange(3, dtype=">i4"),
+    "bfloat16": np.arange(5).astype(ml_dtypes.bfloat16),
+    "float8": np.arange(5).astype(ml_dtypes.float8_e5m2),
+    "int4": np.arange(5).astype(ml_dtypes.int4),
+    "complex": np.array([1 + 2j, -0.0]),
+    "long": np.array([1, 3], np.longdouble) / 3,
+    "text": np.array(["a", "ρρ"]),
+    "dates": np.array(["2026-11-21"], "datetime64[ns]"),
+    "NaNs": np.array([0x7FC00001, 0xFF800000], np.uint32).view(np.float32),
+    "scalars": [np.float64(0.1), np.int32(-3), np.bool_(True), ml_dtypes.bfloat16(1.5)],
+    "a/b": {"c": np.zeros(1)},
+    "a": {"b/c": np.ones(1), "b": {"c": np.full(1, 2.0)}, "b~1c": np.full(1, 3.0)},
+    "__metadata__": np.full(1, 4.0),
+}
+
+
+@pytest.mark.parametrize("tree", [PLAIN, ARRAYS, *PLAIN.values(), *ARRAYS.values()])
+def test_a_tree_comes_back_equal_in_every_bit_and_type(tmp_path, tree):
+    assert same(round_trip(tmp_path / "tree", tree), tree)
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(tree=TREES)
+@settings(max_examples=100, deadline=None)
+def test_any_tree_comes_back(tmp_path_factory, tree):
+    assert same(round_trip(tmp_path_factory.mktemp("any") / "tree", tree), tree)
+
+
+def test_what_comes_back_is_new_writable_memory(tmp_path):
+    array = round_trip(tmp_path / "tree", {"a": np.arange(3)})["a"]
+    array += 1
+    assert array.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": {3: 1}}, "/a: expected keys of str, got 3"),
+        ([(0, {1, 2})], r"/0/1: expected None, .*, got builtins\.set"),
+        ({"x": np.array([None])}, "/x: expected an array of numbers or text, got one of object"),
+        ({"x": np.zeros(1, "f4,i4")}, "/x: expected an array of numbers or text"),
+        ({"x": np.ma.zeros(1)}, "/x: .*, got numpy.ma.*MaskedArray"),
+        (namedtuple("Pair", "a b")(1, 2), "/: .*Pair"),
+        ([OrderedDict(a=1)], r"/0: .*collections\.OrderedDict"),
+        ([signal.SIGKILL], "/0: .*Signals"),
+        (b"bytes", r"/: .*builtins\.bytes"),
+    ],
+)
+def test_what_would_not_come_back_equal_is_refused_and_nothing_is_written(tmp_path, tree, message):
+    with pytest.raises(InvalidArgument, match=message):
+        write_tree(tmp_path / "tree", tree)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_what_was_written_is_told_by_name(tmp_path):
+    path = tmp_path / "tree"
+    written = write_tree(path, {"a": np.arange(3)})
+    content = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        write_tree(path, None)
+    path.write_bytes(content[:-1])
+    with pytest.raises(Damaged, match=rf"{path}: expected {len(content)} bytes, got {len(content) - 1}"):
+        read_tree(path, written)
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(Damaged, match=rf"{path}: expected xxh3_128 {written.digest}, got "):
+        read_tree(path, written)
+    path.unlink()
+    with pytest.raises(Damaged, match=rf"{path}: cannot be read: No such file"):
+        read_tree(path, written)
+
+
+def test_readers_of_safetensors_find_the_arrays_under_their_places(tmp_path):
+    from safetensors.numpy import load_file
+
+    tree = {
+        "weights": {"conv/kernel": np.arange(6, dtype=np.float32).reshape(2, 3).T, "step": np.array(7)},
+        "momentum": (np.arange(4).astype(ml_dtypes.bfloat16), np.array([True, False])),
+        "big-endian": np.arange(2, dtype=">i4"),
+    }
+    write_tree(tmp_path / "tree", tree)
+    found = load_file(tmp_path / "tree")
+    assert set(found) == {
+        "/weights/conv~1kernel",
+        "/weights/step",
+        "/momentum/0",
+        "/momentum/1",
+        "/big-endian",
+    }
+    assert same(found["/weights/conv~1kernel"], tree["weights"]["conv/kernel"])
+    assert same(found["/weights/step"], tree["weights"]["step"])
+    assert same(found["/momentum/0"], tree["momentum"][0])
+    assert same(found["/momentum/1"], tree["momentum"][1])
+    assert found["/big-endian"].tobytes() == tree["big-endian"].tobytes()
+
+
+def test_a_large_array_is_written_without_a_copy_and_read_with_one(tmp_path):
+    tree = {"weights": np.arange(1 << 23, dtype=np.float64)}  # 64 MiB
+    size = tree["weights"].nbytes
+    tracemalloc.start()
+    try:
+        written = write_tree(tmp_path / "tree", tree)
+        _, writing = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        restored = read_tree(tmp_path / "tree", written)
+        _, reading = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert writing < size / 4
+    assert reading < size * 5 / 4
+    assert same(restored, tree)
+
+
+# --- saving and finding
+
+
+def shared_tree(step):
+    return {
+        "step": step,
+        "weights": {"dense/kernel": np.arange(40, dtype=np.float32) * step},
+        "random": (2**127 + step, None),
+    }
+
+
+def own_tree(step, rank):
+    return {"residual": np.arange(30, dtype=np.float32) + 100 * rank + step, "nodes": ((0, 1), (2,))}
+
+
+def save(store, comm, step, **options):
+    """Save trees that tell their step and rank; only rank 0's ``shared`` may count."""
+    store.save(step, shared_tree(step if comm.rank == 0 else -1), own_tree(step, comm.rank), **options)
+
+
+def steps(folder):
+    """Return the steps of the folders there, and check that nothing else is there."""
+    names = sorted(path.name for path in folder.iterdir())
+    assert all(name.startswith("step-") for name in names), names
+    return [int(name.split("-")[1]) for name in names]
+
+
+def is_right(checkpoint, comm, step):
+    """Tell whether all of a checkpoint is what ``save`` saved at ``step`` from as many ranks."""
+    return (
+        (checkpoint.step, checkpoint.world_size) == (step, comm.size)
+        and same(checkpoint.shared, shared_tree(step))
+        and same(checkpoint.own, own_tree(step, comm.rank))
+        and all(same(checkpoint.own_of(rank), own_tree(step, rank)) for rank in range(comm.size))
+    )
+
+
+def common(comm, path):
+    """Return rank 0's path: under mpirun every rank's test has a folder of its own."""
+    return comm.allgather_objects(path)[0]
+
+
+def test_every_rank_finds_what_all_saved_last(ranks, tmp_path):
+    def body(comm):
+        store = Checkpoints(common(comm, tmp_path / "new" / "checkpoints"), comm)
+        assert store.newest() is None
+        assert store.best() is None
+        for step in (10, 20):
+            save(store, comm, step)
+        return is_right(store.newest(), comm, 20), store.newest().path.name, store.best()
+
+    assert ranks.run(body) == [(True, "step-00000020", None)] * ranks.size
+
+
+def test_the_last_and_the_best_are_kept(ranks, tmp_path):
+    def body(comm):
+        folder = common(comm, tmp_path)
+        store = Checkpoints(folder, comm, keep=2)
+        kept = []
+        for step in range(1, 8):
+            save(store, comm, step, best=step in (2, 5))
+            comm.barrier()
+            kept.append(steps(folder))
+            comm.barrier()
+        return kept, is_right(store.best(), comm, 5), is_right(store.newest(), comm, 7)
+
+    kept = [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
+    assert ranks.run(body) == [(kept, True, True)] * ranks.size
+
+
+def test_the_files_are_those_that_the_manifest_names(tmp_path):
+    transport.simulated.run(lambda comm: save(Checkpoints(tmp_path, comm), comm, 40, best=True), 2)
+    folder = tmp_path / "step-00000040"
+    manifest = json.loads((folder / COMPLETE).read_text().splitlines()[0])
+    files = manifest.pop("files")
+    assert manifest == {"step": 40, "number": 1, "world_size": 2, "best": True, "format": 1}
+    assert sorted([*files, COMPLETE]) == sorted(path.name for path in folder.iterdir())
+    assert set(files) == {SHARED, OWN.format(0), OWN.format(1)}
+    for name, entry in files.items():
+        check_file(folder / name, trees.Written(**entry))
+
+
+def test_a_run_that_went_back_is_found_where_it_is(ranks, tmp_path):
+    """A step that is there already, damaged or not, or one before others: what is saved last counts."""
+
+    def body(comm):
+        store = Checkpoints(common(comm, tmp_path), comm, keep=2)
+        found = []
+        for step in (10, 20, 20, 10):
+            save(store, comm, step)
+            found.append(is_right(store.newest(), comm, step))
+        return found
+
+    assert ranks.run(body) == [[True] * 4] * ranks.size
+
+
+def test_ranks_that_are_not_at_the_same_step_are_told(ranks, tmp_path):
+    def body(comm):
+        store = Checkpoints(common(comm, tmp_path), comm)
+        with pytest.raises(RanksDisagree, match=r"step is 1 on ranks \[0.*2 on ranks \["):
+            save(store, comm, 1 + (comm.rank == comm.size - 1))
+        return True
+
+    if ranks.size > 1:
+        assert all(ranks.run(body))
+
+
+@pytest.mark.parametrize(("keep", "step"), [(0, 1), (3, -1)])
+def test_bad_numbers_are_refused(tmp_path, keep, step):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    with pytest.raises(InvalidArgument, match="expected at least"):
+        Checkpoints(tmp_path, comm, keep=keep).save(step, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reducer", ["dense", "gtopk", "oktopk", "hitopk"])
+def test_the_state_of_a_reducer_goes_through_unchanged(tmp_path, reducer):
+    def body(comm):
+        one = make_reducer(reducer, Topology(comm), size=64)
+        gradient = np.random.default_rng(comm.rank).standard_normal(64)
+        one.reduce(gradient)
+        store = Checkpoints(tmp_path, comm)
+        store.save(1, {}, one.state_dict())
+        other = make_reducer(reducer, Topology(comm), size=64)
+        other.load_state_dict(store.newest().own)
+        return same(store.newest().own, one.state_dict()) and same(
+            one.reduce(gradient), other.reduce(gradient)
+        )
+
+    assert transport.simulated.run(body, 4, 2) == [True] * 4
+
+
+# --- damage
+
+
+def flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def damages(path, seed):
+    """Yield, one after another, the file with flipped bits, cut, longer, and removed; then heal it."""
+    content, generator = path.read_bytes(), random.Random(seed)
+    for bit in [0, 8 * len(content) - 1, *generator.sample(range(8 * len(content)), 12)]:
+        flip(path, bit)
+        yield
+        path.write_bytes(content)
+    for length in [0, 1, len(content) - 1, *generator.sample(range(len(content)), 4)]:
+        path.write_bytes(content[:length])
+        yield
+    path.write_bytes(content + b"\n")
+    yield
+    path.unlink()
+    yield
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(0), OWN.format(1)])
+def test_instead_of_a_damaged_one_the_one_before_is_found_and_the_file_is_named(tmp_path, capsys, name):
+    def find():
+        return transport.simulated.run(
+            lambda comm: next(
+                (step for step in (1, 2) if is_right(Checkpoints(tmp_path, comm).newest(), comm, step)), None
+            ),
+            2,
+        )
+
+    def fill(comm):
+        store = Checkpoints(tmp_path, comm)
+        save(store, comm, 1)
+        save(store, comm, 2)
+
+    transport.simulated.run(fill, 2)
+    path = tmp_path / "step-00000002" / name
+    assert find() == [2, 2]
+    assert capsys.readouterr().err == ""
+    count = 0
+    for _ in damages(path, len(name)):
+        assert find() == [1, 1]
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("cloudtrain: warning: ")
+        assert str(path) in lines[0]
+        count += 1
+    assert count == 23
+    assert find() == [2, 2]
+
+
+def test_where_all_are_damaged_none_is_found(ranks, tmp_path, capfd):
+    def body(comm):
+        folder = common(comm, tmp_path)
+        store = Checkpoints(folder, comm)
+        save(store, comm, 1)
+        save(store, comm, 2)
+        if comm.rank == 0:
+            flip(folder / "step-00000001" / SHARED, 900)
+            (folder / "step-00000002" / OWN.format(comm.size - 1)).unlink()
+        return store.newest()
+
+    assert ranks.run(body) == [None] * ranks.size
+
+
+def test_a_checkpoint_of_another_format_is_left_out_by_name(tmp_path, capsys, monkeypatch):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    store = Checkpoints(tmp_path, comm)
+    save(store, comm, 1)
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    assert store.newest() is None
+    assert "expected format 2, got 1" in capsys.readouterr().err
+
+
+def test_damage_after_it_was_found_is_an_error(tmp_path):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    store = Checkpoints(tmp_path, comm)
+    save(store, comm, 1)
+    found = store.newest()
+    flip(found.path / OWN.format(0), 777)
+    with pytest.raises(Damaged, match=OWN.format(0)):
+        found.own_of(0)
+    with pytest.raises(InvalidArgument, match="expected 0 to 0, got 1"):
+        found.own_of(1)
+
+
+# --- another world size
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (5, 3), (2, 5), (3, 1), (1, 4)])
+def test_another_world_takes_over_all_residuals(tmp_path, before, after):
+    length = 1000
+
+    def residual(rank):
+        return np.random.default_rng(rank).standard_normal(length).astype(np.float32)
+
+    def write(comm):
+        Checkpoints(tmp_path, comm).save(3, {"a": 1}, {"residual": residual(comm.rank)})
+
+    def read(comm):
+        found = Checkpoints(tmp_path, comm).newest()
+        assert (found.step, found.world_size, found.shared, found.own) == (3, before, {"a": 1}, None)
+        return merged(
+            lambda rank: found.own_of(rank)["residual"],
+            length,
+            world_size=found.world_size,
+            rank=comm.rank,
+            size=comm.size,
+        )
+
+    transport.simulated.run(write, before)
+    results = transport.simulated.run(read, after)
+    exact = np.sum([residual(rank) for rank in range(before)], axis=0, dtype=np.float64)
+    magnitude = np.sum([np.abs(each) for each in results], axis=0, dtype=np.float64)
+    error = np.abs(np.sum(results, axis=0, dtype=np.float64) - exact)
+    assert np.all(error <= magnitude * 2.0**-24)  # each result is rounded once, by half a unit at most
+    for rank, result in enumerate(results):
+        assert result.dtype == np.float32
+        if rank >= before:
+            assert not result.any()
+        elif before <= after:
+            assert same(result, residual(rank))
+
+
+def test_every_rank_of_then_is_taken_over_once():
+    for before in range(1, 9):
+        for after in range(1, 9):
+            taken = [each for rank in range(after) for each in taken_over(before, rank, after)]
+            assert sorted(taken) == list(range(before))
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank):
+    def write(comm):
+        store = Checkpoints(tmp_path, comm)
+        save(store, comm, 1)
+        save(store, comm, 2)
+
+    transport.simulated.run(write, 5)
+    flip(tmp_path / "step-00000002" / OWN.format(rank), 1500)
+    assert transport.simulated.run(lambda comm: Checkpoints(tmp_path, comm).newest().step, 2) == [1, 1]
+    assert OWN.format(rank) in capsys.readouterr().err
+
+
+# --- crashes
+
+BIG = 1 << 19  # bytes of an array of each tree: a kill shall often come while files are written
+
+
+def big_tree(step, rank):
+    return {"step": step, "array": np.random.default_rng([step, rank]).integers(0, 256, BIG, np.uint8)}
+
+
+def is_big_right(checkpoint, rank):
+    return same(checkpoint.shared, big_tree(checkpoint.step, 99)) and same(
+        checkpoint.own, big_tree(checkpoint.step, rank)
+    )
+
+
+def save_on(folder, first_step, acknowledge):
+    """Save step after step on two ranks of this process, and tell of each that is saved."""
+
+    def body(comm):
+        store = Checkpoints(folder, comm, keep=2)
+        step = first_step
+        if comm.rank == 0:
+            acknowledge(None)
+        while True:
+            store.save(step, big_tree(step, 99), big_tree(step, comm.rank), best=step % 7 == 0)
+            if comm.rank == 0:
+                acknowledge(step)
+            step += 1
+
+    transport.simulated.run(body, 2)
+
+
+def find_big(folder):
+    """Return the newest step and the best one; both must be right."""
+
+    def body(comm):
+        store = Checkpoints(folder, comm, keep=2)
+        newest, best = store.newest(), store.best()
+        assert newest is None or is_big_right(newest, comm.rank)
+        assert best is None or is_big_right(best, comm.rank)
+        return newest and newest.step, best and best.step
+
+    one, other = transport.simulated.run(body, 2)
+    assert one == other
+    return one
+
+
+def test_killed_at_random_moments_the_last_that_was_saved_is_there_and_whole(tmp_path, capsys):
+    generator = random.Random(5)
+    last = interrupted = 0
+    for _ in range(KILLS):
+        receiving, sending = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=save_on, args=(tmp_path, last + 1, sending.send))
+        process.start()
+        sending.close()
+        assert receiving.recv() is None  # it begins
+        time.sleep(generator.uniform(0.0, 0.1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(30)
+        assert process.exitcode == -signal.SIGKILL
+        saved = last
+        while receiving.poll():
+            try:
+                saved = receiving.recv()
+            except EOFError:
+                break
+        receiving.close()
+        interrupted += any(path.name.startswith("unfinished-") for path in tmp_path.iterdir())
+        newest, best = find_big(tmp_path)
+        last = newest or 0
+        assert saved <= last <= saved + 1  # killed after it was renamed and before that was told
+        assert best == (last // 7 * 7 or None)
+    assert capsys.readouterr().err == "", "a crash leaves nothing that looks damaged"
+    assert interrupted >= KILLS / 4, "too few kills came while saving to mean anything"
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    Checkpoints(tmp_path, comm, keep=1).save(last + 1, {}, {})
+    assert steps(tmp_path) == sorted({last // 7 * 7 or last + 1, last + 1})
+
+
+def kill_at(number, folder):
+    """Save step 3, and kill this process before it changes the folder for the ``number``-th time."""
+    changes = 0
+
+    def change():
+        nonlocal changes
+        changes += 1
+        if changes == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(event, arguments):
+        is_write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or is_write:
+            change()
+
+    fsync = os.fsync
+    os.fsync = lambda descriptor: (change(), fsync(descriptor))  # which has no audit event
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    sys.addaudithook(audit)
+    Checkpoints(folder, comm, keep=2).save(3, big_tree(3, 99), big_tree(3, 0))
+    os._exit(0)
+
+
+def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, capsys):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        store = Checkpoints(folder, comm, keep=2)
+        for step in (1, 2):
+            store.save(step, big_tree(step, 99), big_tree(step, 0))
+        process = FORK.Process(target=kill_at, args=(number, folder))
+        process.start()
+        process.join(30)
+        newest = store.newest()
+        assert newest.step in (2, 3)
+        assert is_big_right(newest, 0)
+        store.save(4, {}, {})
+        assert steps(folder) == [newest.step, 4]
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert capsys.readouterr().err == ""
+    # mkdir, three files opened and synced, two folders synced, two renames, and the oldest's removal
+    assert number > 12
+
+
+def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    """A power cut keeps what was synced: files and folder before the rename, the folder above after it."""
+    done, fsync, rename = [], os.fsync, os.rename
+
+    def record_sync(descriptor):
+        done.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")).split("-step-")[0])
+        fsync(descriptor)
+
+    def record_rename(source, target, **folders):
+        done.append("rename")
+        rename(source, target, **folders)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    save(Checkpoints(tmp_path / "store", comm), comm, 1)
+    above = tmp_path.name  # of which "store" is new
+    assert done == [above, OWN.format(0), SHARED, COMPLETE, "unfinished", "rename", "store"]
+
+
+# --- no room, no folder
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, monkeypatch, victim):
+    def full(path, tree):
+        if path.name == OWN.format(victim):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        return write_tree(path, tree)
+
+    def body(comm):
+        store = Checkpoints(tmp_path, comm)
+        save(store, comm, 1)
+        comm.barrier()
+        monkeypatch.setattr(checkpoints, "write_tree", full)
+        with pytest.raises(CheckpointFailed, match=f"step 2 is not saved: rank {victim}: .*No space left"):
+            save(store, comm, 2)
+        comm.barrier()
+        return steps(tmp_path), is_right(store.newest(), comm, 1)
+
+    assert transport.simulated.run(body, 2) == [([1], True)] * 2
+
+
+def test_files_that_may_not_grow_are_one_error(tmp_path):
+    def limited():
+        comm = transport.simulated.run(lambda comm: comm, 1)[0]
+        store = Checkpoints(tmp_path, comm)
+        save(store, comm, 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+        with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank 0: .*File too large"):
+            store.save(2, big_tree(2, 0), None)
+        os._exit(0 if steps(tmp_path) == [1] and is_right(store.newest(), comm, 1) else 1)
+
+    process = FORK.Process(target=limited)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Give a filesystem in memory of 3 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+@NOT_ROOT
+def test_a_full_disk_is_one_error_and_the_older_ones_stay(small):
+    def body(comm):
+        store = Checkpoints(small, comm)
+        store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
+        with pytest.raises(CheckpointFailed, match="step 2 is not saved: .*No space left on device"):
+            store.save(2, big_tree(2, 99), big_tree(2, comm.rank))
+        comm.barrier()
+        return steps(small), is_big_right(store.newest(), comm.rank)
+
+    assert transport.simulated.run(body, 2) == [([1], True)] * 2
+
+
+@NOT_ROOT
+def test_what_a_crash_left_takes_no_room_from_the_next(small):
+    leftover = small / "unfinished-step-00000001-0123abcd"
+    leftover.mkdir()
+    (leftover / SHARED).write_bytes(bytes(5 * BIG))
+
+    def body(comm):
+        store = Checkpoints(small, comm)
+        store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
+        return is_big_right(store.newest(), comm.rank)
+
+    assert transport.simulated.run(body, 2) == [True] * 2
+    assert steps(small) == [1]
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(ranks, tmp_path):
+    def body(comm):
+        parent = common(comm, tmp_path / "file")
+        if comm.rank == 0:
+            parent.write_text("no folder")
+        comm.barrier()
+        with pytest.raises(CheckpointFailed, match="rank 0: .*Not a directory"):
+            save(Checkpoints(parent / "checkpoints", comm), comm, 1)
+        return True
+
+    assert all(ranks.run(body))
+
+
+def test_a_folder_that_others_do_not_see_is_one_error(tmp_path):
+    def body(comm):
+        own = tmp_path / f"host{comm.rank // 2}"  # as a disk of each node's own
+        with pytest.raises(CheckpointFailed, match="rank 2 on node1 does not see it: choose a folder"):
+            save(Checkpoints(own, comm), comm, 1)
+        return True
+
+    assert transport.simulated.run(body, 4, 2) == [True] * 4
+    assert [path.name for path in tmp_path.rglob("*")] == ["host0"]
+
+
+@pytest.mark.launch
+def test_the_same_bodies_pass_on_real_ranks():
+    result = mpirun(
+        3,
+        *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
+        *("tests/training/test_checkpoints.py", "-k", "mpi"),
+    )
+    assert result.returncode == 0, tail(result)
+    assert result.stdout.count(" passed") == 3, tail(result)

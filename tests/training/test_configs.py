@@ -1,0 +1,310 @@
+"""What ships in ``configs/`` loads, is what its sources say, and fits the ranks that it is meant for."""
+
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from training.config import Config, ConfigurationError, load, load_with_warnings
+from training.datasets import DATASETS
+from training.models import MODELS
+from training.schedules import Span, momentum_at
+
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+PRESETS = sorted(FOLDER.glob("presets/*.yaml"))
+NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10"))]
+IMAGENET = [name for name in CONFIGS if name.startswith("imagenet")]
+TRAINING_SAMPLES = {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000, "imagenet": 1_281_167}
+
+
+def load_shipped(name: str, *words: str) -> Config:
+    """Load a shipped configuration; the path is looked at only when the data set is made."""
+    path = ["dataset.path=somewhere"] if name in NEED_A_PATH else []
+    return load(CONFIGS[name], [*path, *words])
+
+
+def training_samples(config: Config) -> int:
+    name = config.dataset.name
+    samples: int = config.dataset.options["samples"] if name == "synthetic" else TRAINING_SAMPLES[name]
+    return samples
+
+
+def spans(config: Config, world_size: int) -> list[Span]:
+    """Return what the schedules of each phase run over."""
+    found = []
+    for phase in config.phases:
+        global_batch = phase.batch_size * world_size
+        epoch_steps = training_samples(config) // global_batch
+        steps = phase.steps or epoch_steps * phase.epochs
+        found.append(Span(steps, epoch_steps, global_batch))
+    return found
+
+
+def rates(name: str, world_size: int) -> list[list[float]]:
+    """Return the learning rate of every step of every phase."""
+    config = load_shipped(name)
+    return [
+        [rate.at(step, span.steps) for step in range(span.steps)]
+        for span, rate in (
+            (span, phase.learning_rate.resolved(span))
+            for phase, span in zip(config.phases, spans(config, world_size), strict=True)
+        )
+    ]
+
+
+def included(path: Path) -> list[Path]:
+    """Return the files that a configuration includes, at any depth."""
+    given = yaml.safe_load(path.read_text()).get("include", [])
+    direct = [(path.parent / name).resolve() for name in ([given] if isinstance(given, str) else given)]
+    return [file for each in direct for file in (each, *included(each))]
+
+
+# -------------------------------------------------------------------------------------- all of them
+
+
+def test_all_that_were_promised_are_there():
+    assert list(CONFIGS) == [
+        "cifar10_resnet20",
+        "cifar10_vgg16",
+        "digits",
+        "digits_lars",
+        "imagenet_resnet50_90epochs",
+        "imagenet_resnet50_dawnbench",
+        "imagenet_vgg19",
+        "mnist5k",
+        "synthetic",
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_loads_without_warnings_under_its_own_name(name):
+    path = ["dataset.path=somewhere"] if name in NEED_A_PATH else []
+    loaded = load_with_warnings(CONFIGS[name], path)
+    assert loaded.config.name == name
+    assert loaded.warnings == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_is_read_back_equal_from_its_resolved_form(name, tmp_path):
+    config = load_shipped(name)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_exist_and_take_images_of_every_phase(name):
+    config = load_shipped(name)
+    assert config.model in MODELS
+    assert all(phase.input_size >= MODELS[config.model].smallest_side for phase in config.phases)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_is_used(path):
+    assert path.resolve() in {file for config in CONFIGS.values() for file in included(config)}
+
+
+@pytest.mark.parametrize("name", NEED_A_PATH)
+def test_without_a_path_one_line_says_that_it_is_missing(name):
+    with pytest.raises(ConfigurationError) as caught:
+        load(CONFIGS[name])
+    dataset = name.split("_")[0]
+    expected = f"dataset: dataset {dataset}: path: expected a folder or URL, got none"
+    assert str(caught.value) == f"{CONFIGS[name]}: {expected}"
+
+
+def test_the_readme_names_each():
+    readme = (FOLDER.parent / "README.md").read_text()
+    named = re.findall(r"^\| \[`(\w+)`\]\(configs/(\w+)\.yaml\) \|", readme, re.MULTILINE)
+    assert sorted(named) == [(name, name) for name in CONFIGS]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_path_is_needed_where_the_data_set_takes_one(name):
+    takes_path = "path" in inspect.signature(DATASETS[load_shipped(name).dataset.name]).parameters
+    assert takes_path == (name in NEED_A_PATH)
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"), [*((name, 8) for name in CONFIGS), *((name, 128) for name in NEED_A_PATH)]
+)
+def test_schedules_resolve_and_batches_fit(name, world_size):
+    config = load_shipped(name)
+    batches = [phase.batch_size * world_size for phase in config.phases]
+    assert max(batches) <= training_samples(config)
+    assert all(batch % config.cache.shards == 0 for batch in batches)
+    for of_phase in rates(name, world_size):
+        assert min(of_phase) >= 0
+        assert max(of_phase) > 0
+
+
+@pytest.mark.parametrize("world_size", [8, 128])
+@pytest.mark.parametrize("name", NEED_A_PATH)
+def test_the_largest_rate_grows_with_the_ranks(name, world_size):
+    largest = {
+        "imagenet_resnet50_dawnbench": 25 / 128,
+        "imagenet_resnet50_90epochs": 0.1 * 64 / 256,
+        "imagenet_vgg19": 10 / 128,
+        "cifar10_vgg16": 0.1 / 16,
+        "cifar10_resnet20": 0.1 / 4,
+    }
+    found = max(rate for of_phase in rates(name, world_size) for rate in of_phase)
+    assert found == pytest.approx(largest[name] * world_size, rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------- DAWNBench
+
+
+def test_dawnbench_has_the_phases_of_the_record():
+    config = load_shipped("imagenet_resnet50_dawnbench")
+    shape = [(phase.epochs, phase.input_size, phase.batch_size, phase.reducer) for phase in config.phases]
+    assert shape == [
+        (13, 96, 256, "hitopk"),
+        (11, 128, 256, "torus2d"),
+        (3, 224, 256, "torus2d"),
+        (1, 288, 128, "torus2d"),
+    ]
+    assert [phase.density for phase in config.phases] == [0.01, None, None, None]
+    assert [phase.label_smoothing for phase in config.phases] == [0.1] * 4
+    assert [phase.augmentation.area[0] for phase in config.phases] == [0.11, 0.11, 0.11, 0.5]
+    assert (config.model, config.precision, config.optimizer.name) == ("resnet50", "float16", "lars")
+    assert (config.target.metric, config.target.at_least) == ("top5", 0.93)
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 128])
+def test_dawnbench_rises_for_13_epochs_and_falls_in_one_line_for_15(world_size):
+    config = load_shipped("imagenet_resnet50_dawnbench")
+    first, *falling = config.phases
+    start, peak, last = (each * world_size / 128 for each in (0.2, 25, 0.2))
+    found = rates("imagenet_resnet50_dawnbench", world_size)
+    assert [found[0][0], found[0][-1]] == pytest.approx([start, peak], rel=1e-12)
+    epoch, momentum = 0, (config.momentum_of(first).start, config.momentum_of(first).end)
+    assert momentum == (0.98, 0.90)
+    for phase, of_phase in zip(falling, found[1:], strict=True):
+        for end, step in (("start", 0), ("end", -1)):
+            line = peak + (last - peak) * epoch / 15
+            assert of_phase[step] == pytest.approx(line, rel=1e-4)  # the file has five digits
+            assert getattr(phase.momentum, end) == pytest.approx(0.90 + 0.08 * epoch / 15, abs=5e-5)
+            epoch += phase.epochs if end == "start" else 0
+    assert epoch == 15
+
+
+def test_dawnbench_hands_the_rate_and_the_momentum_on_from_phase_to_phase():
+    config, found = load_shipped("imagenet_resnet50_dawnbench"), rates("imagenet_resnet50_dawnbench", 128)
+    for number in range(3):
+        before, after = config.phases[number], config.phases[number + 1]
+        assert found[number][-1] == found[number + 1][0]
+        assert momentum_at(before.momentum, 9, 10) == momentum_at(after.momentum, 0, 10)
+
+
+def test_lars_is_the_entrys():
+    for name in ("imagenet_resnet50_dawnbench", "imagenet_vgg19"):
+        optimizer = load_shipped(name).optimizer
+        assert (optimizer.name, optimizer.trust, optimizer.weight_decay) == ("lars", 0.0008, 0.0001)
+        assert optimizer.nesterov
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_is_normalised_by_its_levels(name):
+    config = load_shipped(name)
+    assert config.normalise.mean == pytest.approx([255 * mean for mean in (0.485, 0.456, 0.406)])
+    assert config.normalise.std == pytest.approx([255 * std for std in (0.229, 0.224, 0.225)])
+
+
+# --------------------------------------------------------------------------------- the papers' others
+
+
+def test_90_epochs_warm_up_from_the_rate_of_256_and_drop_by_ten_three_times():
+    config = load_shipped("imagenet_resnet50_90epochs")
+    (phase,) = config.phases
+    assert (phase.epochs, phase.input_size, config.optimizer.name) == (90, 224, "sgd")
+    assert (config.optimizer.momentum, config.optimizer.nesterov) == (0.9, True)
+    assert config.optimizer.weight_decay == 0.0001
+    ((span,), (found,)) = spans(config, 128), rates("imagenet_resnet50_90epochs", 128)
+    assert span.global_batch == 8192
+    assert found[0] == 0.1
+    at_epochs = [found[round(epoch * span.epoch_steps)] for epoch in (5, 29.9, 30, 60, 80, 89.9)]
+    assert at_epochs == pytest.approx([3.2, 3.2, 0.32, 0.032, 0.0032, 0.0032], rel=1e-12)
+
+
+def test_vgg19_is_sparse_for_90_epochs_and_dense_on_request():
+    config = load_shipped("imagenet_vgg19")
+    (phase,) = config.phases
+    assert (config.model, phase.epochs, phase.input_size, phase.batch_size) == ("vgg19", 90, 224, 256)
+    assert (phase.reducer, phase.density) == ("hitopk", 0.01)
+    assert rates("imagenet_vgg19", 128)[0][-1] == 0
+    dense = load_shipped("imagenet_vgg19", "reducer=torus2d", "density=null")
+    assert (dense.phases[0].reducer, dense.phases[0].density) == ("torus2d", None)
+
+
+def test_vgg16_has_the_settings_of_oktopk():
+    config = load_shipped("cifar10_vgg16")
+    (phase,) = config.phases
+    assert (config.model, phase.reducer, phase.density) == ("vgg16_cifar", "oktopk", 0.02)
+    assert (phase.epochs, phase.input_size, phase.batch_size * 16) == (160, 32, 256)
+    found = rates("cifar10_vgg16", 16)[0]
+    assert [found[0], found[-1]] == pytest.approx([0.1, 0.001])
+
+
+def test_vgg16_takes_the_settings_of_gtopk_that_its_comment_names():
+    lines = CONFIGS["cifar10_vgg16"].read_text().splitlines()
+    commented = " ".join(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
+    (phase,) = load_shipped("cifar10_vgg16", *shlex.split(commented)).phases
+    assert (phase.reducer, phase.density, phase.epochs, phase.batch_size) == ("gtopk", 0.001, 140, 128)
+    assert phase.density_warmup.epochs == 4
+    span = Span(140 * 97, 97, 512)
+    rate = phase.learning_rate.resolved(span)
+    assert [rate.at(step, span.steps) for step in (0, 4 * 97)] == [0.01, 0.1]
+
+
+def test_resnet20_has_the_settings_of_gtopk():
+    config = load_shipped("cifar10_resnet20")
+    (phase,) = config.phases
+    assert (config.model, phase.reducer, phase.density) == ("resnet20", "gtopk", 0.001)
+    assert (phase.epochs, phase.input_size, phase.batch_size) == (140, 32, 128)
+    assert config.optimizer.momentum == 0.9
+    densities = phase.density_warmup.densities(phase.density)
+    assert len(densities) == 4
+    assert densities[0] == 0.25
+    ((span,), (found,)) = spans(config, 4), rates("cifar10_resnet20", 4)
+    at_epochs = [found[epoch * span.epoch_steps] for epoch in (0, 4, 69, 70, 105)]
+    assert at_epochs == pytest.approx([0.01, 0.1, 0.1, 0.01, 0.001], rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------- the small ones
+
+
+def test_mnist5k_has_dawnbenchs_shape():
+    sparse, dense = load_shipped("mnist5k").phases
+    assert (sparse.reducer, dense.reducer) == ("hitopk", "dense")
+    assert sparse.input_size < dense.input_size == 28
+    assert sparse.learning_rate.start < sparse.learning_rate.end == dense.learning_rate.start == 0.1
+    assert dense.learning_rate.end == 0
+    assert not sparse.augmentation.mirror
+    assert not dense.augmentation.mirror
+
+
+def test_mnist5k_becomes_all_dense_by_two_words():
+    config = load_shipped("mnist5k", "reducer=dense", "density=null")
+    assert [phase.reducer for phase in config.phases] == ["dense", "dense"]
+
+
+def test_synthetic_generates_what_the_phase_takes_at_any_size():
+    assert load_shipped("synthetic").dataset.options["side"] == 96
+    config = load_shipped(
+        "synthetic", "model=vgg16_cifar", "phases.0.input_size=32", "dataset.classes=10", "dataset.samples=64"
+    )
+    dataset = config.dataset.make()
+    assert dataset.classes == 10
+    assert dataset.manifest("training").shape == (32, 32, 3)
+    assert len(dataset.manifest("training")) == 64
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_synthetic_takes_every_model(name):
+    config = load_shipped("synthetic", f"model={name}")
+    assert config.model == name
+    assert config.phases[0].input_size >= MODELS[name].smallest_side

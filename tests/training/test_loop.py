@@ -1,0 +1,393 @@
+"""What a run does with its phases, its tests and its target; and what keeps one from beginning."""
+
+import json
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from commlib import Topology, transport
+from datacache import Arrays
+from tests.training.small import metrics_of, phase, trainer
+from training.config import Config, ConfigurationError, load
+from training.data import Data
+from training.dawnbench import DawnBench
+from training.loop import Trainer, TrainingDiverged
+from training.metrics import RunFolder
+from training.summary import EpochResult, closing_lines
+
+EPOCH_STEPS = 1437 // 64
+DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
+
+
+def noted_paces(run):
+    """Return a list that gets learning rate and momentum of the optimizer at every update."""
+    paces, optimizer = [], run.learner.optimizer
+    update = run.learner._update
+
+    def note(mean):
+        paces.append((float(optimizer.learning_rate.numpy()), float(optimizer.momentum.numpy())))
+        update(mean)
+
+    run.learner._update = note
+    return paces
+
+
+# -------------------------------------------------------------------------------------- schedules
+
+
+def test_every_step_is_taken_at_the_rate_and_momentum_of_its_phase(tmp_path):
+    first = phase(
+        steps=6,
+        rate="learning_rate: {start: 0.4, end: 0.1, per_batch: 32, warmup: {start: 0.0, steps: 2}}",
+        momentum="{start: 0.9, end: 0.4}",
+    )
+    second = phase(steps=3, rate="learning_rate: {schedule: step, start: 0.3, factor: 0.5, at_steps: [2]}")
+    run = trainer(tmp_path, "optimizer={name: sgd, momentum: 0.7}", "log_every=1", phases=(first, second))
+    paces = noted_paces(run)
+    run.fit()
+    rates = [0.0, 0.4, 0.8, 0.6, 0.4, 0.2, 0.3, 0.3, 0.15]  # 64 samples a step: twice what is given
+    momenta = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.7, 0.7, 0.7]
+    np.testing.assert_allclose(paces, np.transpose([rates, momenta]), rtol=1e-6)
+    steps = [line for line in metrics_of(tmp_path) if line["kind"] == "step"]
+    assert [line["learning_rate"] for line in steps] == pytest.approx(rates)
+    assert [line["momentum"] for line in steps] == pytest.approx(momenta)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6, 1, 2, 3]  # of their phase
+
+
+def test_a_phase_may_have_momentum_where_the_optimizer_has_none(tmp_path):
+    phases = (phase(steps=2, momentum=0.8), phase(steps=2))
+    run = trainer(tmp_path, "optimizer={name: sgd, momentum: 0}", phases=phases)
+    paces = noted_paces(run)
+    run.fit()
+    assert [momentum for _, momentum in paces] == pytest.approx([0.8, 0.8, 0, 0])
+    run = trainer(tmp_path, "optimizer={name: sgd, momentum: 0}")
+    assert run.fit().samples == 360
+
+
+def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
+    warmup = phase(
+        epochs=3, batch=400, reducer="gtopk", density=0.01, density_warmup="{start: 0.25, epochs: 2}"
+    )
+    again = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
+    run = trainer(tmp_path, phases=(warmup, again))
+    step, densities = run.learner.step, []
+
+    def noted(*args):
+        densities.append(run.learner.gradients.reducer.density)
+        return step(*args)
+
+    run.learner.step = noted
+    run.fit()
+    assert densities[::3] == pytest.approx([0.25, 0.05, 0.01, 0.01])
+
+
+def test_a_warm_up_that_the_phase_cuts_off_leaves_the_next_one_its_own_density(tmp_path):
+    cut = phase(epochs=1, batch=400, reducer="gtopk", density=0.01, density_warmup="{start: 0.25, epochs: 1}")
+    after = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
+    run = trainer(tmp_path, phases=(cut, after))
+    run.fit()
+    assert run.learner.gradients.reducer.density == 0.01
+
+
+# ----------------------------------------------------------------------------- phases and their tests
+
+
+def test_phases_in_steps_end_in_the_middle_of_an_epoch_and_the_next_begins_another(tmp_path):
+    phases = (phase(steps=EPOCH_STEPS + 3), phase(steps=2, size=6), phase(epochs=1))
+    run = trainer(tmp_path, phases=phases)
+    read, step = [], run.learner.step
+
+    def noted(backward, batch, pace):
+        read.append((run.position.run_epoch, batch.images.shape[1], batch.ids.tolist()))
+        return step(backward, batch, pace)
+
+    run.learner.step = noted
+    run.fit()
+    lengths = [EPOCH_STEPS, 3, 2, EPOCH_STEPS]
+    assert [epoch for epoch, _, _ in read] == [
+        epoch for epoch, steps in enumerate(lengths) for _ in range(steps)
+    ]
+    assert {(epoch, size) for epoch, size, _ in read} == {(0, 4), (1, 4), (2, 6), (3, 4)}
+    orders = [[ids for each, _, ids in read if each == epoch][0] for epoch in range(4)]
+    assert len({tuple(ids) for ids in orders}) == 4  # each epoch has an order of its own
+    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    assert [line["steps"] for line in epochs] == lengths
+    assert (run.position.steps, run.position.phase) == (sum(lengths), 3)
+
+
+def test_epochs_are_tested_now_and_then_and_at_the_end_of_each_phase(tmp_path, capsys):
+    phases = (phase(epochs=3, batch=400), phase(epochs=2, batch=400))
+    run = trainer(tmp_path, "evaluate_every=2", phases=phases)
+    summary = run.fit()
+    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    assert [line["correct"] is not None for line in epochs] == [False, True, True, True, True]
+    assert [line["samples"] for line in epochs] == [0, 360, 360, 360, 360]
+    assert summary.correct == epochs[-1]["correct"]
+    assert capsys.readouterr().out.count("not tested") == 1
+
+
+def test_the_lines_of_a_run_tell_what_happened(tmp_path):
+    phases = (phase(steps=12, reducer="hitopk"), phase(steps=3))
+    run = trainer(tmp_path, "checkpoints={every_steps: 5}", phases=phases)
+    summary = run.fit()
+    lines = metrics_of(tmp_path)
+    assert [line["kind"] for line in lines] == [
+        *("prepare", "checkpoint", "step", "checkpoint", "epoch", "checkpoint"),
+        *("switch", "stall", "epoch", "checkpoint", "cache", "summary"),
+    ]
+    by_kind = {line["kind"]: line for line in lines}
+    assert (by_kind["switch"]["before"], by_kind["switch"]["after"]) == ("hitopk", "dense")
+    assert [line["steps"] for line in lines if line["kind"] == "checkpoint"] == [5, 10, 12, 15]
+    stall = by_kind["stall"]["stall_seconds"]
+    assert by_kind["stall"]["phase"] == 1
+    assert [each.stall_seconds for each in summary.phases] == [None, stall]
+    (told,) = [line for line in closing_lines(summary, "x") if "stood still" in line]
+    assert told == f"stood still at boundaries between phases: {stall:.2f} s"
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "summary.json").read_text())["samples"] == 360
+
+
+def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
+    run = trainer(tmp_path, phases=(phase(steps=3), phase(steps=3)))
+    begin, waited = run.learner.begin, 0.3
+
+    def slow(phase):
+        import time
+
+        time.sleep(waited)
+        return begin(phase)
+
+    run.learner.begin = slow
+    summary = run.fit()
+    assert summary.phases[1].stall_seconds > waited * 0.9  # but for a step, which is much shorter
+
+
+def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
+    run = trainer(tmp_path, "average=0.99")
+    before = [variable.numpy() for variable in run.learner.variables]
+    tested = []
+    right = run.learner.forward.right
+
+    def noted(*args):
+        tested.append([variable.numpy() for variable in run.learner.variables])
+        return right(*args)
+
+    run.learner.forward.right = noted
+    run.fit()
+    averages = [each.numpy() for each in run.learner.average.averages]
+    for variable, average, first, seen in zip(
+        run.learner.variables, averages, before, tested[0], strict=True
+    ):
+        np.testing.assert_array_equal(seen, average)
+        distance = np.abs(average - variable.numpy()).max()
+        assert distance > 10 * np.abs(average - first).max() > 0  # it has hardly moved yet
+    weights = [variable.numpy() for variable in run.learner.variables]
+    (folder,) = tmp_path.iterdir()
+    run.model.load_weights(folder / "model.weights.h5")
+    for variable, average, weight in zip(run.learner.variables, averages, weights, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), average)
+        assert (variable.numpy() != weight).any()
+
+
+def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path):
+    run = trainer(tmp_path, phases=(phase(epochs=2),))
+    step = run.learner._reduce
+
+    def spoiled(gradient):
+        return step(gradient * np.float32(np.nan) if run.position.steps >= 2 else gradient)
+
+    run.learner._reduce = spoiled
+    before = [variable.numpy() for variable in run.learner.variables]
+    with pytest.raises(TrainingDiverged, match="20 steps in a row had a NaN or an infinity"):
+        run.fit()
+    assert run.position.steps == 22
+    assert run.summary.phases[0].void_steps == 20
+    for variable, value in zip(run.learner.variables, before, strict=True):
+        assert np.isfinite(variable.numpy()).all()
+        assert (variable.numpy() != value).any()
+
+
+def test_lars_with_batches_of_512_reaches_the_accuracy_of_sgd_with_batches_of_64(tmp_path):
+    alone = ["ranks_per_node=null", "cache={}", f"output={tmp_path}", "evaluate_every=60", "reducer=dense"]
+    lars = ["phases.0.batch_size=512"]  # in place of four ranks of 128
+    sgd = ["optimizer=sgd", "phases.0.batch_size=64", "phases.0.epochs=20"]
+    sgd += ["phases.0.learning_rate={start: 0.1, end: 0.0}"]
+    accuracies = []
+    for words in (lars, sgd):
+        keras.utils.clear_session()
+        run = Trainer(load(DIGITS_LARS, [*alone, *words]))
+        accuracies.append(run.fit().accuracy)
+        assert run.position.steps == (60 * 2 if words is lars else 20 * 22)
+    # Measured with seeds 1, 2 and 3: LARS 98.6 to 99.4 %, SGD 98.6 to 99.4 %.
+    assert min(accuracies) >= 0.97
+    assert accuracies[0] >= accuracies[1] - 0.015
+
+
+# ------------------------------------------------------------------------------ target and DAWNBench
+
+TARGET = "target={metric: top5, at_least: 0.6}"
+ENTRY = "dawnbench={author: Somebody, author_email: a@b.c, code_url: 'https://x', cost_per_hour: 1.5}"
+
+
+def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsys):
+    rate = "learning_rate: {start: 0.5, end: 0.5}"
+    run = trainer(tmp_path, TARGET, ENTRY, phases=(phase(epochs=50, rate=rate), phase(epochs=2)))
+    summary = run.fit()
+    assert summary.reached
+    assert summary.best == summary.accuracy_of_five >= 0.6
+    assert run.position.phase == 0
+    assert "reaches the target of 60.00% after" in capsys.readouterr().out
+    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    assert len(epochs) < 50
+    assert all(line["accuracy_of_five"] < 0.6 for line in epochs[:-1])
+
+    (folder,) = tmp_path.iterdir()
+    header, *lines = [line.split("\t") for line in (folder / "dawnbench.tsv").read_text().splitlines()]
+    assert header == ["epoch", "hours", "top1Accuracy", "top5Accuracy"]
+    assert [int(line[0]) for line in lines] == [line["epoch"] + 1 for line in epochs]
+    found = np.array([[float(value) for value in line[1:]] for line in lines])
+    expected = [
+        (line["run_seconds"] / 3600, 100 * line["accuracy"], 100 * line["accuracy_of_five"])
+        for line in epochs
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (np.diff(found[:, 0]) > 0).all()
+
+    about = json.loads((folder / "dawnbench.json").read_text())
+    assert (about["author"], about["authorEmail"], about["codeURL"]) == ("Somebody", "a@b.c", "https://x")
+    assert (about["costPerHour"], about["model"]) == (1.5, "linear")
+    assert about["hardware"].startswith("1 rank on ")
+    assert about["misc"]["config"]["target"] == {"metric": "top5", "at_least": 0.6}
+
+
+def test_without_a_target_nothing_is_written_for_dawnbench(tmp_path):
+    trainer(tmp_path).fit()
+    (folder,) = tmp_path.iterdir()
+    assert not list(folder.glob("dawnbench*"))
+
+
+def test_a_target_that_is_not_reached_leaves_the_run_its_length(tmp_path):
+    run = trainer(tmp_path, "target={metric: top1, at_least: 1.0}")
+    assert not run.fit().reached
+    assert run.position.phase == 1
+
+
+def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
+    config = trainer(tmp_path, TARGET).config
+    result = EpochResult(
+        epoch=0,
+        reducer="dense",
+        input_size=4,
+        steps=1,
+        loss=1.0,
+        correct=1,
+        correct_of_five=3,
+        samples=4,
+        train_seconds=1.0,
+        run_seconds=36.0,
+        images_per_second=1.0,
+        sent_intra_bytes=0,
+        sent_inter_bytes=0,
+        dense_inter_bytes=0,
+    )
+    folder = RunFolder(config)
+    lines = DawnBench(folder, config, "this")
+    for epoch in (0, 1, 2):
+        lines.add(replace(result, epoch=epoch))
+    resumed = DawnBench(folder, config, "this")
+    resumed.add(replace(result, epoch=1, correct=2))
+    resumed.add(replace(result, epoch=2, correct=None, correct_of_five=None, samples=0))  # was not tested
+    assert (folder.path / "dawnbench.tsv").read_text().splitlines()[1:] == [
+        "1\t0.01\t25\t75",
+        "2\t0.01\t50\t75",
+    ]
+
+
+# ------------------------------------------------------------------- what keeps a run from beginning
+
+
+def test_a_folder_that_rank_0_cannot_make_is_an_error_for_all(tmp_path):
+    run = trainer(tmp_path / "runs")
+    run.config = run.config.model_copy(update={"output": "/proc/none"})
+
+    def fit(comm):
+        of_rank = copy(run)
+        of_rank.topology = Topology(comm)
+        with pytest.raises(ValueError, match="output: /proc/none: expected a folder") as caught:
+            of_rank.fit()
+        return str(caught.value)
+
+    assert len(set(transport.simulated.run(fit, 3))) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"rate": "learning_rate: {start: 0.1, end: 0.1, warmup: {start: 0, steps: 4}}"},
+            "phases[1].learning_rate.warmup.steps: expected fewer than the 4 steps of the phase, got 4",
+        ),
+        (
+            {"rate": "learning_rate: {schedule: step, start: 0.1, factor: 0.1, at_epochs: [1]}"},
+            "phases[1].learning_rate.at_epochs: expected places in the steps 1 to 3 of the phase, got [1.0]",
+        ),
+        (
+            {"batch": 1438},
+            "phases[1].batch_size: expected at most the 1437 training samples for all 1 ranks together",
+        ),
+        (
+            {"reducer": "gtopk", "density_warmup": "{start: 0.25, epochs: 3}"},
+            "phases[1].density_warmup.epochs: expected at most the 1 of the phase, got 3",
+        ),
+        ({"density": 0.5}, "phases[1].density: expected none, the reducer of this phase (dense) takes no"),
+        ({"density_warmup": "{start: 0.25, epochs: 1}"}, "phases[1].density_warmup: expected none, the"),
+    ],
+)
+def test_what_does_not_fit_a_phase_is_one_line_with_its_key(tmp_path, keys, message):
+    with pytest.raises(ValueError, match="phases") as caught:
+        trainer(tmp_path, phases=(phase(steps=4), phase(steps=4, **keys)))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_phases_that_add_up_to_nothing_are_refused(tmp_path):
+    for phases in ((), (phase(steps=0),), (phase(epochs=0),), (phase(),)):
+        with pytest.raises(ConfigurationError, match="phases") as caught:
+            trainer(tmp_path, phases=phases)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (Arrays(np.zeros((0, 8, 8, 1), np.uint8), np.zeros(0, np.int64)), "test samples"),
+        (
+            Arrays(np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 10, 1])),
+            "labels: expected 0 … 9 (10 classes), got 10 for sample 1",
+        ),
+    ],
+    ids=["empty", "label"],
+)
+def test_samples_to_test_on_that_are_none_or_of_no_class_are_refused(tmp_path, test, message):
+    run = trainer(tmp_path)
+    dataset = replace(run.data.dataset, test=test)
+    with pytest.raises(ValueError, match="test samples") as caught:
+        Data(run.config, run.topology, dataset)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
+    whole = trainer(tmp_path, phases=(phase(steps=2, reducer="gtopk"),)).config
+    plain = whole.model_dump(exclude_none=True)
+    del plain["phases"][0]["reducer"], plain["phases"][0]["density"]
+    keras.utils.clear_session()
+    config = Config.model_validate({**plain, "model": "vgg_tiny", "reducer": "gtopk", "density": 0.5})
+    run = Trainer(config, topology=Topology(transport.mpi.world()))
+    assert (run.config.phases[0].reducer, run.config.phases[0].density) == ("gtopk", 0.5)
+    run.fit()

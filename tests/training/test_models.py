@@ -1,0 +1,344 @@
+"""Models: their sizes, what the papers ask of their layers, and images of any size and dtype."""
+
+import subprocess
+import sys
+from math import ceil, floor
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from training.models import MODELS
+from training.models.ends import AdaptiveAveragePooling2D
+from training.models.resnet import wide_resnet18
+
+SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg16_cifar"]
+LARGE = ["resnet50", "wide_resnet18", "vgg16", "vgg19", "alexnet"]
+POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(3)
+
+
+@pytest.fixture
+def policy(request):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy(before)
+
+
+def images(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def weights(model):
+    """Return what is exchanged: the trainable weights."""
+    return sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
+
+
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def cifar_resnet_weights(depth, channels=3, classes=10):
+    """Return the weights of a network with shortcuts A: ``2n`` convolutions a stage, normalised each."""
+    blocks, total = (depth - 2) // 6, 9 * channels * 16 + 2 * 16
+    before = 16
+    for filters in (16, 32, 64):
+        total += 9 * before * filters + (2 * blocks - 1) * 9 * filters**2 + 2 * blocks * 2 * filters
+        before = filters
+    return total + 64 * classes + classes
+
+
+def resnet18_weights(width, classes=1000):
+    """Return the weights of ResNet-18 whose blocks have ``width`` times the channels, shortcuts B."""
+    total, before = 49 * 3 * 64 + 2 * 64, 64
+    for filters in (64 * width, 128 * width, 256 * width, 512 * width):
+        total += 9 * before * filters + 3 * 9 * filters**2 + 4 * 2 * filters
+        total += before * filters + 2 * filters if before != filters else 0
+        before = filters
+    return total + before * classes + classes
+
+
+def test_the_table_names_what_its_builders_build():
+    assert list(MODELS) == [builder.name for builder in MODELS.values()]
+    assert set(MODELS) == {*SMALL, *LARGE}
+
+
+def test_the_table_is_read_without_keras():
+    program = "import sys; from training.models import MODELS; print('keras' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stdout.strip()) == (0, "False"), finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet8", 78_042),
+        ("resnet20", cifar_resnet_weights(20)),
+        ("resnet110", cifar_resnet_weights(110)),
+        ("vgg16_cifar", 14_728_266),  # Ok-Topk, table 2
+    ],
+)
+def test_a_cifar_model_has_the_papers_weights(name, expected):
+    assert weights(MODELS[name](3, 10)) == expected
+
+
+def test_the_residual_networks_are_as_large_as_he_says():
+    assert round(cifar_resnet_weights(20) / 1e6, 2) == 0.27
+    assert round(cifar_resnet_weights(110) / 1e6, 1) == 1.7
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_wide_residual_networks_are_as_large_as_their_paper_says(width):
+    millions = {1: 11.7, 2: 45.6, 3: 101.8}  # Zagoruyko and Komodakis, table 8
+    assert weights(wide_resnet18(3, 1000, width=width)) == resnet18_weights(width)
+    assert {each: round(resnet18_weights(each) / 1e6, 1) for each in millions} == millions
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "sides"),
+    [
+        ("resnet50", 25_557_032, [(96, 96), (33, 50), (1, 1)]),
+        ("wide_resnet18", resnet18_weights(4), [(32, 32), (41, 35)]),
+        ("vgg16", 138_357_544, [(32, 32), (96, 70)]),
+        ("vgg19", 143_667_240, [(96, 96), (128, 128), (224, 224), (288, 288), (49, 33)]),
+        ("alexnet", 61_100_840, [(63, 63), (96, 96), (224, 224), (101, 70)]),
+    ],
+)
+def test_an_imagenet_model_has_the_papers_weights_and_takes_any_size(name, expected, sides):
+    model = MODELS[name](3, 1000)
+    assert weights(model) == expected
+    for height, width in sides:
+        logits = model(images(1, height, width, 3))
+        assert (logits.shape, logits.dtype) == ((1, 1000), tf.float32)
+        assert np.isfinite(logits).all()
+    # Classes start about equally likely: the last weights are small, whatever the sum over features.
+    last = model.get_layer("logits").kernel.numpy()
+    assert last.std() == pytest.approx(0.01, rel=0.01)  # of at least 2 million draws
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_model_takes_any_size_at_once_and_traced_with_unknown_sizes(name):
+    model, smallest = MODELS[name](1, 7), MODELS[name].smallest_side
+    traced = tf.function(
+        lambda batch: model(batch, training=False),
+        input_signature=[tf.TensorSpec((None, None, None, 1), tf.uint8)],
+    )
+    for height, width in [(smallest, smallest), (smallest + 9, smallest + 4)]:
+        batch = images(3, height, width, 1)
+        logits = model(batch, training=False)
+        assert (logits.shape, logits.dtype) == ((3, 7), tf.float32)
+        # the same sums in another order
+        np.testing.assert_allclose(traced(tf.constant(batch)), logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].smallest_side > 1])
+def test_no_smaller_side_than_the_smallest_works(name):
+    model, side = MODELS[name](1, 2), MODELS[name].smallest_side
+
+    def trace(height, width):
+        return tf.function(model).get_concrete_function(tf.TensorSpec((1, height, width, 1), tf.uint8))
+
+    assert trace(side, side).structured_outputs.shape == (1, 2)
+    for height, width in [(side - 1, side), (side, side - 1)]:
+        with pytest.raises(ValueError, match="Negative dimension"):
+            trace(height, width)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "resnet50"])
+def test_one_gradient_step_lowers_the_loss(name):
+    model, side = MODELS[name](3, 5), max(8, MODELS[name].smallest_side)
+    batch, labels = images(5, side, side, 3), np.arange(5)
+    # Dropout would give each loss another mask; normalisation needs the batch's own statistics.
+    training = bool(layers_of(model, keras.layers.BatchNormalization))
+
+    def loss():
+        logits = model(batch, training=training)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+    variables = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        before = loss()
+    gradients = tape.gradient(before, variables)
+    assert all(gradient is not None and np.isfinite(gradient).all() for gradient in gradients)
+    for variable, gradient in zip(variables, gradients, strict=True):
+        variable.assign_sub(1e-3 * gradient)
+    assert float(loss()) < float(before)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet50", "vgg16_cifar"])
+def test_normalisation_averages_over_ten_steps(name):
+    found = layers_of(MODELS[name](3, 10), keras.layers.BatchNormalization)
+    assert {(layer.momentum, layer.epsilon) for layer in found} == {(0.9, 1e-5)}
+
+
+def test_resnet50_halves_its_maps_in_3x3_convolutions():
+    convolutions = layers_of(MODELS["resnet50"](3, 10), keras.layers.Conv2D)
+    counts = {}
+    for layer in convolutions:
+        key = (layer.kernel_size, layer.strides)
+        counts[key] = counts.get(key, 0) + 1
+    assert counts == {
+        ((7, 7), (2, 2)): 1,
+        ((3, 3), (2, 2)): 3,
+        ((1, 1), (2, 2)): 3,  # the projected shortcuts; v1 has three more, and no 3×3 of stride 2
+        ((3, 3), (1, 1)): 13,
+        ((1, 1), (1, 1)): 33,
+    }
+    assert not any(layer.use_bias for layer in convolutions)
+
+
+def test_every_block_of_resnet50_starts_as_its_shortcut():
+    model = MODELS["resnet50"](3, 10)
+    ends = [_last_normalisation(add) for add in layers_of(model, keras.layers.Add)]
+    assert len(ends) == 3 + 4 + 6 + 3
+    for layer in layers_of(model, keras.layers.BatchNormalization):
+        assert set(layer.gamma.numpy().tolist()) == ({0.0} if layer in ends else {1.0})
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 10)])
+def test_shortcuts_without_weights_keep_every_other_pixel_and_add_empty_channels(height, width):
+    model = MODELS["resnet20"](3, 10)
+    for add in layers_of(model, keras.layers.Add):
+        _last_normalisation(add).gamma.assign(np.zeros(add.output.shape[-1]))
+    (pooling,) = layers_of(model, keras.layers.GlobalAveragePooling2D)
+    first = layers_of(model, keras.layers.ReLU)[0]
+    start, end = keras.Model(model.input, [first.output, pooling.input])(images(2, height, width, 3))
+    expected = np.zeros(end.shape, np.float32)
+    expected[..., :16] = start[:, ::4, ::4]
+    assert end.shape[-1] == 64
+    np.testing.assert_array_equal(end, expected)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet50"])
+@pytest.mark.parametrize("side", [8, 9])
+def test_strided_convolutions_are_centred_on_the_shortcuts_pixels(name, side):
+    model = MODELS[name](3, 10)
+    strided = [
+        layer
+        for layer in layers_of(model, keras.layers.Conv2D)
+        if layer.kernel_size == (3, 3) and layer.strides == (2, 2)
+    ]
+    for layer in strided:
+        centre = np.zeros(layer.kernel.shape, np.float32)
+        centre[1, 1] = np.eye(*layer.kernel.shape[2:])
+        layer.kernel.assign(centre)
+        maps = np.random.default_rng(1).normal(size=(1, side, side, layer.kernel.shape[2])).astype("float32")
+        padding = layer.input._keras_history.operation
+        found = layer(padding(maps))
+        kept = min(layer.kernel.shape[2:])
+        np.testing.assert_array_equal(found[..., :kept], maps[:, ::2, ::2, :kept])
+    assert len(strided) == {"resnet20": 2, "resnet50": 3}[name]
+
+
+def _last_normalisation(add):
+    """Return the layer in front of a block's sum; the shortcut is the other summand."""
+    return add.input[0]._keras_history.operation
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vgg_tiny"])
+def test_bytes_become_minus_one_to_one_and_normalised_images_stay(name):
+    model, plain = MODELS[name](3, 10), MODELS[name](3, 10, normalised=True)
+    plain.set_weights(model.get_weights())
+    batch = images(4, 8, 8, 3)
+    batch[0, 0, 0, :2] = 0, 255
+    # levels are scaled by the rounded 1/127.5 there, divided here
+    np.testing.assert_allclose(plain(batch / np.float32(127.5) - 1), model(batch), rtol=1e-4, atol=1e-5)
+    floats = plain(np.zeros((1, 8, 8, 3), np.float32))
+    np.testing.assert_array_equal(plain(np.zeros((1, 8, 8, 3), np.float16)), floats)
+
+
+@pytest.mark.parametrize("policy", POLICIES, indirect=True)
+@pytest.mark.parametrize("name", ["resnet8", "vgg_tiny"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+def test_images_are_cast_once_and_logits_are_float32_under_every_policy(name, dtype, policy):
+    model = MODELS[name](3, 10, normalised=dtype != "uint8")
+    traced = tf.function(model).get_concrete_function(tf.TensorSpec((2, 9, 8, 3), dtype))
+    assert traced.structured_outputs.dtype == tf.float32
+    assert {variable.dtype for variable in model.weights} == {"float32"}
+    casts = [
+        (operation.inputs[0].dtype.name, operation.outputs[0].dtype.name)
+        for operation in traced.graph.get_operations()
+        if operation.type == "Cast" and operation.inputs[0].shape == (2, 9, 8, 3)
+    ]
+    compute = policy.removeprefix("mixed_")
+    path = [dtype, compute] if dtype != "uint8" else ["uint8", "float32", compute]
+    assert casts == [pair for pair in zip(path, path[1:], strict=False) if pair[0] != pair[1]]
+
+
+@pytest.mark.parametrize("policy", POLICIES, indirect=True)
+def test_levels_are_scaled_in_float32_under_every_policy(policy):
+    model = MODELS["vgg_tiny"](1, 10)
+    (scaling,) = layers_of(model, keras.layers.Rescaling)
+    levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
+    found = keras.Model(model.input, scaling.output)(levels)
+    # one rounding to 2⁻²⁴ of the factor, one of the product, both of at most 2
+    np.testing.assert_allclose(found, levels / 127.5 - 1, rtol=0, atol=2**-22)
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:], indirect=True)
+@pytest.mark.parametrize("name", ["resnet8", "resnet20", "vgg_tiny"])
+def test_half_precision_answers_what_float32_does(name, policy):
+    half = MODELS[name](3, 10)
+    keras.config.set_dtype_policy("float32")
+    full = MODELS[name](3, 10)
+    half.set_weights(full.get_weights())
+    batch = images(4, 9, 9, 3)
+    expected, found = full(batch).numpy(), half(batch).numpy()
+    # bfloat16 rounds to 2⁻⁹ at each of some twenty layers, float16 to 2⁻¹²
+    allowed = {"mixed_float16": 0.01, "mixed_bfloat16": 0.08}[policy] * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
+    assert (found != expected).any()
+
+
+def pooled(maps, side):
+    """Return the adaptive average as its definition says, bin after bin, in float64."""
+    _, height, width, _ = maps.shape
+    result = np.empty((len(maps), side, side, maps.shape[3]))
+    for i in range(side):
+        for j in range(side):
+            rows = slice(floor(i * height / side), ceil((i + 1) * height / side))
+            columns = slice(floor(j * width / side), ceil((j + 1) * width / side))
+            result[:, i, j] = maps[:, rows, columns].astype(np.float64).mean(axis=(1, 2))
+    return result
+
+
+@pytest.mark.parametrize("side", [1, 2, 7])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 3), (4, 9), (7, 7), (14, 10)])
+def test_adaptive_pooling_averages_bins_that_cover_the_maps(side, height, width):
+    maps = np.random.default_rng(2).normal(size=(2, height, width, 5)).astype(np.float32)
+    layer = AdaptiveAveragePooling2D(side)
+    # float32 against float64, values about 1
+    np.testing.assert_allclose(layer(maps), pooled(maps, side), rtol=0, atol=1e-6)
+    unknown = tf.function(layer, input_signature=[tf.TensorSpec((None, None, None, 5))])
+    np.testing.assert_array_equal(unknown(maps), layer(maps))
+    assert layer.compute_output_shape((None, None, None, 5)) == (None, side, side, 5)
+
+
+def test_adaptive_pooling_to_the_size_that_maps_have_changes_no_bit():
+    maps = np.random.default_rng(2).normal(size=(2, 7, 7, 5)).astype(np.float16)
+    found = AdaptiveAveragePooling2D(7, dtype="mixed_float16")(maps)
+    assert found.dtype == tf.float16
+    np.testing.assert_array_equal(found, maps)
+
+
+def test_dropout_repeats_with_the_seed_and_differs_between_ranks():
+    def build(seed):
+        keras.utils.set_random_seed(seed)
+        return MODELS["vgg_tiny"](3, 10)
+
+    first, again, other = build(5), build(5), build(6)
+    other.set_weights(first.get_weights())
+    batch = images(8, 8, 8, 3)
+    answers = [model(batch, training=True).numpy() for model in (first, again, other)]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    assert (answers[0] != answers[2]).any()
+    np.testing.assert_array_equal(first(batch, training=False), other(batch, training=False))
+    # The state of the masks is a rank's own: it is no weight, so that broadcasting weights leaves it alone.
+    states = {variable.path for variable in first.variables} - {variable.path for variable in first.weights}
+    assert len(states) == 2

@@ -1,0 +1,293 @@
+"""A run that was stopped goes on as if it had not been, to the bit."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, launch, python_on_ranks, run, tail
+from tests.training import small
+from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
+from training.config import ConfigurationError
+
+LONG = pytest.mark.timeout(900)
+
+
+# ------------------------------------------------------------------------------------- to the bit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resuming")
+
+
+@pytest.fixture(scope="module")
+def facts(folder):
+    """Return a function that gives the facts of a scenario: both halves of them are run once."""
+    found = {}
+
+    def of(name):
+        if name not in found:
+            half = list(SCENARIOS).index(name) % 2
+            program = f"from tests.training import resuming; resuming.on_two_ranks({str(folder)!r}, {half})"
+            # A dozen runs one after the other: minutes where the cores have other work.
+            result = run(*MPIRUN, "2", sys.executable, "-c", program, timeout=800)
+            assert result.returncode == 0, tail(result)
+            for line in result.stdout.splitlines():
+                if line.startswith("FACTS "):
+                    found.update(json.loads(line.removeprefix("FACTS ")))
+        return found[name]
+
+    return of
+
+
+@pytest.mark.launch
+@LONG
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_stopped_run_goes_on_to_the_bit(facts, name):
+    assert facts(name)["moved"]  # between the stop and the end, so that equal ends say something
+    resumed = facts(name)["resumed"]
+    assert sorted(map(int, resumed)) == sorted(SCENARIOS[name].stops)
+    for stop, fact in resumed.items():
+        assert fact["began at"] == [int(stop)] * 2
+        assert fact["steps"] == STEPS
+        # weights, optimizer, average, loss scale; on each rank reducer, random states and statistics
+        assert fact["differ"] == [[], []]
+        assert fact["same samples"]
+        assert fact["equal epochs"]  # losses, accuracies and bytes, also of the one that it stopped in
+
+
+@pytest.mark.launch
+@LONG
+def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_their_mean(facts):
+    statistics = facts("sgd, hitopk then dense")["statistics"]
+    assert statistics["differ at the end"] == 0
+    assert statistics["differ between tests"] > 1e-3
+    assert statistics["error of the mean"] <= 1e-6  # of variances around 1, in float32
+
+
+def test_the_scenarios_stop_before_at_and_behind_the_boundary():
+    stops = {stop for scenario in SCENARIOS.values() for stop in scenario.stops}
+    assert BOUNDARY in stops
+    assert min(stops) < BOUNDARY < max(stops)
+
+
+@pytest.mark.launch
+@LONG
+@pytest.mark.parametrize("size", [3, 1])
+def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(facts, folder, size):
+    facts("sgd, hitopk then dense")  # leaves the checkpoints of two ranks
+    program = (
+        f"from tests.training.resuming import in_another_world; in_another_world({str(folder)!r}, stop=17)"
+    )
+    result = python_on_ranks(size, program)
+    assert result.returncode == 0, tail(result)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("FACTS ")]
+    fact = json.loads(line.removeprefix("FACTS "))
+    assert fact["began at"] == 17
+    assert fact["largest residual"] > 0
+    # each entry is rounded once to float32
+    assert fact["largest error"] <= fact["largest residual"] * np.finfo(np.float32).eps
+    before, then = fact["read before"], fact["read then"]
+    assert len(before) == len(set(before)) == 3 * 2 * 48  # 14 steps are an epoch: three of the second
+    assert len(then) == len(set(then)) > 0
+    assert not set(before) & set(then)
+    assert fact["ended at"][1] == 2  # both phases
+    assert f"2 ranks have become {size}: what they held back goes into the next step" in result.stdout
+    assert f"a step takes {48 * size} samples now: 288 of the epoch are read" in result.stdout
+
+
+# --------------------------------------------------------------------------------------- killed
+
+
+def weights_of(run):
+    found = {}
+    with h5py.File(run / "model.weights.h5") as file:
+        file.visititems(
+            lambda name, each: found.update({name: each[...]}) if isinstance(each, h5py.Dataset) else None
+        )
+    return found
+
+
+def kill_when_a_checkpoint_is_there(words, folder):
+    """Launch two ranks in ``folder`` and kill them, and all around them, at their first checkpoint."""
+    with subprocess.Popen(
+        ["cloudtrain", "launch", "-np", "2", *words],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not list(folder.glob("runs/*/checkpoints/step-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        family = psutil.Process(process.pid).children(recursive=True)
+        ranks = [each for each in family if "train" in each.cmdline()]
+        assert len(ranks) >= 2
+        for each in [*ranks, *family, process]:
+            with suppress(ProcessLookupError):  # its parent was killed before it, and has taken it along
+                os.kill(each.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+
+
+@pytest.mark.launch
+def test_ranks_that_were_killed_go_on_to_the_same_weights(tmp_path):
+    words = [DIGITS, "phases.0.epochs=2", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    whole = launch(2, *words, cwd=tmp_path / "whole")
+    assert whole.returncode == 0, tail(whole)
+    kill_when_a_checkpoint_is_there(words, tmp_path / "killed")
+    (killed,) = (tmp_path / "killed" / "runs").iterdir()
+    assert not (killed / "summary.json").exists()
+    resumed = launch(2, *words, "resume=auto", cwd=tmp_path / "killed")
+    assert resumed.returncode == 0, tail(resumed)
+    assert "resumed from step-" in resumed.stdout
+    assert list((tmp_path / "killed" / "runs").iterdir()) == [killed]
+    (expected,) = [weights_of(path) for path in (tmp_path / "whole" / "runs").iterdir()]
+    found = weights_of(killed)
+    assert found.keys() == expected.keys()
+    assert len(expected) > 10
+    for name, weights in expected.items():
+        np.testing.assert_array_equal(found[name], weights)
+
+
+# ------------------------------------------------------------------------------------ one process
+
+
+def trainer(folder, *words):
+    return small.trainer(folder, "model=vgg_tiny", *words, phases=(small.phase(steps=8, batch=200),))
+
+
+class Stopped(Exception):
+    pass
+
+
+def fit_until(step, folder, *words):
+    """Train until before a step, with a checkpoint after every second one."""
+    run = trainer(folder, "checkpoints={every_steps: 2, every_epochs: null}", *words)
+    whole = run.learner.step
+
+    def broken(*args):
+        if run.position.steps == step:
+            raise Stopped
+        return whole(*args)
+
+    run.learner.step = broken
+    with pytest.raises(Stopped):
+        run.fit()
+    (path,) = Path(folder).iterdir()
+    return path
+
+
+def kinds(path, kind):
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+RESUMABLE = ("checkpoints={every_steps: 2, every_epochs: null}",)
+
+
+def test_without_anything_to_go_on_with_a_run_begins_and_says_so(tmp_path, capsys):
+    run = trainer(tmp_path, *RESUMABLE, "resume=auto")
+    run.fit()
+    assert "resume: no run of digits is there to go on with: this one is new" in capsys.readouterr().out
+    assert run.position.steps == 8
+    again = trainer(tmp_path, *RESUMABLE, "resume=auto")  # the first has ended
+    again.fit()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert "resumed" not in capsys.readouterr().out
+
+
+def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(tmp_path, capsys):
+    path = fit_until(1, tmp_path)
+    (path / "checkpoints").mkdir(exist_ok=True)
+    trainer(tmp_path, *RESUMABLE, "resume=auto").fit()
+    assert "resume: there is no checkpoint yet: the run begins anew" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+    assert (path / "summary.json").exists()
+
+
+def test_a_damaged_checkpoint_is_left_out_by_name_and_the_one_before_is_used(tmp_path, capsys):
+    path = fit_until(6, tmp_path)
+    file = path / "checkpoints" / "step-00000006" / "shared.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    run = trainer(tmp_path, *RESUMABLE, "resume=auto")
+    run.fit()
+    said = capsys.readouterr()
+    assert f"warning: the checkpoint of step 6 is left out: {file}: expected xxh3_128" in said.err
+    assert "resumed from step-00000004: step 4, phase 1, epoch 1" in said.out
+    assert [line["steps"] for line in kinds(path, "resume")] == [4]
+    assert run.position.steps == 8
+
+
+def test_a_folder_is_gone_on_with_by_its_name(tmp_path, capsys):
+    path = fit_until(5, tmp_path)
+    newer = tmp_path / "digits-20990101-000000"
+    shutil.copytree(path, newer)
+    trainer(tmp_path, *RESUMABLE, f"resume={path}").fit()
+    assert "resumed from step-00000004" in capsys.readouterr().out
+    assert (path / "summary.json").exists()
+    assert not (newer / "summary.json").exists()
+
+
+def test_a_folder_of_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="resume: expected auto, never or the folder of a run, got"):
+        trainer(tmp_path, *RESUMABLE, f"resume={tmp_path}").fit()
+
+
+def test_resuming_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="resume: expected never where there are no checkpoints"):
+        trainer(tmp_path, "resume=auto")
+
+
+def test_a_checkpoint_of_another_model_names_the_first_tensor_that_differs(tmp_path):
+    fit_until(3, tmp_path)
+    with pytest.raises(ValueError, match="the checkpoint is of another model: ") as caught:
+        trainer(tmp_path, *RESUMABLE, "resume=auto", "model=resnet8").fit()
+    # the first convolutions of both are alike but for the bias, which resnet8 has not
+    first = "batch_normalization/gamma: expected (16,), got none"
+    assert str(caught.value) == f"the checkpoint is of another model: {first}"
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_in_one_line(tmp_path):
+    fit_until(3, tmp_path)
+    with pytest.raises(
+        ValueError, match="optimizer: the checkpoint is not of lamb and this model: "
+    ) as caught:
+        trainer(tmp_path, *RESUMABLE, "resume=auto", "optimizer=lamb").fit()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_another_reducer_held_back_is_not_lost(tmp_path, capsys):
+    fit_until(3, tmp_path)
+    run = trainer(tmp_path, *RESUMABLE, "resume=auto", "reducer=hitopk")
+    run.fit()
+    assert "what the reducer held back goes into the next step: " in capsys.readouterr().out
+    assert run.position.steps == 8
+
+
+def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
+    whole = trainer(tmp_path / "whole")
+    whole.fit()
+    (tmp_path / "stopped").mkdir()
+    fit_until(7, tmp_path / "stopped", "average=0.5")
+    averaged = trainer(tmp_path / "stopped", *RESUMABLE, "resume=auto", "average=0.5")
+    averaged.fit()
+    for one, other in zip(whole.model.weights, averaged.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())  # an average changes nothing but the test
+    assert averaged.learner.average is not None
+    first = averaged.learner.average.averages[0].numpy()
+    assert np.abs(first - averaged.model.trainable_variables[0].numpy()).max() > 0

@@ -1,0 +1,268 @@
+"""One step: its gradient, what becomes of its mean, and what a step that does not count leaves behind."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from datacache import Batch
+from tests.training.small import phase, trainer
+from training.learner import Pace
+from training.models.resnet8 import resnet8
+from training.models.vgg import vgg_tiny
+from training.steps import Average, Backward, Forward
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(5)
+
+
+def batch_of(random, samples=8, size=4):
+    images = random.integers(0, 256, (samples, size, size, 1), np.uint8)
+    labels = random.integers(0, 10, samples)
+    return Batch(images, labels, np.arange(samples), np.ones(samples, bool))
+
+
+# ---------------------------------------------------------------------------------------- gradient
+
+
+def flat_linear(classes=3):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    images = keras.Input((2, 2, 1))
+    return keras.Model(images, keras.layers.Dense(classes)(keras.layers.Flatten()(images)))
+
+
+def reference(model, images, labels, smoothing):
+    """Return loss and gradient of softmax regression in float64."""
+    kernel, bias = (variable.numpy().astype(np.float64) for variable in model.trainable_variables)
+    x = images.reshape(len(images), -1).astype(np.float64)
+    logits = x @ kernel + bias
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    classes = kernel.shape[1]
+    aims = (1 - smoothing) * np.eye(classes)[labels] + smoothing / classes
+    loss = -(aims * np.log(shares)).sum(axis=1).mean()
+    error = (shares - aims) / len(x)
+    return loss, np.concatenate([(x.T @ error).ravel(), error.sum(axis=0)])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("scale", [None, 2.0**15, 3.0])
+def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
+    model = flat_linear()
+    images = random.standard_normal((6, 2, 2, 1)).astype(np.float32)
+    labels = random.integers(0, 3, 6)
+    variable = None if scale is None else tf.Variable(scale)
+    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=variable)
+    loss, gradient = backward(images, labels)
+    expected, expected_gradient = reference(model, images, labels, smoothing)
+    assert gradient.dtype == np.float32
+    assert loss == pytest.approx(expected, rel=1e-6)
+    # float32 sums of six samples
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_of_a_network_is_that_of_keras(random, smoothing):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    model = resnet8(1, 10)
+    batch = batch_of(random, samples=16, size=8)
+    backward = Backward(model, tf.TensorSpec(batch.images.shape, tf.uint8), smoothing=smoothing)
+    loss, gradient = backward(batch.images, batch.labels)
+    criterion = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    with tf.GradientTape() as tape:
+        expected = criterion(tf.one_hot(batch.labels, 10), model(batch.images, training=True))
+    gradients = tape.gradient(expected, [variable.value for variable in model.trainable_variables])
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    flat = np.concatenate([np.ravel(each) for each in gradients])
+    assert np.abs(gradient - flat).max() <= 1e-4 * np.abs(flat).max()  # other fusions, other roundings
+
+
+@pytest.mark.parametrize("builder", [resnet8, vgg_tiny])
+def test_a_prepared_step_begins_as_one_that_is_not(random, builder):
+    batch = batch_of(random, samples=16, size=8)
+    found = []
+    for prepared in (False, True):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(3)
+        model = builder(1, 10)
+        backward = Backward(model, tf.TensorSpec(batch.images.shape, tf.uint8))
+        before = [variable.numpy() for variable in model.variables]
+        if prepared:
+            backward.prepare()
+        for variable, value in zip(model.variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        first, second = backward(batch.images, batch.labels), backward(batch.images, batch.labels)
+        found.append([first[0], second[0], *(variable.numpy() for variable in model.variables)])
+        # statistics and masks move on, so that the comparison says something
+        assert any(
+            (variable.numpy() != value).any() for variable, value in zip(model.variables, before, strict=True)
+        )
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# -------------------------------------------------------------------------------- one step of a learner
+
+
+def learner_of(folder, *words, **keys):
+    return trainer(folder, *words, phases=(phase(steps=4, batch=8, **keys),)).learner
+
+
+def noted(learner):
+    """Return a list that gets every mean that reaches the weights."""
+    means, update = [], learner._update
+
+    def note(mean):
+        means.append(mean.copy())
+        update(mean)
+
+    learner._update = note
+    return means
+
+
+def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
+    batch, weights = batch_of(random), []
+    for parts in (1, 2, 8):
+        learner = learner_of(tmp_path, f"accumulate={parts}")
+        backward = learner.backward_of(learner.config.phases[0], 1)
+        losses = [learner.step(backward, batch, Pace(0.1, 0.9))[0] for _ in range(3)]
+        weights.append((losses, [variable.numpy() for variable in learner.variables]))
+    (whole_losses, whole), *others = weights
+    assert whole_losses[2] < whole_losses[0]
+    for losses, parts in others:
+        np.testing.assert_allclose(losses, whole_losses, rtol=1e-5)
+        for one, other in zip(parts, whole, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_path, random):
+    batch = batch_of(random)
+    learner = learner_of(tmp_path)
+    backward, means = learner.backward_of(learner.config.phases[0], 1), noted(learner)
+    learner.step(backward, batch, Pace(0.0, 0.9))  # the weights stay as they are
+    norm = float(np.linalg.norm(means[0].astype(np.float64)))
+    for most, factor in ((norm / 4, 0.25), (norm * 2, 1.0)):
+        clipped = learner_of(tmp_path, f"clip_norm={most!r}")
+        for variable, same in zip(clipped.variables, learner.variables, strict=True):
+            variable.assign(same.numpy())
+        own = noted(clipped)
+        clipped.step(clipped.backward_of(clipped.config.phases[0], 1), batch, Pace(0.0, 0.9))
+        np.testing.assert_allclose(own[0], means[0] * factor, rtol=1e-6)
+        assert np.linalg.norm(own[0].astype(np.float64)) == pytest.approx(min(norm, most), rel=1e-6)
+        if factor == 1.0:
+            np.testing.assert_array_equal(own[0], means[0])
+
+
+def everything(learner):
+    return {
+        **{variable.path: variable.numpy() for variable in learner.model.weights},
+        **learner.optimizer_state(),
+        "residual": learner.gradients.reducer.residual,
+    }
+
+
+def test_an_overflow_in_float16_changes_nothing_but_the_scale(tmp_path, random):
+    learner = learner_of(tmp_path, "model=resnet8", "precision=float16", "reducer=hitopk")
+    batch, backward = batch_of(random), learner.backward_of(learner.config.phases[0], 1)
+    held = random.standard_normal(learner.gradients.size).astype(np.float32) * 1e-3
+    start = {name: value.copy() for name, value in everything(learner).items()}
+    assert learner.step(backward, batch, Pace(0.1, 0.9))[1].finite
+    before = everything(learner)
+    assert any((before[name] != start[name]).any() for name in start if name.endswith("moving_mean"))
+
+    learner.gradients.reducer.absorb(held)
+    before["residual"] = held
+    learner.scale.scale.assign(2.0**40)  # beyond what float16 holds
+    _, report = learner.step(backward, batch, Pace(0.1, 0.9))
+    assert not report.finite
+    assert float(learner.scale.scale.numpy()) == 2.0**39
+    assert int(learner.scale.good_steps.numpy()) == 0
+    after = everything(learner)
+    assert after.keys() == before.keys()
+    for name, value in before.items():  # statistics of BatchNormalization, too
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+    learner.scale.scale.assign(2.0**10)
+    assert learner.step(backward, batch, Pace(0.1, 0.9))[1].finite
+    assert int(learner.scale.good_steps.numpy()) == 1
+    assert not learner.gradients.reducer.residual.any()  # alone, a rank applies all that it held
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_half_precision_trains_float32_weights(tmp_path, precision):
+    run = trainer(
+        tmp_path,
+        "model=resnet8",
+        f"precision={precision}",
+        phases=(phase(epochs=1, size=8, rate="learning_rate: {start: 0.1, end: 0.05}"),),
+    )
+    assert {variable.dtype for variable in run.model.weights} == {"float32"}
+    assert run.model.layers[5].compute_dtype == precision
+    assert run.fit().accuracy > 0.5  # a guess is right in a tenth
+    assert keras.config.dtype_policy().name == "float32"  # of this process, for whatever comes next
+    assert (run.learner.scale is None) == (precision == "bfloat16")
+
+
+def test_the_average_follows_its_formula_and_lends_its_values():
+    weights = keras.Variable([1.0, -2.0], dtype="float32")
+    average = Average([weights], 0.75)
+    expected = weights.numpy().astype(np.float64)
+    for value in ([3.0, 4.0], [0.5, 1e-3], [-7.0, 2.0]):
+        weights.assign(value)
+        average.follow()
+        expected = 0.75 * expected + 0.25 * np.array(value)
+    np.testing.assert_allclose(average.averages[0].numpy(), expected, rtol=1e-6)
+    with pytest.raises(RuntimeError, match="in the middle"), average.in_place():
+        np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
+        raise RuntimeError("in the middle")
+    np.testing.assert_array_equal(weights.numpy(), np.float32([-7, 2]))
+    np.testing.assert_allclose(average.averages[0].numpy(), expected, rtol=1e-6)
+    average.restart()
+    np.testing.assert_array_equal(average.averages[0].numpy(), np.float32([-7, 2]))
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+def right(logits, labels, counts=None):
+    """Return how many count as first and among five where the model answers its input."""
+    forward = Forward(lambda images, training: images)
+    logits = np.array(logits, np.float32)
+    counts = np.ones(len(labels), bool) if counts is None else np.array(counts)
+    return forward.right(logits, np.array(labels), counts).tolist()
+
+
+def test_labels_count_first_and_among_five():
+    logits = [[7, 6, 5, 4, 3, 2, 1]] * 7
+    assert right(logits, range(7)) == [1, 5]
+
+
+def test_equal_logits_come_in_the_order_of_their_classes():
+    assert right([[0, 0, 0, 0, 0, 0]] * 6, range(6)) == [1, 5]
+    assert right([[1, 2, 2, 0]] * 4, range(4)) == [1, 4]
+
+
+def test_a_logit_that_is_no_number_comes_last():
+    nan, inf = np.nan, np.inf
+    assert right([[nan, 0, 1, 2, 3, 4]] * 6, range(6)) == [1, 5]  # not the first class
+    assert right([[nan, -inf, 0, 1, 2, 3]] * 6, range(6)) == [1, 5]  # minus infinity is before it
+    assert right([[nan] * 6] * 6, range(6)) == [1, 5]  # in their order again, as all others that are equal
+    assert right([[0, inf, 1]], [1]) == [1, 1]
+
+
+def test_samples_that_fill_a_batch_up_do_not_count():
+    assert right([[1, 0], [1, 0], [1, 0]], [0, 1, 0], [True, True, False]) == [1, 2]
+    assert right([[1, 0]], [0], [False]) == [0, 0]
+
+
+def test_answers_are_those_of_the_exact_ranks(random):
+    logits = random.integers(0, 4, (200, 9)).astype(np.float32)  # many ties
+    labels = random.integers(0, 9, 200)
+    before = [
+        sum((row > row[label]) | ((row == row[label]) & (np.arange(9) < label)))
+        for row, label in zip(logits, labels, strict=True)
+    ]
+    assert right(logits, labels) == [sum(np.array(before) < 1), sum(np.array(before) < 5)]

@@ -1,0 +1,31 @@
+"""TensorFlow, Keras and Horovod, made ready in a process of a run."""
+
+from contextlib import suppress
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from commlib import Communicator
+from training.config import Config
+from training.job import Place
+
+
+def prepare_tensorflow(config: Config, comm: Communicator, place: Place) -> None:
+    """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
+    with suppress(RuntimeError):  # whoever has used TensorFlow before in this process has chosen its threads
+        tf.config.threading.set_intra_op_parallelism_threads(place.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(place.threads)
+    if gpus := tf.config.list_physical_devices("GPU"):
+        own = gpus[place.number % len(gpus)]
+        tf.config.set_visible_devices(own, "GPU")
+        tf.config.experimental.set_memory_growth(own, True)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    # Ranks differ in what they draw; weights are broadcast.
+    keras.utils.set_random_seed(config.seed + comm.rank)
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+        raise RuntimeError(
+            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
+        )

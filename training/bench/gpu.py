@@ -1,0 +1,318 @@
+"""``cloudtrain bench selection --device gpu``: the selectors' kernels beside what one would use instead.
+
+Times are those of CUDA events around a call, the host ahead of the device; of JAX, which has streams of its
+own, those of the host's clock until its result is there. Inputs are together larger than the device's second
+cache twice over, and take turns.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from commlib.density import entries
+from commlib.errors import InvalidArgument
+from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
+from commlib.gpu.module import current_engine
+from training.bench.checks import INEXACT, WrongResult
+from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.selection import Options
+from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
+from training.job import FAILURE, complain, refuse
+
+SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
+QUICK_SIZES = (1 << 20, 1 << 25)
+DENSITY = 0.001
+RUNS, QUICK_RUNS = 31, 7
+ENTRY_BYTES = {"float32": 4, "float16": 2}
+SAMPLINGS = 30  # of the paper's search
+RECALL = 0.95
+SUBJECTS = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
+SWEEP = "exact, summed and cleared"
+SEED = 1
+
+Array = Any
+Contender = Callable[[Array], Any]
+
+
+@dataclass(frozen=True)
+class Device:
+    """CuPy, and what the numbers depend on."""
+
+    cupy: Any
+    facts: Mapping[str, Any]
+    cache_bytes: int
+
+    @classmethod
+    def current(cls) -> "Device":
+        """Return CuPy's current device; raises ``GpuUnavailable`` where there is none to use."""
+        current_engine()
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        properties = runtime.getDeviceProperties(cupy.cuda.Device().id)
+        facts = {
+            "name": properties["name"].decode(),
+            "compute_capability": f"{properties['major']}.{properties['minor']}",
+            "multiprocessors": properties["multiProcessorCount"],
+            "memory_gib": round(properties["totalGlobalMem"] / (1 << 30), 1),
+            "l2_mib": round(properties["l2CacheSize"] / (1 << 20), 1),
+            "driver": runtime.driverGetVersion(),
+            "runtime": runtime.runtimeGetVersion(),
+            "cupy": cupy.__version__,
+        }
+        return cls(cupy, facts, properties["l2CacheSize"])
+
+    def seconds(self, contender: Contender, given: Array) -> float:
+        """Return what one call takes on the device."""
+        start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        start.record()
+        result = contender(given)
+        end.record()
+        end.synchronize()
+        del result
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def inputs(self, size: int, entry: str) -> list[Array]:
+        """Return normal vectors, two or more, together twice as large as the cache."""
+        count = min(MOST_INPUTS, max(2, -(-2 * self.cache_bytes // (size * ENTRY_BYTES[entry]))))
+        generator = self.cupy.random.default_rng(SEED)
+        vectors = (generator.standard_normal(size, dtype=self.cupy.float32) for _ in range(count))
+        return [vector.astype(entry, copy=False) for vector in vectors]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Something to compare with; ``by_host``: timed by the host's clock, until its result is there."""
+
+    select: Contender
+    by_host: bool = False
+
+
+def bench(as_json: bool, **options: Any) -> int:
+    """Print the records of all cases and return the exit status."""
+    try:
+        asked = Options(**options)
+        device = Device.current()
+    except (InvalidArgument, GpuUnavailable) as error:
+        refuse(str(error))
+    try:
+        for records in measure(asked, device):
+            if as_json:
+                print_lines(records)
+            else:
+                _print_case(records)
+    except WrongResult as error:
+        complain(str(error))
+        return FAILURE
+    return 0
+
+
+def measure(options: Options, device: Device) -> Iterator[list[Record]]:
+    """Yield the records of one case after the other: size, type of entries, density."""
+    for size in options.sizes or (QUICK_SIZES if options.quick else SIZES):
+        for entry in ENTRY_BYTES:
+            inputs = device.inputs(size, entry)
+            for density in options.densities or (DENSITY,):
+                case = {"size": size, "density": density, "k": entries(density, size), "entry": entry}
+                case |= {"device": "gpu", "inputs": len(inputs), "quick": options.quick}
+                yield _measure_case(case, inputs, device)
+            del inputs
+            device.cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _measure_case(case: dict[str, Any], inputs: Sequence[Array], device: Device) -> list[Record]:
+    subjects = {name: Peer(_checked(name, case, inputs[0], device.cupy)) for name in SUBJECTS}
+    subjects[SWEEP] = Peer(_sweep(case, device.cupy))
+    peers = {name: make(case["k"], case["size"], device.cupy) for name, make in PEERS.items()}
+    found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
+    seconds = _alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS, device)
+    floors = _floors(case, seconds["copy"].median)
+    return [
+        Record(
+            bench="selection",
+            case=case,
+            subject=subject,
+            seconds=seconds[subject],
+            peer=name,
+            peer_seconds=seconds.get(name),
+            missing=peer if isinstance(peer, str) else None,
+            more={"floor_seconds": floors[subject], "gpu": dict(device.facts)},
+        )
+        for subject in subjects
+        for name, peer in peers.items()
+    ]
+
+
+def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
+    """Return the seconds of the bytes that each subject must move, at the rate of a copy.
+
+    A selector reads the vector once; the sweep reads gradient and residual and writes the residual.
+    """
+    width = ENTRY_BYTES[case["entry"]]
+    second_per_byte = copy_seconds / (2 * case["size"] * width)
+    floors = dict.fromkeys(SUBJECTS, case["size"] * width * second_per_byte)
+    return floors | {SWEEP: case["size"] * (width + 4 + 4) * second_per_byte}
+
+
+def _alternate(
+    contenders: Mapping[str, Peer], inputs: Sequence[Array], runs: int, device: Device
+) -> dict[str, Seconds]:
+    """Return the seconds of each contender; in every run each is called once, on the next input."""
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    rotated = cycle(inputs)
+    for _ in range(WARM_UP_RUNS + runs):
+        for name, peer in contenders.items():
+            measured = _by_host if peer.by_host else device.seconds
+            samples[name].append(measured(peer.select, next(rotated)))
+    return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
+
+
+def _by_host(contender: Contender, given: Array) -> float:
+    start = time.perf_counter()
+    result = contender(given)
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
+def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Contender:
+    """Return a selector whose second result was right."""
+    selector = make_device_selector(name, case["size"], case["k"], entry=case["entry"])
+    selector.select(vector)
+    selection = selector.select(vector)
+    found = selection.entries()
+    _check(name, case, vector, selection.indices[:found], selection.values[:found], cupy)
+    return selector.select
+
+
+def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, values: Array, cupy: Any) -> None:
+    """Raise ``WrongResult`` where the entries are not what the selector promises."""
+    promise, k = INEXACT.get(name), case["k"]
+    least, most = (promise.least * k, promise.most * k) if promise else (k, k)
+    if not least <= indices.size <= most:
+        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {indices.size}")
+    if bool((indices[1:] <= indices[:-1]).any()):
+        raise WrongResult(f"{name}: expected ascending indices, got others")
+    if not bool((vector[indices].astype(cupy.float32) == values).all()):
+        raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
+    if promise is None or promise.bucket is None:
+        left = cupy.abs(vector)
+        left[indices] = 0
+        if float(left.max()) > float(cupy.abs(values).min()):
+            raise WrongResult(f"{name}: expected the largest entries, got others")
+
+
+def _sweep(case: dict[str, Any], cupy: Any) -> Contender:
+    """Return the fused sweep: sum, selection and the next residual, which grows as a rank's does."""
+    selector = make_device_selector("exact", case["size"], case["k"], entry=case["entry"])
+    residual = cupy.zeros(case["size"], cupy.float32)
+    return lambda gradient: selector.select_sum(gradient, residual, residual, clear=True)
+
+
+# ---- Peers ----
+
+
+def _copy(k: int, size: int, cupy: Any) -> Peer:
+    into: list[Array] = []
+
+    def copy(vector: Array) -> None:
+        if not into:  # in the first of the runs that do not count
+            into.append(cupy.empty_like(vector))
+        cupy.copyto(into[0], vector)
+
+    return Peer(copy)
+
+
+def _torch_topk(k: int, size: int, cupy: Any) -> Peer | str:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    return Peer(lambda vector: torch.topk(torch.from_dlpack(vector).abs(), k))
+
+
+def _argpartition(k: int, size: int, cupy: Any) -> Peer:
+    return Peer(lambda vector: cupy.argpartition(cupy.abs(vector), size - k)[size - k :])
+
+
+def _approx_max_k(k: int, size: int, cupy: Any) -> Peer | str:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of the memory
+    try:
+        import jax
+    except ImportError:
+        return "jax is not installed"
+    if jax.default_backend() not in ("gpu", "cuda"):
+        return "jax finds no GPU"
+    select = jax.jit(lambda vector: jax.lax.approx_max_k(abs(vector), k, recall_target=RECALL))
+    return Peer(lambda vector: jax.block_until_ready(select(jax.dlpack.from_dlpack(vector))), by_host=True)
+
+
+def _paper(k: int, size: int, cupy: Any) -> Peer:
+    return Peer(lambda vector: paper_select(vector, k, cupy))
+
+
+def paper_select(vector: Array, k: int, arrays: Any) -> Array:
+    """Return the indices that MSTopK selects (HiTopKComm, algorithm 1), with CuPy or NumPy as ``arrays``.
+
+    Thirty passes count what reaches a threshold, each read by the host; then come all entries that reach the
+    upper one, and the first of those between the two.
+    """
+    magnitudes = arrays.abs(vector)
+    mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())
+    low, high = 0.0, 1.0
+    upper, lower, above_upper, above_lower = largest, 0.0, 0, vector.size
+    for _ in range(SAMPLINGS):
+        ratio = low + (high - low) / 2
+        threshold = mean + ratio * (largest - mean)
+        count = int(arrays.count_nonzero(magnitudes >= threshold))
+        if count <= k:
+            high = ratio
+            if count > above_upper:
+                above_upper, upper = count, threshold
+        else:
+            low = ratio
+            if count < above_lower:
+                above_lower, lower = count, threshold
+    certain = arrays.flatnonzero(magnitudes >= upper) if above_upper else arrays.flatnonzero(magnitudes < 0)
+    between = magnitudes >= lower
+    if above_upper:
+        between &= magnitudes < upper
+    return arrays.concatenate([certain, arrays.flatnonzero(between)[: k - certain.size]])
+
+
+PEERS: dict[str, Callable[[int, int, Any], Peer | str]] = {
+    "copy": _copy,
+    "torch.topk": _torch_topk,
+    "cupy.argpartition": _argpartition,
+    "jax.lax.approx_max_k": _approx_max_k,
+    "mstopk, 30 passes": _paper,
+}
+
+
+def _print_case(records: Sequence[Record]) -> None:
+    """Print a table: a line a selector, a column a peer."""
+    case = records[0].case
+    title = f"{case['size']:,} entries, {case['entry']}, density {case['density']:.3%}, k = {case['k']:,}"
+    rows = []
+    for subject in dict.fromkeys(record.subject for record in records):
+        own = [record for record in records if record.subject == subject]
+        seconds, floor = own[0].seconds, own[0].more["floor_seconds"]
+        spread = [milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)]
+        floors = [milliseconds(floor), f"{seconds.median / floor:.2f}"]
+        rows.append([subject, *spread, *floors, *(times(record.ratio) for record in own)])
+    peers = {record.peer: record for record in records}
+    header = ["selector", "ms", "min ms", "max ms", "floor ms", "ms/floor", *(f"× {name}" for name in peers)]
+    notes = ["floor: the bytes that must move, at the rate of the copy", *map(_note, peers.values())]
+    print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
+
+
+def _note(record: Record) -> str:
+    if record.peer_seconds is None:
+        return f"× {record.peer}: {record.missing}"
+    median = milliseconds(record.peer_seconds.median)
+    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {record.seconds.runs}"

@@ -1,0 +1,269 @@
+"""``cloudtrain bench pto``: norms in parts on real ranks, beside every rank computing all of them."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from commlib import Topology
+from commlib.errors import InvalidArgument, look_up
+from commlib.transport.mpi import abort_on_error
+from pto import Norms, by_layer, by_slices, by_tensor
+from pto.norms import Way
+from training.bench.checks import WrongResult
+from training.bench.jobs import Failed, lines
+from training.bench.norms import Tensors, check_squares
+from training.bench.plan import has_ranks
+from training.bench.record import Record, command, milliseconds, print_lines, print_table, times
+from training.bench.shapes import SHAPES
+from training.bench.timing import WARM_UP_RUNS
+from training.bench.turns import Turns, take_turns
+from training.job import FAILURE, LaunchError, Place, complain, leave, refuse, together, world
+from training.launch import INTERRUPTED
+from training.quiet import import_tensorflow
+
+RANKS = (2, 4)
+CALLS, QUICK_CALLS = 21, 5
+QUICK_NETWORKS = ("resnet50",)
+OF_LARS = "resnet50"  # whose whole step is measured, too
+
+SLICES: Way = "slices"
+LAYERS: Way = "layers"
+AUTO: Way = "auto"
+LOCAL: Way = "local"
+GRAPH = "in graph"
+NORMS_PEERS: Mapping[str, Sequence[str]] = {SLICES: (LOCAL,), LAYERS: (LOCAL,), AUTO: (LOCAL,)}
+LARS_PEERS: Mapping[str, Sequence[str]] = {SLICES: (LOCAL, GRAPH), LOCAL: (GRAPH,)}
+OPERATIONS = {"norms": "norms of weights and gradients", "lars": "a whole step of LARS"}
+# The paper's way is not one of ``Norms``: it is here to be compared with.
+PARTITIONS = {SLICES: by_slices, LAYERS: by_tensor, "by layer": by_layer}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured, and on how many ranks: the options, with the defaults filled in."""
+
+    ranks: Sequence[int]
+    networks: Sequence[str]
+    calls: int
+    quick: bool
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], networks: Sequence[str], steps: int | None, quick: bool) -> "Sweep":
+        """Return it; raise ``ValueError`` for what is unknown or makes no sense."""
+        for each in ranks:
+            if each < 2:
+                raise InvalidArgument(f"--ranks: expected at least 2, got {each}")
+        for name in networks:
+            look_up(SHAPES, "network", name)
+        if steps is not None and steps < 1:
+            raise InvalidArgument(f"--steps: expected at least 1, got {steps}")
+        return cls(
+            ranks=ranks or RANKS,
+            networks=networks or (QUICK_NETWORKS if quick else tuple(SHAPES)),
+            calls=steps or (QUICK_CALLS if quick else CALLS),
+            quick=quick,
+        )
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words with which a job measures it on its ranks."""
+        networks = [word for name in self.networks for word in ("--network", name)]
+        quick = ["--quick"] if self.quick else []
+        return ["bench", "pto", "--json", *networks, "--steps", str(self.calls), *quick]
+
+
+def bench(
+    as_json: bool, *, ranks: Sequence[int], networks: Sequence[str], steps: int | None, quick: bool
+) -> int:
+    """Print what was measured, on rank 0, and return the exit status."""
+    try:
+        sweep = Sweep.of(ranks, networks, steps, quick)
+    except ValueError as error:
+        refuse(str(error))
+    return _as_rank(sweep, ranks, as_json) if has_ranks() else _start(sweep, as_json)
+
+
+def _start(sweep: Sweep, as_json: bool) -> int:
+    """Start the ranks, one number of them after the other, and pass on what they measure."""
+    told: list[dict[str, Any]] = []
+    try:
+        for ranks in sweep.ranks:
+            with closing(lines(ranks, sweep.words)) as said:
+                for line in said:
+                    if not line.startswith("{"):
+                        continue
+                    told.append(json.loads(line) | {"command": command()})
+                    if as_json:
+                        print(json.dumps(told[-1], allow_nan=False, ensure_ascii=False), flush=True)
+    except Failed as failure:
+        complain(str(failure))
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if not as_json:
+            _print([Record.of(each) for each in told])
+    return 0
+
+
+def _as_rank(sweep: Sweep, asked: Sequence[int], as_json: bool) -> int:
+    """Measure as one rank of a job."""
+    try:
+        comm = world()
+    except LaunchError as error:
+        refuse(str(error))
+    with abort_on_error():
+        together(comm, lambda: _expect_ranks(asked, comm.size))
+        records = measure(sweep, Topology(comm))
+        try:
+            if comm.rank == 0 and as_json:
+                print_lines(records)
+            else:
+                measured = list(records)
+                if comm.rank == 0:
+                    _print(measured)
+        except WrongResult as error:  # on all ranks, in the same step
+            if comm.rank == 0:
+                complain(str(error))
+            leave(comm, FAILURE)
+    return 0
+
+
+def _expect_ranks(asked: Sequence[int], size: int) -> None:
+    if any(each != size for each in asked):
+        got = ", ".join(map(str, asked))
+        raise InvalidArgument(f"--ranks: expected the {size} ranks of this job, got {got}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The tensors of a network, on the ranks of a job."""
+
+    sweep: Sweep
+    topology: Topology
+    network: str
+    tensors: Tensors
+
+    def norms(self, *ways: Way) -> dict[str, Norms]:
+        """Return the contenders, planned."""
+        return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
+
+    def take_turns(self, contenders: Mapping[str, Callable[[], object]]) -> dict[str, Turns]:
+        """Return what each took."""
+        return take_turns(self.topology, contenders, self.sweep.calls)
+
+    def records(
+        self, operation: str, taken: Mapping[str, Turns], peers: Mapping[str, Sequence[str]]
+    ) -> Iterator[Record]:
+        """Yield a record for each subject and each of its peers."""
+        case = {
+            "operation": operation,
+            "network": self.network,
+            "tensors": len(self.tensors.sizes),
+            "size": sum(self.tensors.sizes),
+            "ranks": self.topology.world.size,
+            "ranks_of_nodes": [len(node) for node in self.topology.nodes],
+            "warm_up_steps": WARM_UP_RUNS,
+            "quick": self.sweep.quick,
+        }
+        for subject, of_subject in peers.items():
+            own = taken[subject]
+            for peer in of_subject:
+                yield Record(
+                    bench="pto",
+                    case=case,
+                    subject=subject,
+                    seconds=own.wall,
+                    peer=peer,
+                    peer_seconds=taken[peer].wall,
+                    bytes=own.bytes,
+                    more=_of_processor(own, taken[peer]),
+                )
+
+
+def _of_processor(own: Turns, peer: Turns) -> dict[str, Any]:
+    """Return the processor's seconds of a rank, the mean over ranks and of the busiest."""
+    return {
+        "cpu_seconds": asdict(own.cpu),
+        "cpu_seconds_of_busiest": asdict(own.cpu_of_busiest),
+        "peer_cpu_seconds": asdict(peer.cpu),
+        "peer_cpu_seconds_of_busiest": asdict(peer.cpu_of_busiest),
+        "cpu_ratio": peer.cpu.median / own.cpu.median,
+    }
+
+
+def measure(sweep: Sweep, topology: Topology) -> Iterator[Record]:
+    """Yield the records of one network after the other; all ranks call it together."""
+    for network in sweep.networks:
+        yield from _measure_norms(Setting(sweep, topology, network, Tensors.of(SHAPES[network]())))
+    if OF_LARS in sweep.networks and not sweep.quick:  # at the end: TensorFlow has threads of its own
+        yield from _measure_lars(Setting(sweep, topology, OF_LARS, Tensors.of(SHAPES[OF_LARS]())))
+
+
+def _measure_norms(setting: Setting) -> Iterator[Record]:
+    tensors, world = setting.tensors, setting.topology.world
+    norms = setting.norms(SLICES, LAYERS, AUTO, LOCAL)
+    check_squares(world, norms, tensors)
+    taken = setting.take_turns(
+        {way: partial(each.squares, tensors.weights, tensors.gradients) for way, each in norms.items()}
+    )
+    balance = {name: cut(tensors.sizes, world.size).balance() for name, cut in PARTITIONS.items()}
+    for record in setting.records("norms", taken, NORMS_PEERS):
+        choice = norms[record.subject].choice
+        yield replace(record, more=record.more | {"balance": balance, "choice": asdict(choice)})
+
+
+def _measure_lars(setting: Setting) -> Iterator[Record]:
+    import_tensorflow()
+    import tensorflow as tf
+
+    threads = Place.of(setting.topology.world).threads
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    from training.bench.lars import lars_steps
+
+    norms = {GRAPH: None, **setting.norms(LOCAL, SLICES)}
+    steps = lars_steps(setting.topology.world, setting.tensors, norms)
+    yield from setting.records("lars", setting.take_turns(steps), LARS_PEERS)
+
+
+def _print(records: Sequence[Record]) -> None:
+    """Print a table for each operation and number of ranks."""
+    header = ["network", "way", "CPU\nms a rank", "busiest\nms", "beside", "× less\nCPU", "ms", "× as fast"]
+    for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
+        own = list(group)
+        quick = "  (quick)" if own[0].case["quick"] else ""
+        title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
+        print_table(title, header, map(_row, own), list(_notes(own)))
+
+
+def _key(record: Record, *names: str) -> tuple[Any, ...]:
+    return tuple(record.case[name] for name in names)
+
+
+def _row(record: Record) -> list[str]:
+    more = record.more
+    return [
+        record.case["network"],
+        record.subject,
+        milliseconds(more["cpu_seconds"]["median"]),
+        milliseconds(more["cpu_seconds_of_busiest"]["median"]),
+        record.peer or "–",
+        times(more["cpu_ratio"]),
+        milliseconds(record.seconds.median),
+        times(record.ratio),
+    ]
+
+
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    runs = records[0].seconds.runs
+    yield f"ms: from barrier to barrier, slowest rank; CPU: of the process; medians of {runs} calls"
+    for record in records:
+        if record.subject == AUTO:
+            loads = ", ".join(f"{name} {each:.3f}" for name, each in record.more["balance"].items())
+            yield f"{record.case['network']}: {record.more['choice']['reason']}"
+            yield f"{record.case['network']}: largest load over the mean: {loads}"

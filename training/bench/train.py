@@ -1,0 +1,119 @@
+"""``cloudtrain bench train``: what the loop adds to a bare step, and what a flat gradient costs."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.bench.record import Record, print_lines, print_table, times
+from training.bench.shapes import SHAPES
+from training.bench.timing import Seconds, alternate
+from training.config import Config
+from training.quiet import import_tensorflow
+
+RUNS, QUICK_RUNS = 15, 3
+STEPS, QUICK_STEPS = 8, 2  # of a run
+LOOP, BARE = "loop", "bare step"
+FLAT, COPIES = "flat and back", "two copies"
+RESNET20 = {
+    "name": "bench",
+    "dataset": {"name": "synthetic", "samples": 2048, "test_samples": 64, "side": 32},
+    "model": "resnet20",
+    "phases": [
+        {
+            "steps": 1_000_000,
+            "input_size": 32,
+            "batch_size": 64,
+            "learning_rate": {"start": 0.01, "end": 0.01},
+            "augmentation": {"area": [0.5, 1.0]},
+        }
+    ],
+    "cache": {"memory": "auto"},
+    "log_every": 1_000_000,
+}
+
+
+def bench(as_json: bool, *, quick: bool) -> int:
+    """Print what was measured and return the exit status."""
+    import_tensorflow()
+    runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
+    records = [_loop(runs, steps, quick), _flat(runs, quick)]
+    if as_json:
+        print_lines(records)
+    else:
+        _print(records)
+    return 0
+
+
+def _loop(runs: int, steps: int, quick: bool) -> Record:
+    """Compare steps of a trainer, which reads, augments, trains and logs, with the same steps bare."""
+    from training.bench.bare import bare_step
+    from training.loop import Trainer
+    from training.progress import Progress
+
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
+        trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
+        trainer.begin(None, Progress(silent=True), Path(work))
+        (phase,) = trainer.phases
+        batches = _endless(phase.data.training_batches)
+        bare = bare_step(trainer.learner, phase, next(batches))
+        seconds = alternate(
+            {
+                LOOP: lambda _: [trainer.train_step(phase, next(batches)) for _ in range(steps)],
+                BARE: lambda _: [bare() for _ in range(steps)],
+            },
+            [None],
+            runs,
+        )
+        phase.close()
+    case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
+    return _record(case | {"unit": "seconds a step"}, LOOP, BARE, seconds, steps)
+
+
+def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    for epoch in count():
+        yield from batches_of(epoch)
+
+
+def _flat(runs: int, quick: bool) -> Record:
+    """Compare making ResNet-50's gradient flat, and cutting it up again, with two copies of it."""
+    from training.bench.bare import flat_and_back
+
+    name = "vgg_tiny" if quick else "resnet50"
+    shapes = [(64, 1000)] if quick else SHAPES["resnet50"]
+    call = flat_and_back(shapes)
+    vector = np.ones(sum(int(np.prod(shape)) for shape in shapes), np.float32)
+    seconds = alternate(
+        {FLAT: lambda _: call(), COPIES: lambda _: (vector.copy(), vector.copy())}, [None], runs
+    )
+    case = {"shapes": name, "entries": len(vector), "quick": quick, "unit": "seconds"}
+    return _record(case, FLAT, COPIES, seconds, 1)
+
+
+def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Seconds], steps: int) -> Record:
+    each = {
+        name: Seconds(own.median / steps, own.min / steps, own.max / steps, own.runs)
+        for name, own in seconds.items()
+    }
+    return Record("train", case, subject, each[subject], peer, each[peer], bytes=None)
+
+
+def _print(records: list[Record]) -> None:
+    rows = [
+        [
+            each.subject,
+            f"{each.seconds.median * 1e3:,.2f}",
+            each.peer or "–",
+            f"{each.peer_seconds.median * 1e3:,.2f}" if each.peer_seconds else "–",
+            times(each.ratio),
+        ]
+        for each in records
+    ]
+    notes = [
+        "loop: resnet20, 64 samples of 32 pixels a step, one rank",
+        "flat and back: ResNet-50's gradient",
+    ]
+    print_table("ms", ["", "ms", "beside", "ms", "× as fast"], rows, notes)

@@ -1,0 +1,75 @@
+"""Data sets by name.
+
+>>> dataset = make_dataset("synthetic", classes=4, side=8, samples=12)
+>>> dataset.classes, dataset.channels, dataset.manifest("training").shape
+(4, 3, (8, 8, 3))
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from commlib.errors import look_up, suggestion
+from datacache.storage import Storage
+from training.datasets.bundled import digits, mnist5k
+from training.datasets.cifar import cifar10
+from training.datasets.dataset import Dataset, in_one_line
+from training.datasets.imagenet import imagenet
+from training.datasets.synthetic import synthetic
+
+__all__ = ["DATASETS", "Dataset", "check_dataset", "make_dataset"]
+
+# Name -> builder. One that reads files takes `path` first; its keywords are the options of the data set.
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "mnist5k": mnist5k,
+    "cifar10": cifar10,
+    "imagenet": imagenet,
+    "synthetic": synthetic,
+}
+
+
+def make_dataset(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
+    """Return the named data set, from the folder or URL ``path`` where it is not one that is carried here.
+
+    Raises a ``ValueError`` of one line where the name, the path or an option is none of it, and where what
+    lies at the path is not what the data set expects.
+    """
+    check_dataset(name, path, options)
+    places = [] if path is None else [str(path)]
+    with in_one_line(name):
+        dataset = DATASETS[name](*places, **options)
+    # Storage options may hold keys of an account, and change nothing of what the samples are.
+    words = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
+    return replace(dataset, identity=" ".join([name, *places, *words]))
+
+
+def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` unless the named data set takes this path and these options; no file is touched.
+
+    The values of its own options a data set checks when it is made.
+    """
+    parameters = inspect.signature(look_up(DATASETS, "dataset", name)).parameters
+    if "path" in parameters and path is None:
+        raise ValueError(f"dataset {name}: path: expected a folder or URL, got none")
+    if "path" not in parameters and path is not None:
+        raise ValueError(f"dataset {name}: path: expected none, {name} reads no files, got '{path}'")
+    known = [key for key in parameters if key != "path"]
+    _check_keys(f"dataset {name}", options, known)
+    if options.get("storage") is not None:
+        _check_storage(f"dataset {name}: storage", options["storage"])
+
+
+def _check_storage(place: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{place}: expected keys and values, got {given!r}")  # noqa: TRY004 - a user's value
+    _check_keys(place, given, [key for key in inspect.signature(Storage).parameters if key != "url"])
+
+
+def _check_keys(place: str, given: Mapping[str, Any], known: list[str]) -> None:
+    for key in given:
+        if key not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"{place}: {key}: unknown option{suggestion(key, known)} (known here: {names})")

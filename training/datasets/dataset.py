@@ -1,0 +1,72 @@
+"""What a data set is to the rest of training."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from datacache import Manifest, Source, SourceChanged, StorageFailed, manifest_of
+from datacache.storage import Tell, untold
+
+# What a wrong path, a missing package (s3fs, mlxtend) and a file that is not what was expected end in.
+UNUSABLE = (OSError, ImportError, StorageFailed, SourceChanged, ValueError)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test part, and what a model must know of them."""
+
+    training: Source
+    test: Source
+    channels: int
+    classes: int
+    class_names: tuple[str, ...] = ()
+    """Of the labels ``0, 1, …``, where they have names."""
+    identity: str = ""
+    """Name, path and options: what tells this data set from others."""
+
+    def manifest(
+        self, part: Literal["training", "test"], folder: Path | None = None, tell: Tell = untold
+    ) -> Manifest:
+        """Return the samples of a part, kept in ``folder`` as :func:`datacache.manifest_of` does.
+
+        Raises a ``ValueError`` of one line where there are none, where they are not what the data set
+        expects, and where a label is none of the classes.
+        """
+        source = self.training if part == "training" else self.test
+        # Where training gets another class, the test's labels count anew, though its files did not change.
+        name = " ".join([*self.class_names, self.identity, part])
+        with in_one_line(f"{self.identity}: {part} samples"):
+            manifest = manifest_of(source, folder, name, tell)
+            self._check_labels(manifest)
+        return manifest
+
+    def _check_labels(self, manifest: Manifest) -> None:
+        wrong = np.flatnonzero(manifest.labels >= self.classes)
+        if len(wrong) == 0:
+            return
+        first = int(wrong[0])
+        file = manifest.files[int(manifest.file[first])]
+        raise ValueError(
+            f"labels: expected 0 … {self.classes - 1} ({self.classes} classes), got {manifest.labels[first]} "
+            f"for sample {first} ({file}); {len(wrong)} of {len(manifest)} are too large"
+        )
+
+
+@contextmanager
+def in_one_line(name: str) -> Iterator[None]:
+    """Raise what keeps a data set from being read as a ``ValueError`` that names the data set."""
+    try:
+        yield
+    except UNUSABLE as error:
+        raise ValueError(f"dataset {name}: {error}") from error
+
+
+def check_whole(*, least: int, **options: int | None) -> None:
+    """Raise ``ValueError`` for an option that is neither None nor a whole number from ``least``."""
+    for name, value in options.items():
+        if value is not None and (type(value) is not int or value < least):  # True is an int to Python
+            raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")

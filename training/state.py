@@ -1,0 +1,171 @@
+"""What a checkpoint holds of a run, and how a run takes it back."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from commlib.vectors import Float32, zeros
+from training.checkpoints import Checkpoint, merged
+from training.learner import Learner
+from training.trees import Tree
+
+Array = npt.NDArray[Any]
+
+
+class OtherModel(ValueError):
+    """A checkpoint is of another model; one line names the first tensor that differs."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come.
+
+    ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
+    ``steps``: of the run. ``samples``: of the epoch, all ranks together. ``run_epoch``: epochs of the run
+    that are over, on which the order of the samples and their crops depend.
+    """
+
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    phase_steps: int = 0
+    steps: int = 0
+    samples: int = 0
+    run_epoch: int = 0
+
+    def in_world(self, global_batch: int, epoch_steps: int) -> "Position":
+        """Return the same place where steps take ``global_batch`` samples: none of the epoch is read again.
+
+        >>> Position(epoch=1, step=3, phase_steps=13, steps=13, samples=24).in_world(16, 5)
+        Position(phase=0, epoch=1, step=2, phase_steps=7, steps=13, samples=32, run_epoch=0)
+        """
+        step = min(-(-self.samples // global_batch), epoch_steps)
+        steps = self.epoch * epoch_steps + step
+        return replace(self, step=step, phase_steps=steps, samples=step * global_batch)
+
+
+def shared_state(learner: Learner) -> dict[str, Tree]:
+    """Return what all ranks hold alike; all of them call it together."""
+    return {
+        "weights": {each.path: each.numpy() for each in learner.model.weights},
+        "optimizer": dict(learner.optimizer_state()),
+        "average": [each.numpy() for each in learner.average.averages] if learner.average else None,
+        "loss_scale": [each.numpy() for each in learner.scale.variables] if learner.scale else None,
+        "world_size": learner.topology.world.size,
+    }
+
+
+def own_state(learner: Learner) -> dict[str, Tree]:
+    """Return what only this rank holds: reducer and random states, and its statistics of the inputs."""
+    reducer: Any = learner.gradients.reducer
+    return {
+        "reducer": reducer.state_dict(),
+        "random": [each.numpy() for each in _random_states(learner)],
+        # Each rank's own until they are averaged, at the end of an epoch.
+        "statistics": [each.numpy() for each in learner.model.non_trainable_weights],
+    }
+
+
+def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    """Give a learner what a checkpoint holds; return a line for what is not as it was.
+
+    The learner is in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed.
+    """
+    shared: Any = checkpoint.shared
+    _check_weights(learner, shared["weights"])
+    for variable in learner.model.weights:
+        variable.assign(shared["weights"][variable.path])
+    _restore_optimizer(learner, shared["optimizer"])
+    lines = _restore_extras(learner, shared)
+    own: Any = checkpoint.own
+    if own is None:
+        return lines + _restore_of_another_world(learner, checkpoint)
+    for variable, value in zip(learner.model.non_trainable_weights, own["statistics"], strict=True):
+        variable.assign(value)
+    for variable, value in zip(_random_states(learner), own["random"], strict=True):
+        variable.assign(value)
+    try:
+        learner.gradients.reducer.load_state_dict(own["reducer"])
+    except ValueError as error:  # the configuration names another reducer now, or other nodes
+        _absorb(learner, lambda rank: own["reducer"], checkpoint.world_size)
+        lines.append(f"what the reducer held back goes into the next step: {error}")
+    return lines
+
+
+def _restore_optimizer(learner: Learner, state: Any) -> None:
+    try:
+        learner.restore_optimizer(state)
+    except ValueError as error:
+        name = learner.config.optimizer.name
+        raise ValueError(f"optimizer: the checkpoint is not of {name} and this model: {error}") from error
+
+
+def _restore_extras(learner: Learner, shared: Any) -> list[str]:
+    lines = []
+    for name, variables in (
+        ("average", learner.average and learner.average.averages),
+        ("loss_scale", learner.scale and learner.scale.variables),
+    ):
+        if variables and shared[name] is not None:
+            for variable, value in zip(variables, shared[name], strict=True):
+                variable.assign(value)
+        elif variables:
+            lines.append(f"{name}: the checkpoint has none: it begins anew")
+    if learner.average and shared["average"] is None:
+        learner.average.restart()
+    return lines
+
+
+def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    _absorb(learner, lambda rank: checkpoint.own_of(rank)["reducer"], checkpoint.world_size)
+    now = learner.topology.world.size
+    return [
+        f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
+        "and random states of the model begin anew"
+    ]
+
+
+def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
+    """Give the reducer the residuals of the ranks of ``world_size`` that this one stands for."""
+    size, world = learner.gradients.size, learner.topology.world
+    residual = merged(
+        lambda rank: held_back(state_of(rank), size),
+        size,
+        world_size=world_size,
+        rank=world.rank,
+        size=world.size,
+    )
+    learner.gradients.reducer.absorb(residual)
+
+
+def held_back(state: Any, size: int) -> Float32:
+    """Return the residual that a reducer's state holds, as a vector of all ``size`` entries."""
+    vector = zeros(size)
+    if state["carried"] is not None:
+        vector += state["carried"]
+    if "residual" in state:
+        low = state["low"]
+        vector[low : low + len(state["residual"])] += state["residual"]
+    return vector
+
+
+def _random_states(learner: Learner) -> list[Any]:
+    """Return the states of dropout and its like: variables of the model that are no weights."""
+    weights = {id(each) for each in learner.model.weights}
+    return [each for each in learner.model.variables if id(each) not in weights]
+
+
+def _check_weights(learner: Learner, saved: dict[str, Array]) -> None:
+    here = {variable.path: tuple(variable.shape) for variable in learner.model.weights}
+    for path in [*here, *(path for path in saved if path not in here)]:
+        there = tuple(saved[path].shape) if path in saved else "none"
+        if here.get(path, "none") != there:
+            raise OtherModel(
+                f"the checkpoint is of another model: {path}: expected {here.get(path, 'none')}, got {there}"
+            )
+
+
+def as_tree(position: Position) -> Tree:
+    """Return a position as a checkpoint holds it."""
+    return asdict(position)

@@ -1,0 +1,154 @@
+"""The compiled halves of a step: from images to one flat gradient, and from its mean to new weights.
+
+What ranks do with each other comes between the two, in Python: no graph waits for a message.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from commlib.vectors import Float32
+
+Array = npt.NDArray[Any]
+
+
+def _losses(logits: Any, labels: Any, smoothing: float) -> Any:
+    """Return the cross-entropy of each sample; ``smoothing`` of the weight goes to all classes alike."""
+    exact = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if not smoothing:
+        return exact
+    uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+    return (1 - smoothing) * exact + smoothing * uniform
+
+
+class Backward:
+    """Loss and gradient of one input and batch size, one graph for it.
+
+    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of what it takes. ``scale``: a
+    variable that the loss is multiplied with and the gradient divided by, in float32, or ``None``.
+
+    ``found``: the statistics of the inputs as the latest call found them, see :meth:`put_back`.
+    """
+
+    def __init__(
+        self, model: keras.Model, inputs: tf.TensorSpec, *, smoothing: float = 0.0, scale: Any = None
+    ) -> None:
+        labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
+        variables = [variable.value for variable in model.trainable_variables]
+        # Moving averages of BatchNormalization: a forward pass changes them, before anybody sees a NaN.
+        self._statistics = [variable.value for variable in model.non_trainable_weights]
+
+        @tf.function(input_signature=[inputs, labels])
+        def backward(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
+            found = [tf.identity(variable) for variable in self._statistics]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(_losses(model(images, training=True), labels, smoothing))
+                scaled = loss if scale is None else loss * scale
+            gradients = tape.gradient(scaled, variables)
+            flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], axis=0)
+            return loss, flat if scale is None else flat / scale, found
+
+        self._backward = backward
+        self._inputs = inputs
+        self.found: list[Any] = []
+        # What a forward pass changes: statistics of BatchNormalization, states of random generators.
+        self._changed = [each.value for each in model.variables if not each.trainable]
+
+    def __call__(self, images: Array, labels: Array) -> tuple[float, Float32]:
+        """Return the mean loss of the samples, and its gradient as a view of TensorFlow's memory."""
+        loss, flat, self.found = self._backward(images, labels)
+        return float(loss), np.asarray(flat)
+
+    def put_back(self, found: Sequence[Any]) -> None:
+        """Give the model the statistics that a call has ``found``: that of a step that does not count."""
+        for variable, value in zip(self._statistics, found, strict=True):
+            variable.assign(value)
+
+    def prepare(self) -> None:
+        """Compile and run it once, and leave all as it was: the first step is as fast as the others."""
+        before = [variable.numpy() for variable in self._changed]
+        shape = self._inputs.shape
+        self._backward(tf.zeros(shape, self._inputs.dtype), tf.zeros(shape[:1], tf.int64))
+        for variable, value in zip(self._changed, before, strict=True):
+            variable.assign(value)
+
+
+class Update:
+    """Gives an optimizer the mean gradient. ``average``: moves with the weights, see :class:`Average`."""
+
+    def __init__(self, variables: Sequence[Any], optimizer: Any, average: "Average | None" = None) -> None:
+        shapes = [tuple(variable.shape) for variable in variables]
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+
+        @tf.function(input_signature=[tf.TensorSpec([sum(sizes)], tf.float32)])
+        def update(mean: Any) -> None:
+            parts = tf.split(mean, sizes)
+            gradients = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            optimizer.apply(gradients, variables)
+            if average is not None:
+                average.follow()
+
+        self._update = update
+
+    def __call__(self, mean: Float32) -> None:
+        """Move the weights; ``mean`` is float32, one entry for each trainable weight."""
+        self._update(mean)
+
+
+class Average:
+    """The exponential moving average of the trainable weights: with it a model is tested.
+
+    After each step ``a = momentum·a + (1 − momentum)·w``; it begins with the first weights.
+    """
+
+    def __init__(self, variables: Sequence[Any], momentum: float) -> None:
+        self._variables = [variable.value for variable in variables]
+        self._momentum = momentum
+        self.averages = [tf.Variable(variable, trainable=False) for variable in self._variables]
+
+    def follow(self) -> None:
+        """Move towards the weights; part of a graph."""
+        for average, variable in zip(self.averages, self._variables, strict=True):
+            average.assign_sub((1 - self._momentum) * (average - variable))
+
+    def restart(self) -> None:
+        """Begin with the weights as they are now."""
+        for average, variable in zip(self.averages, self._variables, strict=True):
+            average.assign(variable)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model have the averages as its weights inside the block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for average, variable in zip(self.averages, self._variables, strict=True):
+            before = variable.numpy()
+            variable.assign(average)
+            average.assign(before)
+
+
+class Forward:
+    """Counts right answers."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._forward = tf.function(lambda images: model(images, training=False), reduce_retracing=True)
+
+    def right(self, images: Array, labels: Array, counts: Array) -> npt.NDArray[np.int64]:
+        """Return how many of the samples that count have their label first, and among the first five.
+
+        Classes of equal logits come in their order, those that are no number last of all.
+        """
+        logits = np.nan_to_num(np.asarray(self._forward(images)), nan=-np.inf)
+        places = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+        hits = (places == labels[:, None])[counts]
+        return np.array([hits[:, :1].any(axis=1).sum(), hits.any(axis=1).sum()], np.int64)
