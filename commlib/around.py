@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import to_host
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
 from commlib.reducers.base import Report, as_gradient, check_settings
@@ -37,6 +38,7 @@ class Around:
         self.reducer = reducer
         self.topology: Topology = reducer.topology
         self.size: int = reducer.size
+        self.arrays = self.topology.world.arrays
 
     @property
     def density(self) -> float:
@@ -98,8 +100,8 @@ class LocalClipping(Around):
 
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
         """See :meth:`commlib.Reducer.reduce`."""
-        vector = as_gradient(gradient, self.size)
-        largest = float(np.abs(vector).max(initial=0))
+        vector = as_gradient(gradient, self.size, self.arrays)
+        largest = float(np.abs(vector).max())
         if 0 < largest < float("inf"):  # what is not finite voids the step
             # Squares of float32 overflow at 2e19: those of the vector over its largest do not.
             norm = largest * float(np.linalg.norm(vector / np.float32(largest)))
@@ -132,11 +134,11 @@ class MomentumCorrection(Around):
                 )
             inside = inside.reducer
         self._momentum, self._masking = np.float32(momentum), masking
-        self._velocity = np.zeros(self.size, np.float32)
+        self._velocity = self.arrays.zeros(self.size, np.float32)
 
     def reduce(self, gradient: npt.ArrayLike) -> Float32:
         """See :meth:`commlib.Reducer.reduce`; a void step leaves the velocity as it was."""
-        vector = as_gradient(gradient, self.size)
+        vector = as_gradient(gradient, self.size, self.arrays)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite voids the step
             velocity = self._momentum * self._velocity + vector
         mean = self.reducer.reduce(velocity)
@@ -152,12 +154,12 @@ class MomentumCorrection(Around):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Around.state_dict`."""
-        return super().state_dict() | {"velocity": self._velocity.copy()}
+        return super().state_dict() | {"velocity": to_host(self._velocity.copy())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Around.load_state_dict`."""
         super().load_state_dict(state)
-        self._velocity = state["velocity"].copy()
+        self._velocity = self.arrays.array(state["velocity"], np.float32)
 
 
 class WarmUp(Around):

@@ -7,6 +7,7 @@
     ├── InvalidArgument  a value outside what its argument allows            (also a ValueError)
     ├── NonFiniteInput   a NaN or an infinity where numbers are compared     (also a ValueError)
     ├── RanksDisagree    ranks that should hold equal state do not          (also a ValueError)
+    ├── GpuUnavailable, OutOfDeviceMemory    of commlib.gpu.errors
     └── PeerFailed       another rank stopped, so this one cannot go on
 """
 

@@ -1,17 +1,64 @@
-"""Reducers inside ``tf.function``: the only file of commlib that imports TensorFlow."""
+"""Reducers inside ``tf.function``: the only file of commlib that imports TensorFlow.
+
+Where the topology's transport moves arrays of GPUs, gradients and means stay on the GPU: TensorFlow and CuPy
+hand each other their memory by DLPack. TensorFlow tells nobody which streams it computes on, so the host
+waits in between, twice a step: until the gradient is there, and until the mean is.
+"""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
-from commlib.reducers import Passenger, Reducer, make_reducer
+from commlib.reducers import Passenger, Reducer, Report, make_reducer
 from commlib.topology import Topology
 from commlib.vectors import Float32
+
+
+def array_of(tensor: Any, arrays: ModuleType = np) -> Array:
+    """Return the values of an eager tensor as an array of NumPy or CuPy, without a copy; for reading only.
+
+    With CuPy the tensor is on CuPy's current GPU, and all that TensorFlow does there ends first.
+    """
+    if arrays is np:
+        return np.asarray(tensor)
+    return arrays.from_dlpack(tf.experimental.dlpack.to_dlpack(tf.convert_to_tensor(tensor)))  # type: ignore[no-any-return]
+
+
+def tensor_of(array: Any) -> Any:
+    """Return an eager tensor of the values of an array, which is given away; one of CuPy's is not copied.
+
+    All that was done on CuPy's current stream ends first.
+    """
+    if not is_on_gpu(array):
+        return tf.convert_to_tensor(array)
+    module_of(array).cuda.get_current_stream().synchronize()
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+
+
+def tensorflow_device(gpu: int) -> str:
+    """Return TensorFlow's name of the GPU that CUDA numbers so in this process.
+
+    DLPack takes TensorFlow's number of a GPU for CUDA's: ``InvalidArgument`` where they differ.
+    """
+    numbers = [int(each.name.rsplit(":", 1)[1]) for each in tf.config.get_visible_devices("GPU")]
+    if not numbers:
+        raise InvalidArgument(
+            "topology: its transport moves arrays of GPUs, and TensorFlow sees none: expected one that was "
+            "installed with CUDA (tensorflow[and-cuda]), or a transport of host memory (mpi)"
+        )
+    if gpu >= len(numbers) or numbers[gpu] != gpu:
+        raise InvalidArgument(
+            f"topology: its transport uses GPU {gpu}, and TensorFlow numbers the GPUs it sees another way "
+            f"({numbers}): expected each rank to see its own alone, by CUDA_VISIBLE_DEVICES"
+        )
+    return f"GPU:{gpu}"
 
 
 class DistributedGradients:
@@ -20,6 +67,9 @@ class DistributedGradients:
     ``variables``: tf.Variables or Keras variables of static shape. ``config``: the name of a reducer and its
     options, ``{"name": "hitopk", "density": 0.01}``. All gradients travel as one float32 vector of ``size``
     entries. ``reducer`` is there, and ``config`` is that of it.
+
+    With a transport of GPUs the vector is on this rank's GPU throughout: gradients elsewhere are brought
+    there by TensorFlow. Steps then run as ``tf.py_function`` on it, else as ``tf.numpy_function`` on the CPU.
     """
 
     def __init__(self, topology: Topology, variables: Sequence[Any], config: Mapping[str, Any]) -> None:
@@ -29,6 +79,10 @@ class DistributedGradients:
         self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self._sizes)
         self._passenger: Passenger | None = None
+        self._gpu: Any = None  # CuPy's device
+        if topology.world.arrays is not np:
+            self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
+            self._device = tensorflow_device(self._gpu.id)
         self.reducer = self._make(config)
 
     @property
@@ -67,6 +121,8 @@ class DistributedGradients:
         Takes effect in functions that are already traced, too. All ranks call it together. The passenger
         changes over to a reducer that carries one, and is left aside by one that does not.
         """
+        if self._gpu is not None:
+            self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
         residual = self.reducer.residual
         self.reducer = self._make(config)
         self.reducer.absorb(residual)
@@ -88,7 +144,12 @@ class DistributedGradients:
         tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
         flat = tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
         inputs = [flat, *map(tf.convert_to_tensor, weights)]
-        mean, finite = tf.numpy_function(self._reduce, inputs, [tf.float32, tf.bool], stateful=True)
+        results = [tf.float32, tf.bool]
+        if self._gpu is None:
+            mean, finite = tf.numpy_function(self._reduce, inputs, results, stateful=True)
+        else:
+            with tf.device(self._device):
+                mean, finite = tf.py_function(self._reduce_on_gpu, inputs, results)
         mean.set_shape([self.size])
         finite.set_shape([])
         parts = tf.split(mean, self._sizes)
@@ -98,10 +159,26 @@ class DistributedGradients:
         ]
         return means, finite
 
-    def _reduce(self, flat: Float32, *weights: npt.ArrayLike) -> tuple[Float32, np.bool_]:
+    def reduce_flat(self, flat: Any, weights: Sequence[Any] = ()) -> tuple[Any, Report]:
+        """Return the mean of all gradients as one tensor, and what the reducer did; outside ``tf.function``.
+
+        ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs;
+        ``weights`` as for ``reduce``. The mean is where ``flat`` is, and belongs to the caller.
+        """
+        arrays = self.topology.world.arrays
+        with nullcontext() if self._gpu is None else self._gpu:
+            mean = self._reduce(array_of(flat, arrays), *(array_of(weight, arrays) for weight in weights))[0]
+            assert self.reducer.last is not None
+            return tensor_of(mean), self.reducer.last
+
+    def _reduce_on_gpu(self, flat: Any, *weights: Any) -> tuple[Any, Any]:
+        mean, report = self.reduce_flat(flat, weights)
+        return mean, tf.constant(report.finite)
+
+    def _reduce(self, flat: Float32, *weights: Any) -> tuple[Float32, np.bool_]:
         passenger = self.reducer.passenger
         if passenger is not None:
-            passenger.look([np.asarray(weight) for weight in weights])
+            passenger.look([weight if is_on_gpu(weight) else np.asarray(weight) for weight in weights])
         mean = self.reducer.reduce(flat)
         if passenger is not None:
             passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory

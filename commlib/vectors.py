@@ -6,11 +6,13 @@ A vector switches to a dense representation where that is the shorter message
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import is_on_gpu, module_of
 from commlib.compiled import compiled
 from commlib.errors import InvalidArgument
 
@@ -39,8 +41,13 @@ def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
     return size * value_bytes / (index_dtype(size).itemsize + value_bytes)
 
 
-def empty(size: int) -> Float32:
-    """Return ``size`` float32 of whatever values, at an address that is a multiple of ``ALIGNMENT_BYTES``."""
+def empty(size: int, arrays: ModuleType = np) -> Float32:
+    """Return ``size`` float32 of whatever values, at an address that is a multiple of ``ALIGNMENT_BYTES``.
+
+    ``arrays``: the module to make it with, NumPy or CuPy.
+    """
+    if arrays is not np:
+        return arrays.empty(size, np.float32)  # type: ignore[no-any-return]
     vector = np.empty(size + ALIGNMENT_BYTES // VALUE_BYTES, np.float32)
     first = -vector.ctypes.data % ALIGNMENT_BYTES // VALUE_BYTES
     return vector[first : first + size]
@@ -48,17 +55,17 @@ def empty(size: int) -> Float32:
 
 def copy_of(vector: Float32) -> Float32:
     """Return a copy of a vector, aligned as ``empty`` is."""
-    copy = empty(len(vector))
+    copy = empty(len(vector), module_of(vector))
     copy[...] = vector
     return copy
 
 
-def zeros(size: int) -> Float32:
-    """Return ``size`` zeros, aligned as ``empty`` is.
+def zeros(size: int, arrays: ModuleType = np) -> Float32:
+    """Return ``size`` zeros, made and aligned as ``empty`` does it.
 
     ``np.zeros`` costs five times as much: a page fault every 4 KiB.
     """
-    vector = empty(size)  # in huge pages, where the system has them
+    vector = empty(size, arrays)  # in huge pages, where the system has them
     vector.fill(0)
     return vector
 
@@ -78,7 +85,8 @@ class SparseVector:
 
     ``indices`` are sorted and unique (int32, or int64 past 2³¹ − 1), one for each of ``values``;
     ``indices=None`` says that the vector is dense and ``values`` holds all its entries.
-    The arrays are kept, not copied: who makes a SparseVector gives them away.
+    The arrays are kept, not copied: who makes a SparseVector gives them away. They may be CuPy's; then the
+    order and range of the indices are not looked at, for who looks has to wait for the GPU.
 
     >>> SparseVector(6, np.array([1, 4], np.int32), np.array([2.0, -3.0], np.float32)).to_dense()
     array([ 0.,  2.,  0.,  0., -3.,  0.], dtype=float32)
@@ -103,15 +111,17 @@ class SparseVector:
             raise InvalidArgument(f"indices: expected {expected} for size {self.size}, got {found}")
         if len(self.indices) != len(self.values):
             raise InvalidArgument(f"indices: {len(self.indices)} indices for {len(self.values)} values")
+        if is_on_gpu(self.indices):
+            return
         if len(self.indices) and (self.indices[0] < 0 or self.indices[-1] >= self.size):
             raise InvalidArgument(f"indices: expected 0 … {self.size - 1}, got one outside")
         if np.any(self.indices[1:] <= self.indices[:-1]):
             raise InvalidArgument("indices: expected sorted and unique, got some that are not")
 
     @classmethod
-    def empty(cls, size: int) -> "SparseVector":
-        """Return the vector of ``size`` entries of which none is held."""
-        return cls(size, np.empty(0, index_dtype(size)), np.empty(0, np.float32))
+    def empty(cls, size: int, arrays: ModuleType = np) -> "SparseVector":
+        """Return the vector of ``size`` entries of which none is held, made with the module ``arrays``."""
+        return cls(size, arrays.empty(0, index_dtype(size)), arrays.empty(0, np.float32))
 
     @classmethod
     def from_dense(cls, vector: Float32) -> "SparseVector":
@@ -134,7 +144,9 @@ class SparseVector:
     @property
     def places(self) -> Index:
         """Return the indices of the entries: all of them when dense."""
-        return np.arange(self.size, dtype=index_dtype(self.size)) if self.indices is None else self.indices
+        if self.indices is not None:
+            return self.indices
+        return module_of(self.values).arange(self.size, dtype=index_dtype(self.size))  # type: ignore[no-any-return]
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
@@ -144,7 +156,7 @@ class SparseVector:
         """Return a new float32 array of shape ``(size,)``."""
         if self.indices is None:
             return copy_of(self.values)
-        vector = zeros(self.size)
+        vector = zeros(self.size, module_of(self.values))
         vector[self.indices] = self.values
         return vector
 
@@ -174,7 +186,8 @@ class SparseVector:
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
         if self.indices is None:
             return SparseVector(high - low, None, self.values[low:high])
-        first, last = np.searchsorted(self.indices, [low, high])
+        bounds = module_of(self.indices).asarray([low, high])
+        first, last = np.searchsorted(self.indices, bounds).tolist()
         indices = (self.indices[first:last] - low).astype(index_dtype(high - low))
         return SparseVector(high - low, indices, self.values[first:last])
 
@@ -185,14 +198,16 @@ class SparseVector:
         magnitudes = np.abs(self.values)
         k = min(k, self.entries)
         if k == 0:
-            return SparseVector.empty(self.size)
+            return SparseVector.empty(self.size, module_of(self.values))
         threshold = np.partition(magnitudes, -k)[-k]
         kept = magnitudes > threshold
-        kept[np.flatnonzero(magnitudes == threshold)[: k - np.count_nonzero(kept)]] = True
+        kept[np.flatnonzero(magnitudes == threshold)[: k - int(np.count_nonzero(kept))]] = True
         return self.where(kept)
 
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices ``others`` does not hold."""
+        if is_on_gpu(self.values):
+            return self.where(~np.isin(self.places, others.places))
         return self.where(_is_missing(self.places, others.places))
 
     @property
@@ -231,9 +246,19 @@ def _add_equal(indices: Index, values: Float32, order: npt.NDArray[np.int64]) ->
     return distinct[:filled].copy(), sums[:filled].copy()
 
 
-def void(size: int) -> SparseVector:
+def _add_equal_on_gpu(vectors: Sequence[SparseVector]) -> tuple[Index, Float32]:
+    """Return what ``_add_equal`` does; one vector after the other, none of which has an index twice."""
+    arrays = module_of(vectors[0].values)
+    distinct = arrays.unique(np.concatenate([vector.places for vector in vectors]))
+    sums = arrays.zeros(len(distinct), np.float32)
+    for vector in vectors:
+        sums[np.searchsorted(distinct, vector.places)] += vector.values
+    return distinct, sums
+
+
+def void(size: int, arrays: ModuleType = np) -> SparseVector:
     """Return the sum that stands for one that is not finite: a NaN at index 0."""
-    return SparseVector(size, np.zeros(1, index_dtype(size)), np.full(1, np.nan, np.float32))
+    return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
 
 def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
@@ -267,10 +292,12 @@ def total(vectors: Sequence[SparseVector]) -> SparseVector:
     size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
-        dense = zeros(size)
+        dense = zeros(size, module_of(vectors[0].values))
         for vector in vectors:
             vector.add_to(dense)
         return SparseVector(size, None, dense)
+    if is_on_gpu(sparse[0]):
+        return SparseVector(size, *_add_equal_on_gpu(vectors))
     indices, values = np.concatenate(sparse), np.concatenate([vector.values for vector in vectors])
     # Sorted runs are merged; stable, so that values of one index stay in the order of the vectors.
     return SparseVector(size, *_add_equal(indices, values, np.argsort(indices, kind="stable")))

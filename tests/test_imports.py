@@ -9,6 +9,7 @@ import pytest
 HEAVY = ["tensorflow", "keras", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a GPU, or a started MPI
 PACKAGES = [
     "commlib",
+    "commlib.gpu",
     "commlib.reducers",
     "commlib.selection",
     "commlib.transport",

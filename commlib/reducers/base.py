@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -15,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.agreement import differences, differing, digest
+from commlib.arrays import expect_module, is_on_gpu, to_host
 from commlib.errors import InvalidArgument, RanksDisagree
+from commlib.gpu.errors import OutOfDeviceMemory
 from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32, copy_of
@@ -62,15 +65,19 @@ class Outcome:
     numbers: Sequence[Float64] = ()
 
 
-def as_gradient(gradient: npt.ArrayLike, size: int) -> Float32:
-    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that."""
-    given = np.asarray(gradient)
+def as_gradient(gradient: npt.ArrayLike, size: int, arrays: ModuleType = np) -> Float32:
+    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that.
+
+    ``arrays``: the module whose array it is to be, NumPy or CuPy; one of the other is refused.
+    """
+    expect_module("gradient", gradient, arrays)
+    given = arrays.asarray(gradient)
     if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
         raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
     if given.shape != (size,):
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
-        return np.ascontiguousarray(given, np.float32)
+        return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
 
 
 def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -88,7 +95,8 @@ class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
     ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``carries``: whether it has
-    room for a :class:`commlib.reducers.passenger.Passenger`.
+    room for a :class:`commlib.reducers.passenger.Passenger`. ``arrays``: the module whose arrays gradient,
+    mean and residual are, NumPy, or CuPy where the topology's transport moves those.
     """
 
     sparse: ClassVar[bool]
@@ -98,6 +106,7 @@ class Reducer(ABC):
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
             raise InvalidArgument(f"size: expected a whole number of entries from 1, got {size!r}")
         self.topology = topology
+        self.arrays = topology.world.arrays
         self.size = int(size)
         self.steps = 0
         self.last: Report | None = None
@@ -116,13 +125,17 @@ class Reducer(ABC):
         apply stays in the residual. A NaN or an infinity on any rank voids the step on all: the result is all
         NaN, ``last.finite`` is false and every residual is as before.
         """
-        vector = as_gradient(gradient, self.size)
+        vector = as_gradient(gradient, self.size, self.arrays)
         before = self.topology.traffic
         self.seconds = StageSeconds()
         with np.errstate(invalid="ignore", over="ignore"):  # the ranks agree to void such a step instead
             if self._carried is not None:
                 vector = vector + self._carried
-            outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
+            try:
+                outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
+            except MemoryError as error:
+                self._name_what_is_held(error)
+                raise
         self.steps += 1
         finite = outcome.mean is not None
         if finite:
@@ -130,10 +143,19 @@ class Reducer(ABC):
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
         if outcome.mean is None:
-            return np.full(self.size, np.nan, np.float32)
+            return self.arrays.full(self.size, np.nan, np.float32)  # type: ignore[no-any-return]
         if self._carriage is not None:
             self._carriage.deliver(outcome.numbers)
         return outcome.mean
+
+    def _name_what_is_held(self, error: MemoryError) -> None:
+        """Raise ``OutOfDeviceMemory`` for an array that did not fit on the GPU beside this reducer's own."""
+        if self.arrays is np or isinstance(error, OutOfDeviceMemory):
+            return
+        held = {name: array.nbytes for name, array in vars(self).items() if is_on_gpu(array)}
+        names = ", ".join(f"{name.strip('_')} {size:,}" for name, size in held.items()) or "nothing"
+        text = f"{type(self).__name__}: {error}; held by it, in bytes: {names}"
+        raise OutOfDeviceMemory(text) from error
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -189,34 +211,39 @@ class Reducer(ABC):
     @property
     def residual(self) -> Float32:
         """What this rank holds back: a new float32 array of shape ``(size,)``, zero where others hold it."""
-        return np.zeros(self.size, np.float32) if self._carried is None else self._carried.copy()
+        if self._carried is None:
+            return self.arrays.zeros(self.size, np.float32)  # type: ignore[no-any-return]
+        return self._carried.copy()
 
     def absorb(self, residual: Float32) -> None:
         """Add a vector of shape ``(size,)`` to this rank's next gradient that counts.
 
-        So a predecessor's residual is flushed into the first step of its successor.
+        So a predecessor's residual is flushed into the first step of its successor. One in host memory, such
+        as a checkpoint holds, is taken on a GPU, too.
         """
         if residual.shape != (self.size,):
             raise InvalidArgument(f"residual: expected shape ({self.size},), got {residual.shape}")
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.asarray(residual if self._carried is None else residual + self._carried, np.float32)
+            given = self.arrays.asarray(residual)
+            total = self.arrays.asarray(given if self._carried is None else given + self._carried, np.float32)
         if not np.isfinite(total).all():
             raise InvalidArgument("residual: expected what adds up to finite float32 values, got others")
         self._carried = total.copy() if total is residual else total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a restored reducer needs to go on bitwise; the arrays are copies."""
+        """Return everything that a restored reducer needs to go on bitwise: copies, in host memory."""
         return {
             "settings": self.settings(),
             "steps": self.steps,
-            "carried": None if self._carried is None else self._carried.copy(),
+            "carried": None if self._carried is None else to_host(self._carried.copy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned on the same rank of an equal topology; arrays are copied."""
         check_settings(state["settings"], self.settings())
         self.steps = state["steps"]
-        self._carried = None if state["carried"] is None else state["carried"].copy()
+        carried = state["carried"]
+        self._carried = None if carried is None else self.arrays.array(carried, np.float32)
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal on all ranks, by name."""

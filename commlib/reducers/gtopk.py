@@ -40,7 +40,7 @@ class GTopK(SelectingReducer):
         with self.measure("combine"):
             merged = total([held, received])
             if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
-                return void(self.length)
+                return void(self.length, self.arrays)
             kept = merged.top_k(self.k)
             self.drop(merged.without(kept))
         return kept

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import to_host
 from commlib.reducers.base import Outcome
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.passenger import NUMBER_BYTES
@@ -59,11 +60,13 @@ class ShardReducer(SelectingReducer):
         with self.measure("intra"):
             messages = gather_messages(node, message, lengths_with_numbers)
         with self.measure("combine"):
-            mean = zeros(self.size)
+            mean = zeros(self.size, self.arrays)
             for (low, high), each, length in zip(self._parts(), messages, lengths, strict=True):
                 self.lossless.decode(each[:length], high - low).write_to(mean[low:high])
-        tails = [each[length:].copy() for each, length in zip(messages, lengths, strict=True)]
         applied = int(shards[:, 1].sum())
+        if self._carriage is None:
+            return Outcome(mean, selected, applied)
+        tails = [to_host(each[length:].copy()) for each, length in zip(messages, lengths, strict=True)]
         return Outcome(mean, selected, applied, [tail.view(np.float64) for tail in tails])
 
     def _append_numbers(
@@ -75,7 +78,7 @@ class ShardReducer(SelectingReducer):
             return message, lengths
         with self.measure("combine"):
             numbers = carriage.load(self.topology.local_rank, shard)
-            message = np.concatenate([message, numbers.view(np.uint8)])
+            message = np.concatenate([message, self.arrays.asarray(numbers.view(np.uint8))])
         return message, lengths + NUMBER_BYTES * carriage.counts
 
     def _parts(self) -> list[tuple[int, int]]:

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commlib.transport.base import Array, Communicator, Request
+from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.transport.base import Communicator, Request
 from commlib.vectors import VALUE_BYTES, empty, partition
 from commlib.wire import Message
+
+WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples of their size
 
 
 def gather_messages(comm: Communicator, message: Message, lengths: npt.NDArray[np.int64]) -> list[Message]:
     """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``."""
-    messages = [np.empty(length, np.uint8) for length in lengths]
+    messages = _room_for(lengths, message)
     comm.allgather(message, messages)
     return messages
 
@@ -20,9 +23,17 @@ def gather_messages(comm: Communicator, message: Message, lengths: npt.NDArray[n
 def swap_messages(comm: Communicator, outgoing: Sequence[Message]) -> list[Message]:
     """Send ``outgoing[r]`` to every rank ``r`` of ``comm``; return what each of them sent here."""
     lengths = comm.swap([len(message) for message in outgoing])
-    incoming = [np.empty(length, np.uint8) for length in lengths]
+    incoming = _room_for(lengths, outgoing[comm.rank])
     comm.exchange(outgoing, incoming)
     return incoming
+
+
+def _room_for(lengths: npt.NDArray[np.int64], like: Message) -> list[Message]:
+    """Return arrays of ``lengths[r]`` bytes of whatever values, where ``like`` lies."""
+    arrays = module_of(like)
+    if is_on_gpu(like) and (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
+        return list(arrays.empty((len(lengths), int(lengths[0])), np.uint8))  # side by side: one call of NCCL
+    return [arrays.empty(int(length), np.uint8) for length in lengths]
 
 
 def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
@@ -36,7 +47,8 @@ def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.i
     first, last = ends[comm.rank : comm.rank + 2]
     cuts = np.clip(wanted, first, last) - first
     come_from = np.diff(np.clip(ends, wanted[comm.rank], wanted[comm.rank + 1]))
-    evened = [np.empty(wanted[comm.rank + 1] - wanted[comm.rank], array.dtype) for array in held]
+    count = int(wanted[comm.rank + 1] - wanted[comm.rank])
+    evened = [module_of(array).empty(count, array.dtype) for array in held]
     for array, received in zip(held, evened, strict=True):
         comm.exchange(np.split(array, cuts[1:-1]), np.split(received, come_from.cumsum()[:-1]))
     return evened
@@ -53,7 +65,7 @@ def receive_message(comm: Communicator, source: int) -> Message:
     length = np.empty(1, np.int64)
     comm.receive_header(length, source).wait()
     # Where it is dense, the mean may be made in its place.
-    message = empty(-(-int(length[0]) // VALUE_BYTES)).view(np.uint8)[: length[0]]
+    message = empty(-(-int(length[0]) // VALUE_BYTES), comm.arrays).view(np.uint8)[: length[0]]
     if len(message):
         comm.receive(message, source).wait()
     return message

@@ -72,7 +72,7 @@ class OkTopK(SelectingReducer):
             messages = self._split(selected)
             reduced = self._reduce_region(messages)
             if not self.comm.agree([reduced.is_finite]).all():  # finite parts may add up to an infinity
-                return void(self.length)
+                return void(self.length, self.arrays)
             kept = self._above_global_threshold(reduced)
             combined = self._balance_and_allgather(kept)
         with self.measure("combine"):
@@ -110,7 +110,9 @@ class OkTopK(SelectingReducer):
         reduced, previous = self._decode(messages[comm.rank], comm.rank), list[Message]()
         for start in range(1, size, BUCKET_RANKS):
             distances = range(start, min(size, start + BUCKET_RANKS))
-            incoming = {away: np.empty(lengths[comm.rank - away], np.uint8) for away in distances}
+            incoming = {
+                away: self.arrays.empty(int(lengths[comm.rank - away]), np.uint8) for away in distances
+            }
             requests: list[Request] = []
             for away, message in incoming.items():
                 if len(message):
@@ -147,7 +149,7 @@ class OkTopK(SelectingReducer):
         """Gather all magnitudes, find the threshold (lines 9–12) and cut ties off at the highest indices."""
         comm, magnitudes = self.comm, np.abs(reduced.values)
         counts = comm.agree([reduced.entries])[:, 0]
-        gathered = [np.empty(count, np.float32) for count in counts]
+        gathered = [self.arrays.empty(int(count), np.float32) for count in counts]
         comm.allgather(magnitudes, gathered)
         everything = np.concatenate(gathered)
         k = min(self.k, len(everything))
@@ -168,7 +170,8 @@ class OkTopK(SelectingReducer):
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
             counts = np.diff(partition(int(counts.sum()), comm.size))
-        parts = [(np.empty(count, indices.dtype), np.empty(count, np.float32)) for count in counts]
+        empty = self.arrays.empty
+        parts = [(empty(int(count), indices.dtype), empty(int(count), np.float32)) for count in counts]
         comm.allgather(indices, [part for part, _ in parts])
         comm.allgather(values, [part for _, part in parts])
         all_indices = np.concatenate([part for part, _ in parts])

@@ -24,7 +24,8 @@ class Passenger(Protocol):
     def look(self, arrays: list[npt.NDArray[Any]], /) -> None:
         """Take notice of ``arrays`` before a step: what the caller has beside the gradient, its weights.
 
-        They are lent, not to be written to; ``look([])`` after the step ends the loan.
+        They lie where the gradient does, as ``mean`` will: in host memory, or on the GPU. They are lent, not
+        to be written to; ``look([])`` after the step ends the loan.
         """
 
     def count(self, low: int, high: int, /) -> int:
@@ -32,6 +33,8 @@ class Passenger(Protocol):
 
     def numbers(self, low: int, high: int, mean: SparseVector | Float32, /) -> Float64:
         """Return the numbers about entries ``low … high − 1`` of the mean, shape ``(count(low, high),)``.
+
+        A NumPy array, also where the mean is on a GPU.
 
         ``mean``: only these entries, dense or as a ``SparseVector`` of size ``high − low``; not to be written
         to or kept. Beside it, only what is equal on all ranks may count: several may hold the same part.

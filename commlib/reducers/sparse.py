@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from commlib.arrays import to_host
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
+from commlib.kernels import kernels_of
 from commlib.reducers.base import Outcome, Reducer, check_settings
-from commlib.selection import make_selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector
-from commlib.wire import Codec, Message, make_codec
+from commlib.wire import Codec, Message
 
 
 class SparseReducer(Reducer):
@@ -30,10 +31,11 @@ class SparseReducer(Reducer):
         wire: str = "fp32",
     ) -> None:
         self.density = check_density(density)
-        self.selector = make_selector(selector)
-        self.codec = make_codec(wire)
+        self.kernels = kernels_of(topology.world.arrays)
+        self.selector = self.kernels.make_selector(selector)
+        self.codec = self.kernels.make_codec(wire)
         # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
-        self.lossless = make_codec("fp32")
+        self.lossless = self.kernels.make_codec("fp32")
         self._names = (selector, wire)
         super().__init__(topology, size)
 
@@ -48,7 +50,8 @@ class SparseReducer(Reducer):
         All ranks call it between the same two steps; those that did not are found in the next one.
         """
         self.density = check_density(density)
-        self.selector = make_selector(self._names[0])  # what the old one remembers is of another count
+        # What the old one remembers is of another count.
+        self.selector = self.kernels.make_selector(self._names[0])
         self._shared = repr(self.settings())
 
     def select(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> tuple[SparseVector, bool]:
@@ -60,7 +63,7 @@ class SparseReducer(Reducer):
             try:
                 return self.selector.select_sum(gradient, residual, k, out), True
             except NonFiniteInput:
-                return SparseVector.empty(len(out)), False
+                return SparseVector.empty(len(out), self.arrays), False
 
 
 class SelectingReducer(SparseReducer):
@@ -84,9 +87,9 @@ class SelectingReducer(SparseReducer):
     def _own_range(self, low: int, high: int) -> None:
         self._low, self.length = low, high - low
         self.k = entries(self.density, self.length)
-        self._residual = np.zeros(self.length, np.float32)
-        self._spare = np.empty(self.length, np.float32)  # the next residual is made in it
-        self._selected = SparseVector.empty(self.length)
+        self._residual = self.arrays.zeros(self.length, np.float32)
+        self._spare = self.arrays.empty(self.length, np.float32)  # the next residual is made in it
+        self._selected = SparseVector.empty(self.length, self.arrays)
         self._dropped: list[tuple[int, SparseVector]] = []
 
     def set_density(self, density: float) -> None:
@@ -179,7 +182,8 @@ class SelectingReducer(SparseReducer):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Reducer.state_dict`."""
-        own = {"low": self._low, "residual": self._residual.copy()}  # of entries low … low + length − 1
+        # The residual is that of entries low … low + length − 1.
+        own = {"low": self._low, "residual": to_host(self._residual.copy())}
         return super().state_dict() | self._remember() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -190,4 +194,4 @@ class SelectingReducer(SparseReducer):
             raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {self.length}")
         super().load_state_dict(state)
         self._take_back(state)
-        self._residual = state["residual"].copy()
+        self._residual = self.arrays.array(state["residual"], np.float32)

@@ -6,11 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
+from commlib.kernels import kernels_of
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import SparseVector, concatenate, empty, partition, total
-from commlib.wire import VALUE_CODECS, Codec, Message, make_codec
+from commlib.wire import VALUE_CODECS, Codec, Message
 
 
 class SplitReducer(SelectingReducer):
@@ -47,10 +48,10 @@ class SplitReducer(SelectingReducer):
                 messages = gather_messages(self.comm, message, lengths)
             with self.measure("combine"):
                 return concatenate(list(map(codec.decode, messages, sizes)))
-        combined = empty(self.length)
+        combined = empty(self.length, self.arrays)
         parts = [combined[low:high] for low, high in self._ranges]
         messages = [
-            part.view(np.uint8) if part.nbytes == length else np.empty(length, np.uint8)
+            part.view(np.uint8) if part.nbytes == length else self.arrays.empty(int(length), np.uint8)
             for part, length in zip(parts, lengths, strict=True)
         ]
         with self.measure(self.link):
@@ -84,7 +85,7 @@ class DSARSplit(SplitReducer):
     def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **settings: Any) -> None:
         if sums not in VALUE_CODECS:
             raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {sums!r}")
-        self._sums_name, self._sums = sums, make_codec(sums)
+        self._sums_name, self._sums = sums, kernels_of(topology.world.arrays).make_codec(sums)
         super().__init__(topology, size, **settings)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:

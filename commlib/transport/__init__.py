@@ -1,6 +1,6 @@
 """How arrays travel between ranks: one short protocol, and its implementations."""
 
-from commlib.transport import mpi, simulated
+from commlib.transport import mpi, nccl, simulated
 from commlib.transport.base import Communicator, Request
 
-__all__ = ["Communicator", "Request", "mpi", "simulated"]
+__all__ = ["Communicator", "Request", "mpi", "nccl", "simulated"]

@@ -8,16 +8,16 @@ order: results are bitwise equal on all ranks, in all runs, and on all transport
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
 from commlib.transport.ring import Ring
 from commlib.vectors import Float32
-
-Array = npt.NDArray[Any]
 
 
 def check_color(color: int) -> int:
@@ -44,8 +44,10 @@ class Communicator(ABC):
     ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``agree``, ``swap``, headers and object exchanges are
-    no payload.
+    no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     """
+
+    arrays: ModuleType = np
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank = rank
@@ -94,7 +96,7 @@ class Communicator(ABC):
         Messages of one sender fill the arrays in the order in which these were posted.
         """
         assert array.flags.c_contiguous
-        assert array.flags.writeable
+        assert getattr(array.flags, "writeable", True)  # CuPy's arrays are, and have no such flag
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 
@@ -141,7 +143,7 @@ class Communicator(ABC):
         own = parts[self.rank]
         if self.size == 1:
             return own.copy()
-        received = list(np.empty((self.size - 1, len(own)), np.float32))
+        received = list(module_of(own).empty((self.size - 1, len(own)), np.float32))
         received.insert(self.rank, own)
         self.exchange(parts, received)
         total: Float32 = np.add(received[0], received[1])

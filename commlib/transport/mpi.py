@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import Array
 from commlib.errors import PeerFailed
-from commlib.transport.base import Array, Communicator, Request, check_color
+from commlib.transport.base import Communicator, Request, check_color
 
 if TYPE_CHECKING:
     from mpi4py import MPI

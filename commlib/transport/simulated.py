@@ -9,15 +9,17 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.network import Network
 from commlib.topology import node_of_ranks
-from commlib.transport.base import Array, Communicator, Request, check_color
+from commlib.transport.base import Communicator, Request, check_color
 from commlib.transport.clock import Clock
 from commlib.transport.machines import Cluster, Processors, Transfer
 
@@ -27,8 +29,9 @@ Result = TypeVar("Result")
 class _Job:
     """What the ranks of one run share."""
 
-    def __init__(self, cluster: Cluster, processors: Processors | None) -> None:
+    def __init__(self, cluster: Cluster, processors: Processors | None, arrays: ModuleType) -> None:
         self.cluster, self.clock, self.processors = cluster, cluster.clock, processors
+        self.arrays = arrays
         self.mailboxes: defaultdict[tuple[Any, int, int], _Mailbox] = defaultdict(_Mailbox)
         self.meetings: dict[Any, _Meeting] = {}
 
@@ -99,6 +102,7 @@ class SimulatedCommunicator(Communicator):
 
     def __init__(self, job: _Job, key: Any, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, len(members), f"node{job.cluster.nodes[members[rank]]}")
+        self.arrays = job.arrays
         self._job, self._key, self._members = job, key, members
         self._world_rank = members[rank]
         self._splits = 0
@@ -199,6 +203,7 @@ def run(
     network: Network | None = None,
     record: list[Transfer] | None = None,
     cores: int | None = None,
+    arrays: ModuleType = np,
 ) -> list[Result]:
     """Call ``function(comm)`` on ``world_size`` ranks, a thread each, and return their results in rank order.
 
@@ -209,6 +214,9 @@ def run(
 
     Computing takes no virtual time, unless ``cores`` says how many all ranks share: then it takes the
     processor time that it takes here, and runs repeat but for that.
+
+    ``arrays``: the module whose arrays gradients are. With ``cupy`` all ranks share the current GPU, and its
+    default stream.
 
     The first rank to raise ends the run and its exception is raised here; ranks that wait for each other and
     nothing else raise :class:`commlib.errors.PeerFailed`.
@@ -223,7 +231,7 @@ def run(
         raise InvalidArgument(f"cores: expected at least 1, got {cores}")
     clock = Clock(world_size)
     processors = None if cores is None else Processors(clock, cores, world_size)
-    job = _Job(Cluster(clock, nodes, network or Network(), record), processors)
+    job = _Job(Cluster(clock, nodes, network or Network(), record), processors, arrays)
     results: list[Any] = [None] * world_size
 
     def body(rank: int) -> None:

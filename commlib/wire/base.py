@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import module_of
 from commlib.errors import InvalidArgument
 from commlib.vectors import Float32, Index, SparseVector
 
@@ -85,7 +86,7 @@ class Codec:
         """Return a new array of bytes."""
         if vector.indices is not None:
             if vector.entries == 0:
-                return np.empty(0, np.uint8)
+                return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
             indices = self._indices.encode(vector.indices, vector.size)
             sparse = len(indices) + self._values.message_bytes(vector.entries)
             if sparse < self._values.message_bytes(vector.size):
@@ -101,7 +102,7 @@ class Codec:
         if len(message) == dense:
             return SparseVector(size, None, self._values.decode(message, size))
         if len(message) == 0:
-            return SparseVector.empty(size)
+            return SparseVector.empty(size, module_of(message))
         try:
             return self._decode_sparse(message, size)
         except InvalidArgument as error:

@@ -1,0 +1,368 @@
+"""Checks that need a GPU: ranks that share it, through NCCL and without, against the CPU's exact path.
+
+``python benchmarks/gpu_checks.py > checks.jsonl`` prints a JSON object a line: what was checked, whether
+every bit is that of the CPU, or why it could not be tried. Several ranks on one GPU tell NCCL that each is
+on a machine of its own (``NCCL_HOSTID``); it may refuse all the same, so others are threads of one process.
+No MPI is needed: what does not travel by NCCL goes through pipes.
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+if __name__ == "__main__":  # runs where the package is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from commlib import Communicator, Topology, make_reducer
+from commlib.gradients import Gradients
+from commlib.transport import nccl, simulated
+from commlib.transport.base import Request, check_color
+from commlib.vectors import partition
+
+STEPS = 3
+THREADS = 4  # ranks of one process
+SIZES = (1, 1_000, 1_000_003, 25_557_032)  # the last is ResNet-50's
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("dense", {}),
+    ("torus2d", {}),
+    ("allgather", {"density": 0.01}),
+    ("hitopk", {"density": 0.01}),
+    ("hitopk", {"density": 0.01, "wire": "gap+fp16"}),
+    ("hitopk", {"density": 0.001, "wire": "qsgd8"}),
+    ("hioktopk", {"density": 0.01}),
+)
+
+
+class Ends:
+    """One rank's ends of the pipes to all others, and what came through them before it was asked for."""
+
+    def __init__(self) -> None:
+        self.pipes: dict[int, Connection] = {}
+        self.waiting: defaultdict[tuple[str, int], deque[Any]] = defaultdict(deque)
+
+
+class Done(Request):
+    """A message of which nothing is left to do."""
+
+    def wait(self) -> None:
+        """Return."""
+
+
+class Receipt(Request):
+    """A message that comes through a pipe."""
+
+    def __init__(self, comm: "Pipes", array: Any, source: int) -> None:
+        self._comm, self._array, self._source = comm, array, source
+
+    def wait(self) -> None:
+        """Fill the array."""
+        self._array[...] = self._comm.take(self._source)
+
+
+class Pipes(Communicator):
+    """Ranks that are processes with a pipe between any two; for a few bytes only."""
+
+    def __init__(self, ends: "Ends", key: str, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, len(members), platform.node())
+        self._ends, self._key, self._members, self._splits = ends, key, members, 0
+        self._waiting = ends.waiting
+
+    def give(self, value: Any, rank: int) -> None:
+        """Send a picklable value."""
+        if rank == self.rank:
+            self._waiting[self._key, self._members[rank]].append(value)
+        else:
+            self._ends.pipes[self._members[rank]].send((self._key, value))
+
+    def take(self, rank: int) -> Any:
+        """Return the next value of a rank in this group; those of other groups are kept."""
+        source = self._members[rank]
+        while not self._waiting[self._key, source]:
+            key, value = self._ends.pipes[source].recv()
+            self._waiting[key, source].append(value)
+        return self._waiting[self._key, source].popleft()
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        for rank in range(self.size):
+            self.give(value, rank)
+        return [self.take(rank) for rank in range(self.size)]
+
+    def split(self, color: int) -> "Pipes":
+        """See :meth:`Communicator.split`."""
+        colors = self.allgather_objects(check_color(color))
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
+        self._splits += 1
+        key, members = f"{self._key}/{self._splits}.{color}", [self._members[rank] for rank in ranks]
+        return Pipes(self._ends, key, ranks.index(self.rank), members)
+
+    def agree(self, values: Sequence[int]) -> Any:
+        """See :meth:`Communicator.agree`."""
+        rows = self.allgather_objects([int(value) for value in values])
+        return np.array(rows, np.int64).reshape(self.size, len(values))
+
+    def swap(self, values: Sequence[int]) -> Any:
+        """See :meth:`Communicator.swap`."""
+        for rank, value in enumerate(values):
+            self.give(int(value), rank)
+        return np.array([self.take(rank) for rank in range(self.size)], np.int64)
+
+    def _send(self, array: Any, destination: int) -> Request:
+        self.give(array.copy(), destination)
+        return Done()
+
+    def _receive(self, array: Any, source: int) -> Request:
+        return Receipt(self, array, source)
+
+
+# ------------------------------------------------------------- what every rank does
+
+
+@functools.lru_cache(maxsize=1)
+def gradients_of(size: int) -> Gradients:
+    """Return the gradients to check with; those of a size are drawn once."""
+    return Gradients(size)
+
+
+def digests(topology: Topology, name: str, options: dict[str, Any], size: int) -> list[str]:
+    """Return digests of all means, of the residual, and of the bytes that were sent."""
+    comm = topology.world
+    reducer = make_reducer(name, topology, size=size, **options)
+    gradients = gradients_of(size)
+    means = []
+    for step in range(STEPS):
+        mean = reducer.reduce(comm.arrays.asarray(gradients.of(comm.rank, step)))
+        means.append(host(mean).tobytes())
+    assert reducer.last is not None
+    sent = repr(reducer.last.traffic.sent).encode()
+    return [hashlib.sha256(part).hexdigest() for part in (*means, host(reducer.residual).tobytes(), sent)]
+
+
+def host(array: Any) -> Any:
+    """Return an array in host memory."""
+    return array.get() if hasattr(array, "get") else array
+
+
+def collectives(comm: Communicator) -> dict[str, bool]:
+    """Return whether each collective brings what it should, to the bit."""
+    arrays, rank, size = comm.arrays, comm.rank, comm.size
+    vectors = [gradients_of(4099).of(other, 0) for other in range(size)]
+    bounds = partition(4099, size)
+    expected = vectors[0]
+    for vector in vectors[1:]:
+        expected = expected + vector
+    own = arrays.asarray(vectors[rank])
+    part = comm.reduce_scatter(own, bounds)
+    found = {"reduce_scatter": host(part).tobytes() == expected[bounds[rank] : bounds[rank + 1]].tobytes()}
+    for what, length_of in (("equal", lambda other: 1000), ("unequal", lambda other: 7 * other)):
+        parts = list(arrays.zeros((size, 1000), np.float32)) if what == "equal" else []
+        parts = parts or [arrays.zeros(length_of(other), np.float32) for other in range(size)]
+        comm.allgather(own[: length_of(rank)], parts)
+        found[f"allgather of {what} parts"] = all(
+            host(each).tobytes() == vectors[other][: length_of(other)].tobytes()
+            for other, each in enumerate(parts)
+        )
+    incoming = [arrays.zeros(100 + rank, np.float32) for _ in range(size)]
+    comm.exchange([own[: 100 + other] for other in range(size)], incoming)
+    found["exchange"] = all(
+        host(each).tobytes() == vectors[other][: 100 + rank].tobytes() for other, each in enumerate(incoming)
+    )
+    return found
+
+
+def rank_through_nccl(ends: Ends, rank: int, size: int, sizes: Sequence[int], out: Any) -> None:
+    """Run all checks as one rank of NCCL; ``out`` gets what rank 0 finds, or an error."""
+    try:
+        begun = time.perf_counter()
+        comm = nccl.over(Pipes(ends, "world", rank, range(size)), share_gpus=True)
+        report("connect", {"ranks": size, "seconds": time.perf_counter() - begun}, rank, out)
+        check(comm, sizes, out)
+    except BaseException:  # noqa: BLE001 - of any kind: the parent tells it
+        out.put(("failed", {"rank": rank, "error": traceback.format_exc()}))
+
+
+def check(comm: Communicator, sizes: Sequence[int], out: Any) -> None:
+    """Run all checks as one rank."""
+    every = comm.allgather_objects(collectives(comm))
+    report("collectives", {key: all(each[key] for each in every) for key in every[0]}, comm.rank, out)
+    topologies = {per_node: Topology(comm, ranks_per_node=per_node) for per_node in layouts(comm.size)}
+    for case in cases(sizes):
+        for per_node, topology in topologies.items():
+            begun = time.perf_counter()
+            seen = comm.allgather_objects(digests(topology, *case))
+            found = {"case": case, "ranks_per_node": per_node, "digests": seen}
+            report("reducer", found | {"seconds": time.perf_counter() - begun}, comm.rank, out)
+
+
+def report(what: str, found: dict[str, Any], rank: int, out: Any) -> None:
+    """Hand a finding over, once."""
+    if rank == 0:
+        out.put((what, found))
+
+
+def cases(sizes: Sequence[int]) -> list[tuple[str, dict[str, Any], int]]:
+    """Return all cases: reducer, options, size; those of a size one after the other."""
+    return [(*case, size) for size in sizes for case in CASES]
+
+
+def layouts(ranks: int) -> tuple[int, ...]:
+    """Return the ranks per node that are tried: each on a node of its own, and all on one."""
+    return (1, ranks)
+
+
+# ------------------------------------------------------------- the parent
+
+
+def connected(ranks: int) -> list[Ends]:
+    """Return the ends of every rank, with a pipe between any two."""
+    ends = [Ends() for _ in range(ranks)]
+    for first in range(ranks):
+        for second in range(first):
+            ends[first].pipes[second], ends[second].pipes[first] = multiprocessing.Pipe()
+    return ends
+
+
+def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[str, dict[str, Any]]]:
+    """Run ranks as processes that share the GPU; return what they found until they ended or ``limit``."""
+    context = multiprocessing.get_context("spawn")
+    ends = connected(ranks)
+    out = context.Queue()
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    processes = [
+        context.Process(target=rank_through_nccl, args=(ends[rank], rank, ranks, sizes, out))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    found, until = [], time.monotonic() + limit
+    while time.monotonic() < until and (any(each.is_alive() for each in processes) or not out.empty()):
+        if not out.empty():
+            found.append(out.get())
+            if found[-1][0] == "failed":
+                break
+        time.sleep(0.01)
+    else:
+        if any(each.is_alive() for each in processes):
+            found.append(("failed", {"error": f"not done after {limit:g} s"}))
+    for process in processes:
+        process.join(1)
+        process.kill()
+    return found
+
+
+def versions() -> dict[str, Any]:
+    """Return the device, and the versions of what it is used with."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return {
+        "device": properties["name"].decode(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+        "nccl": cupy.cuda.nccl.get_version(),
+        "cupy": cupy.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
+    """Print what is found, a line each; return whether every bit was as on the CPU."""
+    import cupy
+
+    right = True
+    for what, found in through_nccl(ranks, sizes, limit):
+        if what == "reducer":
+            case, per_node = found["case"], found["ranks_per_node"]
+            equal = found["digests"] == in_threads(case, ranks, per_node, np)
+            say(what, labels(case, per_node, "nccl", ranks) | {"bitwise": equal, "seconds": found["seconds"]})
+            right &= equal
+        else:
+            say(what, found)
+            right &= what != "failed" and all(found.values())
+    for case in cases(sizes[:-1]):
+        for per_node in layouts(THREADS):
+            ways = {
+                "one process": lambda case=case, per_node=per_node: in_threads(case, THREADS, per_node, cupy)
+            }
+            if per_node == 1:
+                ways["pinned buffers"] = lambda case=case: through_pinned_buffers(case, THREADS)
+            expected = in_threads(case, THREADS, per_node, np)
+            for way, run in ways.items():
+                found = same(run, expected)
+                say("reducer", labels(case, per_node, way, THREADS) | found)
+                right &= found["bitwise"]
+    return right
+
+
+def same(run: Callable[[], list[Any]], expected: list[Any]) -> dict[str, Any]:
+    """Return whether ``run()`` is as expected, and what it raised if it did."""
+    try:
+        return {"bitwise": run() == expected}
+    except Exception:  # noqa: BLE001 - of any kind: the others are checked all the same
+        return {"bitwise": False, "error": traceback.format_exc()}
+
+
+def through_pinned_buffers(case: tuple[str, dict[str, Any], int], ranks: int) -> list[Any]:
+    """Return what ranks see that are on a node and a stream of their own each, and send through the host."""
+    import cupy
+
+    def body(comm: Communicator) -> list[str]:
+        with cupy.cuda.Stream(non_blocking=True):
+            return digests(Topology(nccl.over(comm, between="mpi")), *case)
+
+    return simulated.run(body, ranks, ranks_per_node=1)
+
+
+def in_threads(case: tuple[str, dict[str, Any], int], ranks: int, per_node: int, arrays: Any) -> list[Any]:
+    """Return what ranks see that are threads of this process."""
+    return simulated.run(
+        lambda comm: digests(Topology(comm, ranks_per_node=per_node), *case), ranks, arrays=arrays
+    )
+
+
+def labels(case: tuple[str, dict[str, Any], int], per_node: int, way: str, ranks: int) -> dict[str, Any]:
+    """Return what a line of the output says of its case."""
+    name, options, size = case
+    own = {"reducer": name, **options, "size": size}
+    return own | {"ranks": ranks, "ranks_per_node": per_node, "through": way}
+
+
+def say(what: str, found: dict[str, Any]) -> None:
+    """Print a line of JSON."""
+    sys.stdout.write(json.dumps({"check": what, **found}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the checks; return 0 where all bits are right, 1 where some are not, 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for all ranks together")
+    asked = parser.parse_args()
+    if problem := nccl.missing():
+        say("missing", {"problem": problem})
+        return 2
+    say("versions", versions())
+    right = compare(asked.ranks, asked.sizes, asked.limit)
+    say("all", {"bitwise": right})
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""The same selections, sums and codecs on a GPU.
+
+Plans are made once, for a size, and own the memory of their calls; they take CuPy's arrays. Nothing
+imports CuPy before the first plan asks for :func:`current_engine`, which raises ``GpuUnavailable``.
+"""
+
+from commlib.gpu.codecs import DeviceCodec
+from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
+from commlib.gpu.module import Buffers, Engine, current_engine
+from commlib.gpu.norms import SegmentSquares
+from commlib.gpu.scatter import RankSum
+from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection, make_device_selector
+
+__all__ = [
+    "DEVICE_SELECTORS",
+    "Buffers",
+    "DeviceCodec",
+    "DeviceSelector",
+    "Engine",
+    "GpuUnavailable",
+    "OutOfDeviceMemory",
+    "RankSum",
+    "SegmentSquares",
+    "Selection",
+    "current_engine",
+    "make_device_selector",
+]

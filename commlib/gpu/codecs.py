@@ -1,0 +1,262 @@
+"""Codecs on the device: the same bytes as those of :mod:`commlib.wire`. Kernels: ``kernels/codecs.cu``.
+
+What the host must know to go on it waits for, and says so: the length of ``gap``'s bits when encoding, the
+number of entries when decoding ``gap`` and ``bitmap``.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from commlib.errors import InvalidArgument
+from commlib.gpu.module import (
+    ENTRIES,
+    Array,
+    Buffers,
+    Engine,
+    Ranges,
+    Source,
+    blocks_for,
+    check_entries,
+    current_engine,
+)
+from commlib.vectors import index_dtype
+from commlib.wire import CODECS, IndexCodec, ValueCodec, make_codec
+from commlib.wire.bits import bytes_of_bits
+from commlib.wire.gap import Gap, low_bits
+from commlib.wire.plain import Fp16, Fp32, Raw32
+from commlib.wire.qsgd import SCALE_BYTES, Qsgd
+
+BITS, FOUND, OUTSIDE = 0, 1, 2  # as in kernels/codecs.cu
+STATE_WORDS = 4
+BUCKETS_PER_BLOCK = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Decoded entries on the device; ``indices`` is ``None`` where ``values`` are all of the vector."""
+
+    indices: Array | None
+    values: Array
+
+
+class DeviceCodec:
+    """A codec of ``commlib.wire.make_codec`` for vectors of ``size`` entries, on the device.
+
+    Messages are uint8 arrays that begin at a multiple of four bytes. What ``encode`` and ``decode`` return
+    lies in the codec's buffers, which the next call of the same one overwrites, or in their arguments.
+    """
+
+    def __init__(self, name: str, size: int, *, engine: Engine | None = None) -> None:
+        make_codec(name)  # which refuses what is none
+        parts = [CODECS[part]() for part in name.split("+")]
+        indices: list[IndexCodec] = [part for part in parts if isinstance(part, IndexCodec)]
+        values: list[ValueCodec] = [part for part in parts if isinstance(part, ValueCodec)]
+        self._indices, self._values = [*indices, Raw32()][0], [*values, Fp32()][0]
+        self.size = size
+        self.engine = current_engine() if engine is None else engine
+        self.buffers = Buffers(self.engine, f'codec "{name}" of {size:,} entries')
+        self._index_dtype = index_dtype(size)
+        bits = 8 * self._index_dtype.itemsize
+        self._source, self._scatter = Source("codecs", index_bits=bits), Source("scatter", index_bits=bits)
+
+    def encode(self, indices: Array, values: Array) -> Array:
+        """Return the message of entries: ``indices`` ascending, ``values`` float32, as many.
+
+        It is dense where the sparse one would not be shorter, as on the CPU. With ``gap`` this waits for the
+        device and copies eight bytes: the length of the bits.
+        """
+        entries = indices.size
+        check_entries("indices", indices, entries, [self._index_dtype])
+        check_entries("values", values, entries, [ENTRIES["float32"]])
+        if entries == 0:
+            return self.buffers.get("message", 0, np.uint8)
+        dense_bytes, value_bytes = (self._values.message_bytes(count) for count in (self.size, entries))
+        room = self._indices.message_bytes(entries, self.size) + value_bytes
+        message = self.buffers.get("message", -(-room // 8) * 8, np.uint8)
+        index_bytes = self._encode_indices(indices, message)
+        if index_bytes + value_bytes < dense_bytes:
+            self._encode_values(values, message[index_bytes:])
+            return message[: index_bytes + value_bytes]
+        self._encode_values(self._dense(indices, values), message)
+        return message[:dense_bytes]
+
+    def decode(self, message: Array, *, check: bool = False) -> Entries:
+        """Return the entries of a message that ``encode`` has made, here or on the CPU.
+
+        With ``gap`` and ``bitmap`` this waits for the device: how many entries there are. ``check`` waits
+        until they are decoded, too, and raises ``InvalidArgument`` where they are no entries of the vector.
+        """
+        if self.engine.address(message) % 4:
+            raise InvalidArgument("message: expected an address that is a multiple of 4 bytes")
+        if message.size == self._values.message_bytes(self.size):
+            return Entries(None, self._decode_values(message, self.size))
+        if message.size == 0:
+            return Entries(self.buffers.get("indices", 0, self._index_dtype), self._floats(0))
+        try:
+            indices, values = self._decode_indices(message, check)
+        except InvalidArgument as error:
+            text = f"message: {message.size} bytes are no vector of {self.size} entries"
+            raise InvalidArgument(text) from error
+        return Entries(indices, self._decode_values(values, indices.size))
+
+    # ---- Indices ----
+
+    def _encode_indices(self, indices: Array, message: Array) -> int:
+        """Write them to the start of ``message``; return how many bytes they take."""
+        room = self._indices.message_bytes(indices.size, self.size)
+        if isinstance(self._indices, Gap):
+            return self._encode_gaps(indices, message[:room].view(np.uint32))
+        if isinstance(self._indices, Raw32):
+            message[:room].view(self._index_dtype)[:] = indices
+            return room
+        words = message[:room].view(np.uint32)
+        self.engine.clear(words)
+        entries = np.int64(indices.size)
+        self._launch("write_bitmap", blocks_for(indices.size, self.engine), indices, entries, words)
+        return room
+
+    def _encode_gaps(self, indices: Array, words: Array) -> int:
+        entries, shift = indices.size, low_bits(indices.size, self.size)
+        header = self._index_dtype.itemsize // 4
+        self.engine.clear(words)
+        state, ranges = self._cleared_state(), Ranges.of(entries, self.engine)
+        tallies = self.buffers.get("tallies", ranges.warps, np.uint64)
+        common = indices, np.int64(entries), np.int32(shift), np.int64(ranges.per_warp), tallies
+        self._launch("tally_quotients", ranges.blocks, *common)
+        self._launch("write_gaps", ranges.blocks, *common, np.int32(header), words, state)
+        return 4 * header + bytes_of_bits(int(self.engine.to_host(state[BITS : BITS + 1])[0]))
+
+    def _decode_indices(self, message: Array, check: bool) -> tuple[Array, Array]:
+        if isinstance(self._indices, Gap):
+            return self._decode_gaps(message, check)
+        if isinstance(self._indices, Raw32):
+            most = message.size // self._index_dtype.itemsize
+            lengths = range(most + 1)
+            entries = bisect_right(lengths, message.size, key=self._raw_bytes) - 1
+            if self._raw_bytes(entries) != message.size:
+                raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
+            values_from = entries * self._index_dtype.itemsize
+            return message[:values_from].view(self._index_dtype), message[values_from:]
+        return self._decode_bitmap(message)
+
+    def _raw_bytes(self, entries: int) -> int:
+        return entries * self._index_dtype.itemsize + self._values.message_bytes(entries)
+
+    def _decode_bitmap(self, message: Array) -> tuple[Array, Array]:
+        length = bytes_of_bits(self.size)
+        if message.size < length:
+            raise InvalidArgument(f"bitmap: expected {length} bytes, got {message.size}")
+        ones = self._ones(message[:length].view(np.uint32), 0)
+        entries = int(self.engine.to_host(ones.tallies).sum())
+        if message.size - length != self._values.message_bytes(entries):
+            raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
+        return self._places(ones, entries, self._cleared_state()), message[length:]
+
+    def _decode_gaps(self, message: Array, check: bool) -> tuple[Array, Array]:
+        header = self._index_dtype.itemsize
+        entries = int.from_bytes(self.engine.to_host(message[:header]).tobytes(), "little")
+        values_from = message.size - self._values.message_bytes(entries)
+        if not (0 < entries <= self.size and values_from <= self._indices.message_bytes(entries, self.size)):
+            raise InvalidArgument(f"gap: expected at most {self.size} entries, got {entries}")
+        shift = low_bits(entries, self.size)
+        if values_from % 4 or values_from < header + bytes_of_bits(entries * (shift + 1)):
+            raise InvalidArgument(f"gap: expected the bits of {entries} entries, got {values_from} bytes")
+        words, state = message[header:values_from].view(np.uint32), self._cleared_state()
+        indices = self._places(self._ones(words, entries * shift), entries, state)
+        self._read_gaps(words, shift, indices, state)
+        if check:
+            found = self.engine.to_host(state)
+            if found[FOUND] < entries or found[OUTSIDE]:
+                raise InvalidArgument(f"gap: expected {entries} indices below {self.size}, got others")
+        return indices, message[values_from:]
+
+    def _read_gaps(self, words: Array, shift: int, indices: Array, state: Array) -> None:
+        ranges = Ranges.of(indices.size, self.engine)
+        tallies = self.buffers.get("low bits", ranges.warps, np.uint64)
+        bits = words, np.int64(words.size), np.int64(indices.size), np.int32(shift), np.int64(ranges.per_warp)
+        self._launch("tally_low_bits", ranges.blocks, *bits, tallies)
+        self._launch("read_gaps", ranges.blocks, *bits, tallies, np.int64(self.size), indices, state)
+
+    def _ones(self, words: Array, first_bit: int) -> "_Ones":
+        """Launch the count of the ones from ``first_bit`` on."""
+        ranges = Ranges.of(words.size - first_bit // 32, self.engine)
+        tallies = self.buffers.get("tallies", ranges.warps, np.uint64)
+        ones = _Ones(words, first_bit, ranges, tallies)
+        self._launch("tally_ones", ranges.blocks, *ones.arguments)
+        return ones
+
+    def _places(self, ones: "_Ones", entries: int, state: Array) -> Array:
+        places = self.buffers.get("indices", entries, self._index_dtype)
+        self._launch("write_ones", ones.ranges.blocks, *ones.arguments, np.int64(entries), places, state)
+        return places
+
+    # ---- Values ----
+
+    def _encode_values(self, values: Array, message: Array) -> None:
+        count, length = values.size, self._values.message_bytes(values.size)
+        if isinstance(self._values, Qsgd):
+            scales, levels = self._split(message, count)
+            given = values.view(np.uint32), np.int64(count), np.int32(self._values.bits)
+            self._launch("quantize", -(-scales.size // BUCKETS_PER_BLOCK), *given, scales, levels)
+        elif isinstance(self._values, Fp32):
+            message[:length].view(np.float32)[:] = values
+        else:
+            arguments = values.view(np.uint32), np.int64(count), message[:length].view(np.uint16)
+            self._launch(f"write_{self._narrow}", blocks_for(count, self.engine), *arguments)
+
+    def _decode_values(self, message: Array, count: int) -> Array:
+        if isinstance(self._values, Fp32):
+            return message.view(np.float32)
+        values, blocks = self._floats(count), blocks_for(count, self.engine)
+        if isinstance(self._values, Qsgd):
+            given = *self._split(message, count), np.int64(count), np.int32(self._values.bits)
+            self._launch("dequantize", blocks, *given, values)
+        else:
+            arguments = message.view(np.uint16), np.int64(count), values.view(np.uint32)
+            self._launch(f"read_{self._narrow}", blocks, *arguments)
+        return values
+
+    def _split(self, message: Array, count: int) -> tuple[Array, Array]:
+        """Return the scales and the levels of QSGD's part of a message."""
+        length = self._values.message_bytes(count)
+        levels_from = -(-count // 512) * SCALE_BYTES
+        return message[:levels_from].view(np.float32), message[levels_from:length]
+
+    @property
+    def _narrow(self) -> str:
+        return "float16" if isinstance(self._values, Fp16) else "bfloat16"
+
+    def _dense(self, indices: Array, values: Array) -> Array:
+        dense = self.buffers.get("dense", self.size, np.float32)
+        self.engine.clear(dense)
+        blocks = blocks_for(values.size, self.engine)
+        self.engine.launch(self._scatter, "put", blocks, indices, values, np.int64(values.size), dense)
+        return dense
+
+    def _floats(self, count: int) -> Array:
+        return self.buffers.get("values", count, np.float32)
+
+    def _cleared_state(self) -> Array:
+        state = self.buffers.get("state", STATE_WORDS, np.uint64)
+        self.engine.clear(state)
+        return state
+
+    def _launch(self, kernel: str, blocks: int, *arguments: object) -> None:
+        self.engine.launch(self._source, kernel, blocks, *arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ones:
+    """The ones of ``words`` from ``first_bit`` on, and how many each warp has of them."""
+
+    words: Array
+    first_bit: int
+    ranges: Ranges
+    tallies: Array
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        count, first = np.int64(self.words.size), np.uint64(self.first_bit)
+        return self.words, count, first, np.int64(self.ranges.per_warp), self.tallies

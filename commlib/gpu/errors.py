@@ -1,0 +1,18 @@
+"""What only a GPU can lack: an installation, an age, memory.
+
+::
+
+    CommlibError
+    ├── GpuUnavailable     no CuPy, no CUDA libraries, no device, or one that is too old
+    └── OutOfDeviceMemory  a buffer that does not fit beside those held (also a MemoryError)
+"""
+
+from commlib.errors import CommlibError
+
+
+class GpuUnavailable(CommlibError):
+    """Something that the GPU path needs is missing; the message says what, and how to mend it."""
+
+
+class OutOfDeviceMemory(CommlibError, MemoryError):
+    """A buffer that does not fit on the device; the message names its size and the buffers held."""

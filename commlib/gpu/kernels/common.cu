@@ -1,0 +1,120 @@
+// What all kernels share. It comes before each of the other files; NVRTC needs no header for it.
+//
+// Macros that choose a variant: ENTRY_FLOAT32, ENTRY_FLOAT16 or ENTRY_BFLOAT16 (the type of a vector's
+// entries), INDEX_64 (indices past 2^31 - 1).
+//
+// A magnitude is a float32 without its sign, as an integer: finite ones order like integers, and those of
+// infinity and NaN come above all others. Narrow entries are widened, which keeps their order.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef INDEX_64
+typedef i64 Index;
+#else
+typedef int Index;
+#endif
+
+#define WHOLE_WARP 0xffffffffu
+#define MAGNITUDE 0x7fffffffu
+#define INFINITE 0x7f800000u
+#define WARP 32
+#define THREADS 256  // of a block, unless its kernel says otherwise
+#define WARPS (THREADS / WARP)
+
+__device__ inline u32 from_float16(u16 raw) {
+    u32 magnitude = raw & 0x7fffu;
+    // The exponent moves to its place, and 2^112 corrects its bias, exactly, also for denormals.
+    u32 bits = __float_as_uint(__uint_as_float(magnitude << 13) * __uint_as_float(0x77800000u));
+    if (magnitude >= 0x7c00u) bits |= INFINITE;
+    return (u32)(raw & 0x8000u) << 16 | bits;
+}
+
+__device__ inline u32 from_bfloat16(u16 raw) { return (u32)raw << 16; }
+
+#if defined(ENTRY_FLOAT16)
+typedef u16 Raw;
+__device__ inline u32 widened(Raw raw) { return from_float16(raw); }
+#elif defined(ENTRY_BFLOAT16)
+typedef u16 Raw;
+__device__ inline u32 widened(Raw raw) { return from_bfloat16(raw); }
+#else
+typedef u32 Raw;
+__device__ inline u32 widened(Raw raw) { return raw; }
+#endif
+
+__device__ inline int lane_of() { return threadIdx.x % WARP; }
+__device__ inline int warp_of() { return threadIdx.x / WARP; }
+__device__ inline u32 lanes_below() { return (1u << lane_of()) - 1u; }
+__device__ inline i64 warp_of_grid() { return (i64)blockIdx.x * WARPS + warp_of(); }
+__device__ inline i64 thread_of_grid() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ inline i64 threads_of_grid() { return (i64)gridDim.x * blockDim.x; }
+__device__ inline u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
+__device__ inline u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+
+// A number that other blocks have just changed: not from the cache of this multiprocessor.
+__device__ inline u64 fresh(const u64* place) { return *(const volatile u64*)place; }
+
+// Return the largest of `value` among so many neighbouring lanes, a power of two, to all of them.
+__device__ inline u32 largest_among(u32 value, int lanes) {
+    for (int apart = lanes / 2; apart; apart /= 2)
+        value = larger(value, __shfl_xor_sync(WHOLE_WARP, value, apart));
+    return value;
+}
+
+__device__ inline u64 sum_of_warp(u64 value) {
+    for (int apart = WARP / 2; apart; apart /= 2) value += __shfl_xor_sync(WHOLE_WARP, value, apart);
+    return value;
+}
+
+// Return the sum of `value` over this lane and those below it.
+__device__ inline u64 sum_up_to_lane(u64 value) {
+    for (int apart = 1; apart < WARP; apart *= 2) {
+        u64 other = __shfl_up_sync(WHOLE_WARP, value, apart);
+        if (lane_of() >= apart) value += other;
+    }
+    return value;
+}
+
+// Return the sum of `value` over the threads before this one; `shared`: 33 numbers, the last the total.
+// All threads of the block call it.
+__device__ inline u64 sum_before_thread(u64 value, u64* shared) {
+    u64 up_to_lane = sum_up_to_lane(value);
+    __syncthreads();  // some threads may still read what lies in `shared`
+    if (lane_of() == WARP - 1) shared[warp_of()] = up_to_lane;
+    __syncthreads();
+    if (warp_of() == 0) {
+        u64 own = lane_of() < (int)blockDim.x / WARP ? shared[lane_of()] : 0;
+        u64 up_to_warp = sum_up_to_lane(own);
+        shared[lane_of()] = up_to_warp - own;
+        if (lane_of() == WARP - 1) shared[WARP] = up_to_warp;
+    }
+    __syncthreads();
+    return shared[warp_of()] + up_to_lane - value;
+}
+
+// Return the sum of `tallies[stride * w + column]` over all warps `w` of the grid before this one: how the
+// second of two kernels over the same ranges of warps knows where the own range begins.
+__device__ inline u64 tallied_before(const u64* tallies, int stride, int column, u64* shared) {
+    i64 first = (i64)blockIdx.x * WARPS;
+    u64 own = 0;
+    for (i64 w = threadIdx.x; w < first; w += THREADS) own += tallies[w * stride + column];
+    sum_before_thread(own, shared);
+    u64 total = shared[WARP];
+    for (int w = 0; w < warp_of(); w++) total += tallies[(first + w) * stride + column];
+    return total;
+}
+
+// Whether this block is the last one to come here; then it sees what all the others have written before.
+// All threads call it; `shared`: one number.
+__device__ inline bool is_last_block(u64* ticket, u64* shared) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *shared = atomicAdd(ticket, (u64)1);
+    __syncthreads();
+    bool last = *shared == gridDim.x - 1;
+    if (last) __threadfence();
+    return last;
+}

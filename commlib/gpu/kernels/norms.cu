@@ -1,0 +1,44 @@
+// Sums of squares of the segments of a flat vector, in float64.
+//
+// The order depends on the number of a segment's entries alone: each chunk of 32,768 is added up in 64 lanes,
+// entry i in lane i mod 64, whose halves are added to each other; so are the sums of the chunks after it.
+
+#define LANES 64
+#define CHUNK 32768
+
+// Return the sum of 64 lanes, halves added to each other, to thread 0.
+__device__ inline double sum_of_lanes(double own, double* lanes) {
+    __syncthreads();
+    lanes[threadIdx.x] = own;
+    for (int half = LANES / 2; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
+    }
+    __syncthreads();
+    return lanes[0];
+}
+
+// Blocks of 64 threads, one a chunk: `count` entries from `first` on.
+extern "C" __global__ void square_chunks(
+    const Raw* vector, const u64* firsts, const u64* counts, double* sums) {
+    __shared__ double lanes[LANES];
+    const Raw* chunk = vector + firsts[blockIdx.x];
+    u64 count = counts[blockIdx.x];
+    double squares = 0;
+#pragma unroll 8
+    for (u64 i = threadIdx.x; i < count; i += LANES) {
+        double entry = __uint_as_float(widened(chunk[i]));
+        squares += entry * entry;  // exact: a float32 squared needs 48 bits
+    }
+    squares = sum_of_lanes(squares, lanes);
+    if (threadIdx.x == 0) sums[blockIdx.x] = squares;
+}
+
+// Blocks of 64 threads, one a segment, whose chunks are bounds[i] … bounds[i + 1] - 1.
+extern "C" __global__ void add_chunks(const double* sums, const u64* bounds, double* squares) {
+    __shared__ double lanes[LANES];
+    double own = 0;
+    for (u64 i = bounds[blockIdx.x] + threadIdx.x; i < bounds[blockIdx.x + 1]; i += LANES) own += sums[i];
+    own = sum_of_lanes(own, lanes);
+    if (threadIdx.x == 0) squares[blockIdx.x] = own;
+}

@@ -1,0 +1,640 @@
+// Exact selection of the k largest magnitudes, ties by lowest index.
+//
+// 1. measure or sum: one pass over the vector finds the largest magnitude of every 64 entries. A histogram of
+//    the leading 12 bits of these maxima gives a threshold that k or a few more of them reach, and hence at
+//    least k entries. Where k is too much of the size, the histogram is one of all entries.
+// 2. gather: what reaches the threshold lies in few blocks of 64; only they are read again. Each warp of the
+//    grid owns a range of blocks and puts its candidates, in order, into a segment of the buffer.
+// 3. refine, twice: the k-th largest by histograms of the next 10 bits and the last 9, over the candidates.
+// 4. tally and emit: warp after warp, what is selected goes in order to the output.
+//
+// Candidates that do not fit are no error: the later steps then read the vector instead ("direct").
+// Nothing here waits for the host. All counts are in `state`.
+
+#define BLOCK 64          // entries
+#define LEADING_SHIFT 19  // leaves the exponent and four bits of the mantissa
+#define LEADING_BINS 4096
+#define UNROLLED 4  // loads under way before the first is used
+
+enum State {
+    NONFINITE,  // whether an entry is a NaN or an infinity: then nothing is selected
+    SELECTED,   // entries in the output
+    WANTED,     // entries to select
+    RANK,       // of the last one wanted, among those that agree with PREFIX so far, from 1
+    PREFIX,     // the bits of the last one's magnitude, as far as they are known
+    LOWEST,     // the magnitude that candidates reach
+    REACHED,    // how many reach it
+    DIRECT,     // whether the vector is read instead of the candidates
+    SHORT,      // whether fewer reach LOWEST than are wanted
+    RESOLVED,   // whether WANTED and LOWEST of a guessed threshold are settled
+    TICKETS     // from here on one for each kernel that has a last block
+};
+enum Ticket { OF_MEASURE, OF_GATHER, OF_RECOUNT, OF_MIDDLE, OF_LAST, OF_MOMENTS, OF_FEW, OF_ALL };
+enum Counting { NOTHING, MAXIMA, ENTRIES };
+
+// ---- 1. The pass over the vector ----
+
+// Entries as they come, 16 bytes a lane.
+struct Plain {
+    static const int PER_LANE = 16 / sizeof(Raw);
+    struct Piece {
+        uint4 words;
+    };
+    const Raw* vector;
+    i64 size;
+    bool aligned;  // to 16 bytes
+
+    __device__ Piece load(i64 first) const {
+        Piece piece;
+        if (aligned && first + PER_LANE <= size) {
+            piece.words = *(const uint4*)(vector + first);
+            return piece;
+        }
+        u32 words[4] = {0, 0, 0, 0};  // beyond the end zeros, which are no one's maximum
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            u32 raw = first + i < size ? vector[first + i] : 0;
+            words[i * 4 / PER_LANE] |= raw << (sizeof(Raw) == 2 ? i % 2 * 16 : 0);
+        }
+        piece.words = make_uint4(words[0], words[1], words[2], words[3]);
+        return piece;
+    }
+    __device__ Piece finished(Piece piece, i64) const { return piece; }
+    static __device__ u32 word(const Piece& piece, int i) {
+        return i == 0 ? piece.words.x : i == 1 ? piece.words.y : i == 2 ? piece.words.z : piece.words.w;
+    }
+    static __device__ u32 magnitude(const Piece& piece, int i) {
+        u32 raw = word(piece, i * 4 / PER_LANE) >> (sizeof(Raw) == 2 ? i % 2 * 16 : 0);
+        return widened((Raw)raw) & MAGNITUDE;
+    }
+    static __device__ u32 largest(const Piece& piece) {
+        u32 largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (sizeof(Raw) == 2)  // compared as they are, and only the largest is widened
+                largest = larger(larger(largest, word(piece, i) & 0x7fffu), word(piece, i) >> 16 & 0x7fffu);
+            else
+                largest = larger(largest, word(piece, i) & MAGNITUDE);
+        }
+        return widened((Raw)largest);
+    }
+};
+
+// The sum of a gradient and a float32 residual, written to `out`; four entries a lane.
+struct Summed {
+    static const int PER_LANE = 4;
+    struct Piece {
+        u32 gradient[4];
+        u32 residual[4];
+    };
+    const Raw* gradient;
+    const u32* residual;
+    u32* out;
+    i64 size;
+    bool aligned;  // the residual and the sum to 16 bytes, the gradient to four entries
+
+    __device__ Piece load(i64 first) const {
+        Piece piece;
+        if (aligned && first + PER_LANE <= size) {
+            uint4 words = *(const uint4*)(residual + first);
+            piece.residual[0] = words.x, piece.residual[1] = words.y;
+            piece.residual[2] = words.z, piece.residual[3] = words.w;
+            if (sizeof(Raw) == 2) {
+                uint2 pairs = *(const uint2*)(gradient + first);
+                piece.gradient[0] = widened((Raw)pairs.x), piece.gradient[1] = widened((Raw)(pairs.x >> 16));
+                piece.gradient[2] = widened((Raw)pairs.y), piece.gradient[3] = widened((Raw)(pairs.y >> 16));
+            } else {
+                words = *(const uint4*)(gradient + first);
+                piece.gradient[0] = words.x, piece.gradient[1] = words.y;
+                piece.gradient[2] = words.z, piece.gradient[3] = words.w;
+            }
+            return piece;
+        }
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            bool inside = first + i < size;
+            piece.gradient[i] = inside ? widened(gradient[first + i]) : 0;
+            piece.residual[i] = inside ? residual[first + i] : 0;
+        }
+        return piece;
+    }
+    __device__ Piece finished(Piece piece, i64 first) const {
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            piece.gradient[i] =
+                __float_as_uint(__uint_as_float(piece.gradient[i]) + __uint_as_float(piece.residual[i]));
+        if (aligned && first + PER_LANE <= size) {
+            *(uint4*)(out + first) =
+                make_uint4(piece.gradient[0], piece.gradient[1], piece.gradient[2], piece.gradient[3]);
+            return piece;
+        }
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            if (first + i < size) out[first + i] = piece.gradient[i];
+        return piece;
+    }
+    static __device__ u32 magnitude(const Piece& piece, int i) { return piece.gradient[i] & MAGNITUDE; }
+    static __device__ u32 largest(const Piece& piece) {
+        return larger(
+            larger(magnitude(piece, 0), magnitude(piece, 1)), larger(magnitude(piece, 2), magnitude(piece, 3)));
+    }
+};
+
+__device__ inline void clear(u32* table, int bins) {
+    for (int bin = threadIdx.x; bin < bins; bin += blockDim.x) table[bin] = 0;
+    __syncthreads();
+}
+
+__device__ inline void add_to(u64* counts, const u32* table, int bins) {
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < bins; bin += blockDim.x)
+        if (table[bin]) atomicAdd(counts + bin, (u64)table[bin]);
+}
+
+// Find the bin that holds the `rank`-th largest and its rank in there: `digit` and `left`, which stay as they
+// are where fewer are counted. The whole block calls it; `shared`: 33 numbers.
+__device__ inline void descend(const u64* counts, int bins, u64 rank, u64* shared, u64* digit, u64* left) {
+    int own = (bins + blockDim.x - 1) / blockDim.x;  // bins of a thread, from the top
+    int top = bins - 1 - (int)threadIdx.x * own;
+    u64 count = 0;
+    for (int i = 0; i < own && top - i >= 0; i++) count += fresh(counts + top - i);
+    u64 above = sum_before_thread(count, shared);
+    if (above < rank && rank <= above + count) {
+        int bin = top;
+        for (; above + fresh(counts + bin) < rank; bin--) above += fresh(counts + bin);
+        *digit = bin;
+        *left = rank - above;
+    }
+    __syncthreads();
+}
+
+template <class Source, int COUNTING>
+__device__ inline void measure_all(
+    const Source& source, u32* maxima, u64* state, u64* counts, u64 wanted, u32* table, u64* shared) {
+    const int per_lane = Source::PER_LANE, sharing = BLOCK / per_lane;
+    const i64 per_warp = WARP * per_lane;
+    if (COUNTING != NOTHING) clear(table, LEADING_BINS);
+    i64 groups = (source.size + per_warp - 1) / per_warp, stride = (i64)gridDim.x * WARPS * UNROLLED;
+    for (i64 group = warp_of_grid() * UNROLLED; group < groups; group += stride) {
+        typename Source::Piece pieces[UNROLLED];
+        i64 first = group * per_warp + lane_of() * per_lane;
+#pragma unroll
+        for (int u = 0; u < UNROLLED; u++) pieces[u] = source.load(first + u * per_warp);
+#pragma unroll
+        for (int u = 0; u < UNROLLED; u++) {
+            i64 own = first + u * per_warp;
+            typename Source::Piece piece = source.finished(pieces[u], own);
+            if (COUNTING == ENTRIES) {
+#pragma unroll
+                for (int i = 0; i < per_lane; i++)
+                    if (own + i < source.size)
+                        atomicAdd(table + (Source::magnitude(piece, i) >> LEADING_SHIFT), 1u);
+            }
+            u32 largest = largest_among(Source::largest(piece), sharing);
+            if (own % BLOCK || own >= source.size) continue;
+            maxima[own / BLOCK] = largest;
+            if (largest >= INFINITE) atomicExch(state + NONFINITE, (u64)1);
+            if (COUNTING == MAXIMA) atomicAdd(table + (largest >> LEADING_SHIFT), 1u);
+        }
+    }
+    if (COUNTING == NOTHING) return;
+    add_to(counts, table, LEADING_BINS);
+    if (!is_last_block(state + TICKETS + OF_MEASURE, shared)) return;
+    descend(counts, LEADING_BINS, wanted, shared, state + LOWEST, state + RANK);
+    if (threadIdx.x) return;
+    state[LOWEST] <<= LEADING_SHIFT;
+    state[WANTED] = wanted;
+}
+
+#define MEASURE(NAME, COUNTING, BINS)                                                                  \
+    extern "C" __global__ void measure_##NAME(                                                         \
+        const Raw* vector, i64 size, int aligned, u32* maxima, u64* state, u64* counts, u64 wanted) {  \
+        __shared__ u32 table[BINS];                                                                    \
+        __shared__ u64 shared[WARP + 1];                                                               \
+        Plain source = {vector, size, aligned != 0};                                                   \
+        measure_all<Plain, COUNTING>(source, maxima, state, counts, wanted, table, shared);            \
+    }                                                                                                  \
+    extern "C" __global__ void sum_##NAME(                                                             \
+        const Raw* gradient, const u32* residual, u32* out, i64 size, int aligned, u32* maxima,        \
+        u64* state, u64* counts, u64 wanted) {                                                         \
+        __shared__ u32 table[BINS];                                                                    \
+        __shared__ u64 shared[WARP + 1];                                                               \
+        Summed source = {gradient, residual, out, size, aligned != 0};                                 \
+        measure_all<Summed, COUNTING>(source, maxima, state, counts, wanted, table, shared);           \
+    }
+
+MEASURE(only, NOTHING, 1)
+MEASURE(maxima, MAXIMA, LEADING_BINS)
+MEASURE(entries, ENTRIES, LEADING_BINS)
+
+// ---- 2. Candidates ----
+
+// Call `see(place, bits, inside)` for the blocks of 64 among this warp's `per_warp` whose maximum reaches
+// `lowest`, in order, 32 entries at a time, all lanes together.
+template <class See>
+__device__ inline void see_blocks(
+    const Raw* vector, i64 size, const u32* maxima, i64 per_warp, u32 lowest, See& see) {
+    i64 first = warp_of_grid() * per_warp, end = first + per_warp, blocks = (size + BLOCK - 1) / BLOCK;
+    if (end > blocks) end = blocks;
+    for (i64 base = first; base < end; base += WARP) {
+        i64 own = base + lane_of();
+        u32 mask = __ballot_sync(WHOLE_WARP, own < end && maxima[own < end ? own : first] >= lowest);
+        for (; mask; mask &= mask - 1) {
+            i64 place = (base + __ffs(mask) - 1) * BLOCK + lane_of();
+            bool low_inside = place < size, high_inside = place + WARP < size;
+            u32 low = low_inside ? widened(vector[place]) : 0;
+            u32 high = high_inside ? widened(vector[place + WARP]) : 0;
+            see(place, low, low_inside);
+            see(place + WARP, high, high_inside);
+        }
+    }
+}
+
+struct CountReaching {
+    u32 lowest;
+    u32* table;
+    u64 count;
+    __device__ void operator()(i64, u32 bits, bool inside) {
+        u32 magnitude = bits & MAGNITUDE;
+        bool reaches = inside && magnitude >= lowest;
+        if (reaches) atomicAdd(table + (magnitude >> LEADING_SHIFT), 1u);
+        count += __popc(__ballot_sync(WHOLE_WARP, reaches));
+    }
+};
+
+struct WriteReaching {
+    u32 lowest;
+    u32* candidates;
+    Index* places;
+    __device__ void operator()(i64 place, u32 bits, bool inside) {
+        bool reaches = inside && (bits & MAGNITUDE) >= lowest;
+        u32 mask = __ballot_sync(WHOLE_WARP, reaches);
+        int before = __popc(mask & lanes_below());
+        if (reaches) candidates[before] = bits, places[before] = (Index)place;
+        candidates += __popc(mask), places += __popc(mask);
+    }
+};
+
+// `segments`: where each warp's candidates begin, and how many there are.
+extern "C" __global__ void gather(
+    const Raw* vector, i64 size, const u32* maxima, i64 per_warp, u32* candidates, Index* places,
+    u64 capacity, u64* segments, u64* state, u64* counts) {
+    __shared__ u32 table[LEADING_BINS];
+    __shared__ u64 shared[WARP + 1];
+    clear(table, LEADING_BINS);
+    u32 lowest = (u32)state[LOWEST];
+    CountReaching counted = {lowest, table, 0};
+    see_blocks(vector, size, maxima, per_warp, lowest, counted);
+    u64 start = 0;
+    if (lane_of() == 0 && counted.count) start = atomicAdd(state + REACHED, counted.count);
+    start = __shfl_sync(WHOLE_WARP, start, 0);
+    if (lane_of() == 0) {
+        segments[2 * warp_of_grid()] = start;
+        segments[2 * warp_of_grid() + 1] = counted.count;
+        if (start + counted.count > capacity) atomicExch(state + DIRECT, (u64)1);
+    }
+    if (counted.count && start + counted.count <= capacity) {
+        WriteReaching written = {lowest, candidates + start, places + start};
+        see_blocks(vector, size, maxima, per_warp, lowest, written);
+    }
+    add_to(counts, table, LEADING_BINS);
+    if (!is_last_block(state + TICKETS + OF_GATHER, shared)) return;
+    descend(counts, LEADING_BINS, state[WANTED], shared, state + PREFIX, state + RANK);
+    if (threadIdx.x) return;
+    state[PREFIX] <<= LEADING_SHIFT;
+    if (fresh(state + REACHED) < state[WANTED]) state[SHORT] = state[DIRECT] = 1;
+}
+
+// After a guessed threshold that too few reach: the leading digit, from all entries.
+extern "C" __global__ void recount(const Raw* vector, i64 size, u64* state, u64* counts) {
+    __shared__ u32 table[LEADING_BINS];
+    __shared__ u64 shared[WARP + 1];
+    if (!state[SHORT]) return;
+    clear(table, LEADING_BINS);
+    for (i64 i = thread_of_grid(); i < size; i += threads_of_grid())
+        atomicAdd(table + ((widened(vector[i]) & MAGNITUDE) >> LEADING_SHIFT), 1u);
+    add_to(counts, table, LEADING_BINS);
+    if (!is_last_block(state + TICKETS + OF_RECOUNT, shared)) return;
+    descend(counts, LEADING_BINS, state[WANTED], shared, state + PREFIX, state + RANK);
+    if (threadIdx.x == 0) state[PREFIX] <<= LEADING_SHIFT;
+}
+
+// ---- 3. The next digit of the k-th largest ----
+
+__device__ inline void count_digit(
+    const Raw* vector, i64 size, const u32* candidates, const u64* state, u32* table, int shift, int bits) {
+    bool direct = state[DIRECT] != 0;
+    i64 count = direct ? size : (i64)state[REACHED];
+    u32 prefix = (u32)state[PREFIX] >> (shift + bits), mask = (1u << bits) - 1;
+    for (i64 i = thread_of_grid(); i < count; i += threads_of_grid()) {
+        u32 magnitude = (direct ? widened(vector[i]) : candidates[i]) & MAGNITUDE;
+        if (magnitude >> (shift + bits) == prefix) atomicAdd(table + (magnitude >> shift & mask), 1u);
+    }
+}
+
+#define REFINE(NAME, SHIFT, BITS, TICKET)                                                              \
+    extern "C" __global__ void refine_##NAME(                                                          \
+        const Raw* vector, i64 size, const u32* candidates, u64* state, u64* counts) {                 \
+        __shared__ u32 table[1 << BITS];                                                               \
+        __shared__ u64 shared[WARP + 1];                                                               \
+        __shared__ u64 digit;                                                                          \
+        clear(table, 1 << BITS);                                                                       \
+        count_digit(vector, size, candidates, state, table, SHIFT, BITS);                              \
+        add_to(counts, table, 1 << BITS);                                                              \
+        if (!is_last_block(state + TICKETS + TICKET, shared)) return;                                  \
+        if (threadIdx.x == 0) digit = 0;                                                               \
+        descend(counts, 1 << BITS, state[RANK], shared, &digit, state + RANK);                         \
+        if (threadIdx.x == 0) state[PREFIX] |= digit << SHIFT;                                         \
+    }
+
+REFINE(middle, 9, 10, OF_MIDDLE)
+REFINE(last, 0, 9, OF_LAST)
+
+// ---- 4. The output, in order ----
+
+// What a warp looks through: its segment of the candidates, or its range of the vector.
+struct Span {
+    const Raw* vector;
+    const u32* candidates;
+    const Index* places;
+    i64 first, count;
+    bool direct;
+
+    __device__ u32 bits(i64 i) const { return direct ? widened(vector[first + i]) : candidates[first + i]; }
+    __device__ Index place(i64 i) const { return direct ? (Index)(first + i) : places[first + i]; }
+};
+
+__device__ inline Span span_of_warp(
+    const Raw* vector, i64 size, i64 per_warp, const u32* candidates, const Index* places,
+    const u64* segments, const u64* state) {
+    Span span = {vector, candidates, places, 0, 0, state[DIRECT] != 0};
+    span.first = span.direct ? warp_of_grid() * per_warp * BLOCK : (i64)segments[2 * warp_of_grid()];
+    span.count = span.direct ? per_warp * BLOCK : (i64)segments[2 * warp_of_grid() + 1];
+    if (span.direct && span.first + span.count > size) span.count = size > span.first ? size - span.first : 0;
+    return span;
+}
+
+// How many of each warp's span are above the k-th largest, and how many tie with it.
+extern "C" __global__ void tally(
+    const Raw* vector, i64 size, i64 per_warp, const u32* candidates, const Index* places,
+    const u64* segments, const u64* state, u64* tallies) {
+    Span span = span_of_warp(vector, size, per_warp, candidates, places, segments, state);
+    u32 kth = (u32)state[PREFIX];
+    u64 above = 0, ties = 0;
+    for (i64 i = lane_of(); i < span.count; i += WARP) {
+        u32 magnitude = span.bits(i) & MAGNITUDE;
+        above += magnitude > kth;
+        ties += magnitude == kth;
+    }
+    above = sum_of_warp(above);
+    ties = sum_of_warp(ties);
+    if (lane_of()) return;
+    tallies[2 * warp_of_grid()] = above;
+    tallies[2 * warp_of_grid() + 1] = ties;
+}
+
+// `cleared`: a float32 vector whose selected entries become zero, or none.
+extern "C" __global__ void emit(
+    const Raw* vector, i64 size, i64 per_warp, const u32* candidates, const Index* places,
+    const u64* segments, u64* state, const u64* tallies, Index* indices, u32* values, u32* cleared) {
+    __shared__ u64 shared[WARP + 1];
+    u64 above = tallied_before(tallies, 2, 0, shared);
+    u64 ties = tallied_before(tallies, 2, 1, shared);
+    if (state[NONFINITE]) return;
+    if (thread_of_grid() == 0) state[SELECTED] = state[WANTED];
+    Span span = span_of_warp(vector, size, per_warp, candidates, places, segments, state);
+    u32 kth = (u32)state[PREFIX];
+    u64 wanted_ties = state[RANK];
+    for (i64 base = 0; base < span.count; base += WARP) {
+        i64 i = base + lane_of();
+        bool inside = i < span.count;
+        u32 bits = inside ? span.bits(i) : 0, magnitude = bits & MAGNITUDE;
+        bool is_above = inside && magnitude > kth, is_tie = inside && magnitude == kth;
+        u32 above_mask = __ballot_sync(WHOLE_WARP, is_above), tie_mask = __ballot_sync(WHOLE_WARP, is_tie);
+        u64 ties_here = ties + __popc(tie_mask & lanes_below());
+        if (is_above || (is_tie && ties_here < wanted_ties)) {
+            u64 filled = above + __popc(above_mask & lanes_below()) + smaller(ties_here, wanted_ties);
+            Index place = span.place(i);
+            indices[filled] = place;
+            values[filled] = bits;
+            if (cleared) cleared[place] = 0;
+        }
+        above += __popc(above_mask);
+        ties += __popc(tie_mask);
+    }
+}
+
+// ---- Guessed thresholds: a sample, a normal distribution ----
+
+// The `rank`-th largest magnitude of every `stride`-th entry becomes LOWEST. One block of any size.
+extern "C" __global__ void sample(
+    const Raw* vector, i64 size, i64 stride, u64 rank, u64 wanted, u64* state, u64* counts) {
+    __shared__ u32 table[LEADING_BINS];
+    __shared__ u64 shared[WARP + 1];
+    __shared__ u64 digit, left;
+    u32 prefix = 0;
+    const int shifts[3] = {LEADING_SHIFT, 9, 0}, bits[3] = {12, 10, 9};
+    if (threadIdx.x == 0) left = rank;
+    for (int pass = 0; pass < 3; pass++) {
+        int shift = shifts[pass], bins = 1 << bits[pass];
+        clear(table, bins);
+        for (i64 i = (i64)threadIdx.x * stride; i < size; i += (i64)blockDim.x * stride) {
+            u32 magnitude = widened(vector[i]) & MAGNITUDE;
+            if ((u64)magnitude >> (shift + bits[pass]) == (u64)prefix >> (shift + bits[pass]))
+                atomicAdd(table + (magnitude >> shift & (bins - 1)), 1u);
+        }
+        __syncthreads();
+        for (int bin = threadIdx.x; bin < bins; bin += blockDim.x) counts[bin] = table[bin];
+        __threadfence();
+        __syncthreads();
+        descend(counts, bins, left, shared, &digit, &left);  // which meet before it is changed
+        prefix |= (u32)digit << shift;
+    }
+    // `counts` becomes what it was: the histogram of the candidates comes next.
+    for (int bin = threadIdx.x; bin < LEADING_BINS; bin += blockDim.x) counts[bin] = 0;
+    if (threadIdx.x) return;
+    state[LOWEST] = prefix;
+    state[WANTED] = wanted;
+}
+
+#define LANES 64             // sums side by side, one a thread
+#define CHUNK 32768          // entries that one block adds up
+#define LOWERINGS 40
+#define FEW_LOWERINGS 7      // enough for most gradients
+
+// Return the sum of 64 lanes, halves added to each other, to thread 0.
+__device__ inline double sum_of_lanes(double own, double* lanes) {
+    __syncthreads();
+    lanes[threadIdx.x] = own;
+    for (int half = LANES / 2; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
+    }
+    __syncthreads();
+    return lanes[0];
+}
+
+// The sum and the sum of squares of each chunk, then of all of them, in float64 and in an order that depends
+// on the size alone; from these the threshold |mean| + z * deviation and its forty lowerings by a tenth.
+// Blocks of 64 threads, one for each chunk.
+extern "C" __global__ void moments(
+    const Raw* vector, i64 size, double z, double* chunks, u32* thresholds, u64* state) {
+    __shared__ double lanes[LANES];
+    __shared__ u64 shared[1];
+    i64 first = (i64)blockIdx.x * CHUNK, end = first + CHUNK < size ? first + CHUNK : size;
+    double total = 0, squares = 0;
+#pragma unroll 8
+    for (i64 i = first + threadIdx.x; i < end; i += LANES) {
+        double entry = __uint_as_float(widened(vector[i]));
+        total += entry;
+        squares += entry * entry;
+    }
+    total = sum_of_lanes(total, lanes);
+    squares = sum_of_lanes(squares, lanes);
+    if (threadIdx.x == 0) chunks[2 * blockIdx.x] = total, chunks[2 * blockIdx.x + 1] = squares;
+    if (!is_last_block(state + TICKETS + OF_MOMENTS, shared)) return;
+    total = squares = 0;
+    for (i64 chunk = threadIdx.x; chunk < gridDim.x; chunk += LANES) {
+        total += ((const volatile double*)chunks)[2 * chunk];
+        squares += ((const volatile double*)chunks)[2 * chunk + 1];
+    }
+    total = sum_of_lanes(total, lanes);
+    squares = sum_of_lanes(squares, lanes);
+    if (threadIdx.x) return;
+    double mean = total / size, variance = squares / size - mean * mean;
+    double threshold = fabs(mean) + z * sqrt(variance > 0 ? variance : 0);
+    for (int i = 0; i <= LOWERINGS; i++, threshold *= 0.9) {
+        double largest = __uint_as_float(INFINITE - 1);
+        thresholds[i] = __float_as_uint((float)(threshold < largest ? threshold : largest));
+    }
+}
+
+struct CountLowered {
+    const u32* thresholds;  // falling
+    int last;
+    u32* table;
+    __device__ void operator()(i64, u32 bits, bool inside) {
+        u32 magnitude = bits & MAGNITUDE;
+        if (!inside || magnitude < thresholds[last]) return;
+        int low = 0, high = last;  // the first threshold that it reaches
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (magnitude >= thresholds[middle])
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        atomicAdd(table + low, 1u);
+    }
+};
+
+// Choose the first of the thresholds that 3/4 of k reach: WANTED is how many do, or `at_most`, and LOWEST the
+// threshold. Where none of all of them does, WANTED is k, of all entries.
+__device__ inline void choose_lowering(
+    const u32* thresholds, int last, const u64* counts, u64 k, u64 at_most, u64* state) {
+    u64 reaching = 0;
+    for (int i = 0; i <= last; i++) {
+        reaching += fresh(counts + i);
+        if (reaching <= at_most && 4 * reaching < 3 * k) continue;
+        state[WANTED] = smaller(reaching, at_most);
+        state[LOWEST] = thresholds[i];
+        state[RESOLVED] = 1;
+        return;
+    }
+    if (last < LOWERINGS) return;
+    state[WANTED] = k;
+    state[LOWEST] = 0;
+    state[RESOLVED] = 1;
+}
+
+#define LOWER(NAME, LAST, TICKET)                                                                      \
+    extern "C" __global__ void lower_##NAME(                                                           \
+        const Raw* vector, i64 size, const u32* maxima, i64 per_warp, const u32* thresholds, u64 k,    \
+        u64 at_most, u64* state, u64* counts) {                                                        \
+        __shared__ u32 table[LAST + 1];                                                                \
+        __shared__ u64 shared[1];                                                                      \
+        if (state[RESOLVED]) return;                                                                   \
+        clear(table, LAST + 1);                                                                        \
+        CountLowered counted = {thresholds, LAST, table};                                              \
+        see_blocks(vector, size, maxima, per_warp, thresholds[LAST], counted);                         \
+        add_to(counts, table, LAST + 1);                                                               \
+        if (!is_last_block(state + TICKETS + TICKET, shared) || threadIdx.x) return;                   \
+        choose_lowering(thresholds, LAST, counts, k, at_most, state);                                  \
+    }
+
+LOWER(few, FEW_LOWERINGS, OF_FEW)
+LOWER(all, LOWERINGS, OF_ALL)
+
+// ---- So many of every 512 ----
+
+#define BUCKET 512
+#define ROWS (BUCKET / WARP)
+
+__device__ inline u32 count_reaching(const u32* magnitudes, u32 lowest) {
+    u32 count = 0;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+        count += __popc(__ballot_sync(WHOLE_WARP, magnitudes[row] >= lowest));
+    return count;
+}
+
+// A warp a bucket. Before entry n, ⌊n·k/size⌋ are selected, so that every bucket knows its place by itself.
+// `residual`, float32, is added where there is one, and the sum written to `out`.
+extern "C" __global__ void select_buckets(
+    const Raw* vector, const u32* residual, u32* out, i64 size, u64 k, u64* state, Index* indices,
+    u32* values) {
+    i64 first = warp_of_grid() * BUCKET;
+    if (first >= size) return;
+    if (first == 0 && lane_of() == 0) state[SELECTED] = k;
+    i64 end = first + BUCKET < size ? first + BUCKET : size;
+    u64 filled = (u64)first * k / size, share = (u64)end * k / size - filled;
+    u32 bits[ROWS], above[ROWS];  // above: the magnitude and one, 0 for what lies beyond the end
+    u32 largest = 0;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        i64 place = first + row * WARP + lane_of();
+        bits[row] = place < end ? widened(vector[place]) : 0;
+        if (residual && place < end) {
+            bits[row] = __float_as_uint(__uint_as_float(bits[row]) + __uint_as_float(residual[place]));
+            out[place] = bits[row];
+        }
+        above[row] = place < end ? (bits[row] & MAGNITUDE) + 1 : 0;
+        largest = larger(largest, above[row]);
+    }
+    largest = largest_among(largest, WARP);
+    if (largest > INFINITE && lane_of() == 0) atomicExch(state + NONFINITE, (u64)1);
+    if (share == 0 || largest > INFINITE) return;
+    // The largest threshold that `share` entries reach, between 1, which all do, and the largest.
+    u32 lowest = 1, beyond = largest + 1, reaching = (u32)(end - first);
+    while (reaching > share && beyond - lowest > 1) {
+        u32 middle = lowest + (beyond - lowest) / 2, count = count_reaching(above, middle);
+        if (count < share)
+            beyond = middle;
+        else
+            lowest = middle, reaching = count;
+    }
+    u32 ties = (u32)share - count_reaching(above, lowest + 1);
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        u32 tie_mask = __ballot_sync(WHOLE_WARP, above[row] == lowest);
+        bool taken =
+            above[row] > lowest || (above[row] == lowest && (u32)__popc(tie_mask & lanes_below()) < ties);
+        u32 mask = __ballot_sync(WHOLE_WARP, taken);
+        if (taken) {
+            u64 place = filled + __popc(mask & lanes_below());
+            indices[place] = (Index)(first + row * WARP + lane_of());
+            values[place] = bits[row];
+        }
+        filled += __popc(mask);
+        ties -= (u32)smaller(ties, __popc(tie_mask));
+    }
+}
+
+// Zeros at the selected entries; nothing where the step is void.
+extern "C" __global__ void clear_selected(const Index* indices, u64 count, u32* vector, u64* state) {
+    if (state[NONFINITE]) {
+        if (thread_of_grid() == 0) state[SELECTED] = 0;
+        return;
+    }
+    for (i64 i = thread_of_grid(); i < (i64)count; i += threads_of_grid()) vector[indices[i]] = 0;
+}

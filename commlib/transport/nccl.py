@@ -1,0 +1,338 @@
+"""NCCL through CuPy: what lies on GPUs goes from GPU to GPU, what lies in host memory goes by MPI.
+
+CuPy is imported by the first call of :func:`world`. Each communicator has a CUDA stream of its own. What it
+does there begins when the work that the caller's current stream holds at that moment is done, and the
+caller's stream waits for the end of it: so results are used like those of any kernel, and the host does not
+wait. It waits for ``agree``, ``swap`` and objects, which go by MPI.
+
+**The same bits in all runs.** Nothing here is left to NCCL to add up: parts are exchanged and added in the
+order of the ranks, as on every transport, so sums are bitwise those of ``mpi`` and ``simulated``, on all
+ranks, in all runs, whatever algorithm and protocol NCCL picks (``NCCL_ALGO`` and ``NCCL_PROTO`` change the
+speed and nothing else). ``ncclReduceScatter`` moves no fewer bytes over the links, and adds in an order that
+depends on both.
+
+**Messages that are posted together travel together.** ``send`` and ``receive`` only note a message; the first
+``wait``, and whatever else this communicator does, starts all that were noted as one group. A rank must not
+wait for a message before it has posted those that its peers' groups need: ``exchange`` and the ring keep to
+that. A message of another length than its receipt is not noticed, as it is by MPI: NCCL hangs.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.arrays import Array, is_on_gpu
+from commlib.errors import InvalidArgument, PeerFailed
+from commlib.transport import mpi
+from commlib.transport.base import Communicator, Request
+
+GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
+
+BETWEEN = ("nccl", "mpi")
+HOST_ID = "NCCL_HOSTID"  # what NCCL takes for the name of the machine, where it is set
+
+
+class _Posted(Request):
+    """A message that is noted, and started with all others of its group."""
+
+    def __init__(self, comm: "GPUCommunicator", array: GPUArray, peer: int, *, sends: bool) -> None:
+        self.array, self.peer, self.sends = array, peer, sends
+        self.done: Any = None
+        self._comm = comm
+
+    def wait(self) -> None:
+        """Let the current stream wait for the message; the host does not."""
+        if self.done is None:
+            self._comm.start()
+        self._comm.arrays.cuda.get_current_stream().wait_event(self.done)
+
+
+class GPUCommunicator(Communicator):
+    """Ranks that have a GPU each, and reach each other by ``control`` in all that is not on it.
+
+    ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is.
+    """
+
+    def __init__(self, control: Communicator, between: str) -> None:
+        super().__init__(control.rank, control.size, control.host)
+        self.arrays = _cupy()
+        self.device = self.arrays.cuda.Device()
+        self._control, self._between = control, between
+        self._stream = self.arrays.cuda.Stream(non_blocking=True)
+        self._posted: list[_Posted] = []
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} on {self.host}, GPU {self.device.id}"
+
+    def split(self, color: int) -> "GPUCommunicator":
+        """See :meth:`Communicator.split`."""
+        self.start()
+        return _communicator(self._control.split(color), self._between)
+
+    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.agree`."""
+        self.start()
+        return self._control.agree(values)
+
+    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.swap`."""
+        self.start()
+        return self._control.swap(values)
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        self.start()
+        return self._control.allgather_objects(value)
+
+    def now(self) -> float:
+        """See :meth:`Communicator.now`; the host's, which does not wait for the GPU."""
+        return self._control.now()
+
+    def _send(self, array: Array, destination: int) -> Request:
+        return self._post(array, destination) if is_on_gpu(array) else self._control.send(array, destination)
+
+    def _receive(self, array: Array, source: int) -> Request:
+        if is_on_gpu(array):
+            return self._post(array, source, sends=False)
+        return self._control.receive(array, source)
+
+    def _post(self, array: GPUArray, peer: int, *, sends: bool = True) -> Request:
+        message = _Posted(self, array, peer, sends=sends)
+        self._posted.append(message)
+        return message
+
+    def start(self) -> None:
+        """Start the messages that were posted since the last time."""
+        messages, self._posted = self._posted, []
+        if not messages:
+            return
+        done = self._on_stream(lambda: self._move(messages))
+        for message in messages:
+            message.done = done
+
+    def _on_stream(self, launch: Callable[[], None]) -> Any:
+        """Launch work on the own stream, after what the current one holds; return the event of its end."""
+        event = self.arrays.cuda.Event
+        self._stream.wait_event(self.arrays.cuda.get_current_stream().record(event(disable_timing=True)))
+        launch()
+        return self._stream.record(event(disable_timing=True))
+
+    def _move(self, messages: Sequence[_Posted]) -> None:
+        """Put a group of messages on the own stream."""
+        raise NotImplementedError
+
+
+class NCCLCommunicator(GPUCommunicator):
+    """GPUs that NCCL connects, inside a node or across nodes."""
+
+    def __init__(self, control: Communicator, between: str) -> None:
+        super().__init__(control, between)
+        nccl = self.arrays.cuda.nccl
+        made = nccl.get_unique_id() if self.rank == 0 else None
+        identity = control.allgather_objects(made)[0]
+        with _nccl_errors(self, "connecting", InvalidArgument):
+            self._nccl = nccl.NcclCommunicator(self.size, identity, self.rank)
+
+    def _move(self, messages: Sequence[_Posted]) -> None:
+        with self._group("messages"):
+            for message in messages:
+                start = self._nccl.send if message.sends else self._nccl.recv
+                start(*self._bytes_of(message.array), message.peer, self._stream.ptr)
+
+    def allgather(self, own: GPUArray, parts: Sequence[GPUArray]) -> None:
+        """See :meth:`Communicator.allgather`; one call of NCCL, its route counted as that of the ring."""
+        if not is_on_gpu(own):
+            super().allgather(own, parts)
+            return
+        if parts[self.rank] is not own:
+            parts[self.rank][...] = own
+        self._count_as_ring([part.nbytes for part in parts])
+        if self.size == 1 or not any(part.nbytes for part in parts):
+            return
+        self.start()
+        gather = self._gather_at_once if _are_side_by_side(parts) else self._broadcast_each
+        done = self._on_stream(lambda: gather(parts))
+        self.arrays.cuda.get_current_stream().wait_event(done)
+
+    def _gather_at_once(self, parts: Sequence[GPUArray]) -> None:
+        with self._group("all-gather"):
+            first, own = parts[0].data.ptr, parts[self.rank]
+            assert own.flags.c_contiguous
+            length, kind = self._bytes_of(own)[1:]
+            self._nccl.allGather(own.data.ptr, first, length, kind, self._stream.ptr)
+
+    def _broadcast_each(self, parts: Sequence[GPUArray]) -> None:
+        with self._group("all-gather"):
+            for source, part in enumerate(parts):
+                if part.nbytes:
+                    address, length, kind = self._bytes_of(part)
+                    self._nccl.broadcast(address, address, length, kind, source, self._stream.ptr)
+
+    def _count_as_ring(self, lengths: Sequence[int]) -> None:
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        self.sent_bytes[right] += sum(lengths) - lengths[right]
+        self.received_bytes[left] += sum(lengths) - lengths[self.rank]
+
+    def _bytes_of(self, array: GPUArray) -> tuple[int, int, int]:
+        assert array.flags.c_contiguous
+        return array.data.ptr, array.nbytes, self.arrays.cuda.nccl.NCCL_UINT8
+
+    @contextmanager
+    def _group(self, what: str) -> Iterator[None]:
+        nccl = self.arrays.cuda.nccl
+        with _nccl_errors(self, what, PeerFailed):
+            nccl.groupStart()
+            try:
+                yield
+            finally:
+                nccl.groupEnd()
+
+
+class StagedCommunicator(GPUCommunicator):
+    """GPUs on several nodes whose messages go by MPI, through pinned buffers in host memory.
+
+    For networks that NCCL does not know, or uses worse than MPI. The host waits for each group of messages.
+    """
+
+    def __init__(self, control: Communicator, between: str) -> None:
+        super().__init__(control, between)
+        self._staged: list[Array] = []  # until the copies out of them are done
+
+    def _move(self, messages: Sequence[_Posted]) -> None:
+        stream, control = self._stream, self._control
+        buffers = [self._pinned(message.array.nbytes) for message in messages]
+        for message, buffer in zip(messages, buffers, strict=True):
+            if message.sends:
+                message.array.data.copy_to_host_async(buffer.ctypes.data, len(buffer), stream)
+        stream.synchronize()
+        receipts, sent = [], []
+        for message, buffer in zip(messages, buffers, strict=True):
+            if message.sends:
+                sent.append(control.send(buffer, message.peer))
+            else:
+                receipts.append((control.receive(buffer, message.peer), message, buffer))
+        for receipt, message, buffer in receipts:
+            receipt.wait()
+            message.array.data.copy_from_host_async(buffer.ctypes.data, len(buffer), stream)
+        for request in sent:
+            request.wait()
+        self._staged = buffers
+
+    def _pinned(self, length: int) -> Array:
+        return np.frombuffer(self.arrays.cuda.alloc_pinned_memory(length), np.uint8, length)
+
+
+def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
+    """Return a communicator of all ranks of the MPI job, each with a GPU of its machine.
+
+    Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
+    this thread. ``between``: how communicators that span machines move what is on GPUs, by ``nccl`` or, in
+    host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
+    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: each tells NCCL
+    that it is on a machine of its own.
+
+    Raises ``InvalidArgument`` where there is no GPU, CuPy or NCCL, or where ranks share a GPU.
+    """
+    return over(mpi.world(), between=between, share_gpus=share_gpus)
+
+
+def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
+    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory."""
+    if between not in BETWEEN:
+        raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")
+    _expect_on_all(control, missing())
+    cuda = _cupy().cuda
+    hosts = control.allgather_objects(control.host)
+    number = hosts[: control.rank].count(control.host)
+    device = cuda.Device(number % cuda.runtime.getDeviceCount())
+    device.use()
+    if share_gpus:
+        os.environ[HOST_ID] = f"{control.host}-{number}"
+    place = _Place(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
+    _expect_own_gpus(control.allgather_objects(place))
+    return _communicator(control, between)
+
+
+def missing() -> str | None:
+    """Return in one line why this process cannot use NCCL, or ``None`` if it can.
+
+    It imports CuPy, where that is installed.
+    """
+    try:
+        cupy = _cupy()
+    except ImportError as error:
+        return f"CuPy cannot be imported ({_first_line(error)}): pip install 'cloudtrain[gpu]'"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # noqa: BLE001 - of a driver, or of a library that it loads
+        return f"CuPy finds no GPU ({_first_line(error)})"
+    if count == 0:
+        return "CuPy finds no GPU"
+    if not cupy.cuda.nccl.available:
+        cuda = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        return f"this CuPy has no NCCL: pip install nvidia-nccl-cu{cuda}"
+    return None
+
+
+def _cupy() -> ModuleType:
+    import cupy
+    import cupy.cuda.nccl  # not imported by cupy itself
+
+    return cupy  # type: ignore[no-any-return]
+
+
+def _communicator(control: Communicator, between: str) -> GPUCommunicator:
+    spans_machines = len(set(control.allgather_objects(control.host))) > 1
+    return (StagedCommunicator if spans_machines and between == "mpi" else NCCLCommunicator)(control, between)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A rank's machine, as it is and as NCCL is told, and its GPU there."""
+
+    host: str
+    host_for_nccl: str
+    gpu: str
+
+
+def _expect_on_all(control: Communicator, problem: str | None) -> None:
+    """Raise ``InvalidArgument`` on all ranks where one has a problem."""
+    for rank, each in enumerate(control.allgather_objects(problem)):
+        if each is not None:
+            raise InvalidArgument(f"nccl: rank {rank}: {each}")
+
+
+def _expect_own_gpus(places: Sequence[_Place]) -> None:
+    for rank, place in enumerate(places):
+        others = [other for other in range(rank) if places[other] == place]
+        if others:
+            raise InvalidArgument(
+                f"nccl: ranks {others[0]} and {rank} share GPU {place.gpu} of {place.host}, and NCCL wants "
+                "one for each rank: start fewer there, or, for tests, nccl.world(share_gpus=True)"
+            )
+
+
+@contextmanager
+def _nccl_errors(comm: GPUCommunicator, what: str, kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except comm.arrays.cuda.nccl.NcclError as error:
+        raise kind(f"{comm}, {what}: {_first_line(error)} (NCCL_DEBUG=WARN says more)") from error
+
+
+def _are_side_by_side(parts: Sequence[GPUArray]) -> bool:
+    """Return whether the parts are of one length and follow each other in memory."""
+    length, first = parts[0].nbytes, parts[0].data.ptr
+    return all(
+        part.nbytes == length and part.data.ptr == first + place * length for place, part in enumerate(parts)
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,38 @@
+"""Where the kernels run: emulated on the processor, in two orders of blocks; under ``-m gpu`` on a GPU."""
+
+import pytest
+
+from commlib.gpu import GpuUnavailable, current_engine
+from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
+
+# Seeds of the order in which blocks and warps go on, and as many multiprocessors.
+ORDERS = {"one": (1, 1), "other": (1000, 3)}
+
+
+def pytest_generate_tests(metafunc):
+    if "engine" in metafunc.fixturenames:
+        on_gpu = "gpu" in metafunc.config.option.markexpr
+        places = [pytest.param("gpu", marks=pytest.mark.gpu)] if on_gpu else list(ORDERS)
+        metafunc.parametrize("engine", places, indirect=True)
+
+
+@pytest.fixture
+def engine(request):
+    if request.param == "gpu":
+        try:
+            return current_engine()
+        except GpuUnavailable as error:
+            pytest.skip(str(error))
+    return emulated(*ORDERS[request.param])
+
+
+@pytest.fixture
+def emulate():
+    """Return what makes an emulated engine, with a seed and multiprocessors."""
+    return emulated
+
+
+def emulated(seed, multiprocessors=1, **options):
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    return EmulatedEngine(seed, multiprocessors, **options)

@@ -1,0 +1,149 @@
+"""Messages of the device are those of the CPU, byte by byte, and decoded alike."""
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, SparseVector, UnknownName
+from commlib.gpu import DeviceCodec
+from commlib.wire import CODECS, make_codec
+from tests.gpu.vectors import SEED, normal
+
+NAMES = [*CODECS, "gap+fp16", "bitmap+qsgd4", "gap+qsgd2", "bitmap+bf16"]
+
+
+def sparse(size, entries, seed=0):
+    generator = np.random.default_rng([SEED, size, entries, seed])
+    indices = np.sort(generator.choice(size, entries, replace=False)).astype(np.int32)
+    values = (generator.standard_normal(entries) * 10.0 ** generator.integers(-9, 6, entries)).astype(
+        np.float32
+    )
+    return SparseVector(size, indices, values)
+
+
+def encoded(engine, name, vector):
+    codec = DeviceCodec(name, vector.size, engine=engine)
+    return engine.to_host(codec.encode(*map(engine.from_host, (vector.indices, vector.values))))
+
+
+def decoded(engine, name, message, size, check=True):
+    entries = DeviceCodec(name, size, engine=engine).decode(engine.from_host(message), check=check)
+    indices = None if entries.indices is None else engine.to_host(entries.indices)
+    return SparseVector(size, indices, engine.to_host(entries.values))
+
+
+def assert_alike(engine, name, vector):
+    codec = make_codec(name)
+    expected = codec.encode(vector)
+    case = f"{name}, {vector.entries} of {vector.size}, seed {SEED}"
+    assert encoded(engine, name, vector).tobytes() == expected.tobytes(), case
+    found, again = decoded(engine, name, expected, vector.size), codec.decode(expected, vector.size)
+    assert found.is_dense == again.is_dense, case
+    np.testing.assert_array_equal(found.places, again.places, case)
+    assert found.values.tobytes() == again.values.tobytes(), case
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 65537])
+def test_messages_are_those_of_the_cpu(engine, name, size):
+    for entries in sorted({1, -(-size // 100), -(-size // 7), -(-size // 2), size}):
+        assert_alike(engine, name, sparse(size, entries))
+
+
+@pytest.mark.parametrize("name", ["gap", "bitmap"])
+def test_indices_that_crowd_at_either_end(engine, name):
+    for first in (0, 40_000 - 200):
+        indices = np.arange(first, first + 200, dtype=np.int32)
+        assert_alike(engine, name, SparseVector(40_000, indices, normal(200)))
+
+
+def test_gaps_of_a_long_vector_have_many_low_bits(engine):
+    size = 2**31 - 1
+    indices = np.array([5, 2**30 + 3, 2**31 - 2], np.int32)
+    assert_alike(engine, "gap", SparseVector(size, indices, normal(3)))
+    assert_alike(engine, "gap", SparseVector(size, indices[1:2], normal(1)))
+
+
+@pytest.mark.parametrize("name", ["gap", "raw32"])
+def test_indices_of_64_bits(engine, name):
+    size = 2**40
+    indices = np.array([0, 2**33 + 1, 2**33 + 2, 2**40 - 1], np.int64)
+    for vector in (SparseVector(size, indices, normal(4)), SparseVector(size, indices[-1:], normal(1))):
+        assert_alike(engine, name, vector)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_every_float32_near_a_narrow_one_is_rounded_as_on_the_cpu(engine, name):
+    exponents = np.arange(256, dtype=np.uint32) << 23
+    mantissas = [
+        0,
+        1,
+        0xFFF,
+        0x1000,
+        0x1001,
+        0x2FFF,
+        0x3000,
+        0x3001,
+        0x7FFF,
+        0x8000,
+        0x8001,
+        0x18000,
+        0x7FFFFF,
+    ]
+    bits = np.add.outer(exponents, np.array(mantissas, np.uint32)).reshape(-1)
+    values = np.concatenate([bits, bits | 0x8000_0000]).view(np.float32)
+    values = values[np.isfinite(values)]
+    assert_alike(engine, name, SparseVector(len(values), np.arange(len(values), dtype=np.int32), values))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "qsgd8", "qsgd4", "qsgd2"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(engine, name, bad):
+    values = normal(1000)
+    values[700] = bad
+    vector = SparseVector(50_000, np.arange(1000, dtype=np.int32), values)
+    found = decoded(engine, name, encoded(engine, name, vector), 50_000)
+    expected = make_codec(name).decode(make_codec(name).encode(vector), 50_000)
+    assert not np.isfinite(found.values[700])
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("name", ["qsgd8", "qsgd4", "qsgd2"])
+def test_buckets_of_zeros_denormals_and_the_largest(engine, name):
+    largest = float(np.finfo(np.float32).max)
+    values = np.concatenate([np.zeros(512), np.full(512, 1e-45), np.linspace(-largest, largest, 513)])
+    values = values.astype(np.float32)
+    assert_alike(engine, name, SparseVector(90_000, np.arange(len(values), dtype=np.int32), values))
+
+
+def test_no_entries_are_no_bytes(engine):
+    empty = SparseVector.empty(100)
+    for name in NAMES:
+        assert encoded(engine, name, empty).size == 0
+        assert decoded(engine, name, np.empty(0, np.uint8), 100).entries == 0
+
+
+@pytest.mark.parametrize("name", ["gap", "bitmap", "raw32"])
+def test_damaged_messages_are_refused(engine, name):
+    vector = sparse(5000, 300)
+    message = make_codec(name).encode(vector)
+    for damaged in (message[:-1], message[:7], np.concatenate([message, message[:3]])):
+        with pytest.raises(InvalidArgument, match=f"message: {len(damaged)} bytes are no vector of 5000"):
+            decoded(engine, name, damaged, 5000)
+
+
+def test_gaps_beyond_the_vector_are_refused_when_checked(engine):
+    message = make_codec("gap").encode(sparse(5000, 300))
+    message[4 : -300 * 4] = 0  # no ones
+    with pytest.raises(InvalidArgument, match="are no vector of 5000"):
+        decoded(engine, "gap", message, 5000)
+
+
+def test_an_unknown_codec_is_refused(engine):
+    with pytest.raises(UnknownName, match='codec "gaps"'):
+        DeviceCodec("gaps", 100, engine=engine)
+
+
+def test_a_message_at_an_odd_address_is_refused(engine):
+    message = engine.from_host(np.zeros(101, np.uint8))[1:]
+    with pytest.raises(InvalidArgument, match="a multiple of 4 bytes"):
+        DeviceCodec("gap", 100, engine=engine).decode(message)

@@ -1,0 +1,214 @@
+"""What launches the kernels: clear words where something is missing, and nothing compiled twice."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from commlib.gpu import (
+    DEVICE_SELECTORS,
+    GpuUnavailable,
+    OutOfDeviceMemory,
+    current_engine,
+    make_device_selector,
+)
+from commlib.gpu.module import CuPyEngine, Ranges, Source
+
+
+class FakeDevice:
+    def __init__(self, device=0):
+        self.id = device
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+class FakeCuPy(SimpleNamespace):
+    """As much of CuPy as an engine asks for; ``launched`` tells what it was told to do."""
+
+    def __init__(self, capability=(9, 0), devices=1, compile_error=None):
+        self.launched, self.compiled = [], []
+        properties = {
+            "name": b"A Device",
+            "major": capability[0],
+            "minor": capability[1],
+            "multiProcessorCount": 3,
+        }
+        runtime = SimpleNamespace(getDeviceCount=lambda: devices, getDeviceProperties=lambda _: properties)
+        self.cuda = SimpleNamespace(Device=FakeDevice, runtime=runtime)
+        self.compile_error = compile_error
+
+    def RawModule(self, code, options):  # noqa: N802 - CuPy's name
+        def compile_():
+            self.compiled.append((code, options))
+            if self.compile_error:
+                raise self.compile_error
+
+        def get_function(name):
+            return lambda *launch: self.launched.append((name, *launch))
+
+        return SimpleNamespace(compile=compile_, get_function=get_function)
+
+
+def test_importing_the_package_imports_no_cupy():
+    program = "import sys, commlib.gpu; print('cupy' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stdout.strip()) == (0, "False"), finished.stderr
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(GpuUnavailable, match=r"CuPy is not installed .*pip install 'cloudtrain\[gpu\]'"):
+        current_engine()
+    with pytest.raises(GpuUnavailable, match="CuPy is not installed"):
+        make_device_selector("exact", 100, 10)
+
+
+def test_without_a_driver_the_error_is_cuda_s(monkeypatch):
+    def fails():
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    cupy = FakeCuPy()
+    cupy.cuda.runtime.getDeviceCount = fails
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(GpuUnavailable, match="finds no usable GPU .cudaErrorInsufficientDriver"):
+        current_engine()
+
+
+def test_no_device_is_no_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(devices=0))
+    with pytest.raises(GpuUnavailable, match="finds no GPU"):
+        current_engine()
+
+
+def test_a_device_older_than_volta_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(capability=(6, 1)))
+    with pytest.raises(GpuUnavailable, match=r"A Device: expected compute capability 7.0 or more, got 6.1"):
+        CuPyEngine(0)
+
+
+def test_cuda_libraries_that_are_missing_show_when_the_first_kernel_is_compiled(monkeypatch):
+    missing = RuntimeError("CuPy failed to load libnvrtc.so.12")
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=missing))
+    with pytest.raises(
+        GpuUnavailable, match=r"cannot compile kernels: CuPy failed to load libnvrtc.so.12; pip"
+    ):
+        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
+
+
+def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
+    cupy = FakeCuPy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    engine = CuPyEngine(0)
+    for _ in range(2):
+        engine.launch(Source("select", "float16", 64), "emit", 7, None, np.int64(3), threads=64)
+    [(code, options)] = cupy.compiled
+    assert 'extern "C" __global__ void emit(' in code
+    assert options == ("-std=c++14", "--fmad=false", "-DENTRY_FLOAT16", "-DINDEX_64")
+    (name, grid, block, given), again = cupy.launched
+    assert (name, grid, block, given) == ("emit", (7,), (64,), (0, 3)) == again
+    assert [type(each) for each in given] == [np.uintp, np.int64]
+
+
+def test_memory_that_is_short_is_told_with_what_is_held(emulate):
+    engine = emulate(1, memory=100_000)
+    selector = make_device_selector("exact", 1_000_000, 50_000, engine=engine)
+    vector = np.ones(1_000_000, np.float32)
+    expected = (
+        r"selection of 50,000 of 1,000,000 entries: 800,256 bytes for candidates do not fit; "
+        r"held, in bytes: scratch \d\d,\d\d\d, maxima 62,500"
+    )
+    with pytest.raises(OutOfDeviceMemory, match=expected) as caught:
+        selector.select(vector)
+    assert isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize("items", [0, 1, 31, 32, 33, 5000, 10**6, 10**9])
+def test_ranges_hold_all_items_in_whole_multiples_of_32(emulate, items):
+    ranges = Ranges.of(items, emulate(1, 5))
+    assert ranges.per_warp % 32 == 0
+    assert ranges.per_warp * ranges.warps >= items
+    assert ranges.blocks <= 5 * 8
+    assert ranges.per_warp * (ranges.warps - 8) < max(items, 1)  # no block without items
+
+
+# ---- The emulation itself notices what it is there for ----
+
+
+BODIES = {
+    "shuffles": "out[threadIdx.x] = __shfl_sync(0xffffffffu, (int)threadIdx.x * 10, 31 - threadIdx.x % 32);",
+    "counts": "out[threadIdx.x] = __popc(__ballot_sync(0xffffffffu, threadIdx.x % 3 == 0));",
+    "synchronized": "__shared__ int s[64]; s[threadIdx.x] = threadIdx.x; __syncthreads();"
+    " out[threadIdx.x] = s[63 - threadIdx.x];",
+    "racing": "__shared__ int s[64]; s[threadIdx.x] = threadIdx.x; out[threadIdx.x] = s[63 - threadIdx.x];",
+    "waits": "if (threadIdx.x < 5) __syncthreads();",
+    "diverges": "if (threadIdx.x % 2) __syncwarp(); else __ballot_sync(0xffffffffu, 1);",
+    "asks_some": "__shfl_sync(0xffu, 1, 0);",
+    "misaligned": "*(uint4*)(out + threadIdx.x) = uint4();",
+    "wild": "*(volatile int*)8 = 1;",
+    "beside": "out[256] = 1;",
+}
+
+
+@dataclass(frozen=True)
+class Given(Source):
+    @property
+    def text(self):
+        kernels = (
+            f'extern "C" __global__ void {name}(int* out) {{ {body} }}' for name, body in BODIES.items()
+        )
+        return "\n".join(kernels)
+
+
+def run(engine, kernel):
+    out = engine.empty(256, np.int32)
+    engine.launch(Given("given"), kernel, 1, out, threads=64)
+    return engine.to_host(out)[:64].tolist()
+
+
+def test_the_emulation_computes_what_cuda_would(emulate):
+    assert run(emulate(1), "shuffles") == [10 * (32 * (i // 32) + 31 - i % 32) for i in range(64)]
+    assert run(emulate(1), "counts") == [11] * 64
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("waits", "wait for each other in vain"),
+        ("diverges", "different operations"),
+        ("asks_some", "some lanes only"),
+        ("misaligned", "not aligned"),
+        ("wild", "no such address"),
+        ("beside", "wrote beside an array of 1024 bytes"),
+    ],
+)
+def test_the_emulation_refuses_what_a_device_would_answer_with_anything(emulate, kernel, said):
+    with pytest.raises(AssertionError, match=said):
+        run(emulate(1), kernel)
+
+
+def test_the_emulation_shows_a_barrier_that_is_missing(emulate):
+    expected = list(range(63, -1, -1))
+    assert run(emulate(1), "synchronized") == expected
+    assert run(emulate(1), "racing") != expected
+
+
+def test_arguments_of_another_type_than_declared_are_noticed(emulate):
+    engine = emulate(1)
+    for argument, said in [(np.zeros(4), "expected p4, got p8"), (np.int32(1), "expected p4, got i4")]:
+        with pytest.raises(AssertionError, match=said):
+            engine.launch(Given("given"), "counts", 1, argument)
+    with pytest.raises(AssertionError, match="expected 1 arguments, got 0"):
+        engine.launch(Given("given"), "counts", 1)
+
+
+def test_every_selector_of_the_device_has_one_of_the_cpu():
+    from commlib import SELECTORS
+
+    assert set(DEVICE_SELECTORS) <= set(SELECTORS)

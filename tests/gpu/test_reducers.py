@@ -1,0 +1,49 @@
+"""The promises of every reducer, on arrays of a GPU: the bodies of the CPU's tests, through a fake NCCL."""
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, Topology, make_reducer
+from tests.gpu import on_gpu
+from tests.gpu.on_gpu import GPURanks, bodies_of
+from tests.reducers import test_promises
+
+# All ways through the reducers that GPUs are for; of the others, one.
+IN_FULL = ("dense", "torus2d", "allgather", "hitopk")
+NO_ARRAYS_OF_GPUS = ("test_a_wrong_dtype_is_refused",)  # of text and objects
+SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
+CASES = {
+    label: case
+    for label, case in test_promises.CASES.items()
+    if (case[0] in IN_FULL or label == case[0] or label == "dsar_split-qsgd8")
+    and not label.endswith(SAMPLING)
+}
+
+
+@pytest.fixture(params=[1, 2, 3, 4, 6], ids=lambda size: f"P{size}")
+def gpu_ranks(request):
+    return GPURanks(request.param)
+
+
+@pytest.fixture(params=CASES, ids=list(CASES))
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def gradients_of_the_host(monkeypatch):
+    monkeypatch.setattr(test_promises, "make_reducer", on_gpu.make_reducer_from_host)
+
+
+globals().update(bodies_of(test_promises, "gpu_ranks", without=NO_ARRAYS_OF_GPUS))
+
+
+@pytest.mark.parametrize("dtype", [bool, complex])
+def test_a_wrong_dtype_is_refused_on_a_gpu(gpu_ranks, dtype):
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm), size=10)
+        with pytest.raises(InvalidArgument, match=f"gradient: expected real numbers, got {np.dtype(dtype)}"):
+            reducer.reduce(comm.arrays.zeros(10, dtype))
+        return reducer.steps
+
+    assert gpu_ranks.run(body) == [0] * gpu_ranks.size

@@ -1,0 +1,131 @@
+"""Reducers with the kernels themselves: those of ``commlib.gpu``, run by the emulator, behind a fake NCCL."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from commlib import Topology, kernels, make_reducer
+from commlib.gpu.module import Engine
+from commlib.transport import simulated
+from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
+from tests.gpu.fake_cupy import ndarray
+from tests.gpu.on_gpu import GPURanks, make_reducer_from_host
+from tests.reducers.test_promises import gradient
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+SIZE, STEPS = 3001, 3
+CASES = {
+    "dense": {},
+    "torus2d": {},
+    **{
+        f"{name}-{wire}": {"density": 0.05, "wire": wire}
+        for name in ("allgather", "hitopk")
+        for wire in ("fp32", "gap+fp16")
+    },
+    "hitopk-bitmap+qsgd4": {"density": 0.05, "wire": "bitmap+qsgd4"},
+    "hitopk-past-delta": {"density": 0.7},
+    "hioktopk": {"density": 0.05, "reevaluate_every": 2},
+    "oktopk": {"density": 0.05, "wire": "bf16"},
+    "hitopk-dgc": {"density": 0.05, "selector": "dgc"},
+    "hitopk-bucketed": {"density": 0.05, "selector": "bucketed"},
+    "gtopk": {"density": 0.05},
+    "ssar_doubling": {"density": 0.3},
+    "ssar_split": {"density": 0.05, "wire": "gap+qsgd2"},
+    "dsar_split": {"density": 0.05, "sums": "qsgd8"},
+}
+
+
+class EngineOfFakeCuPy(Engine):
+    """Runs kernels on arrays of the fake CuPy, on its current stream."""
+
+    def __init__(self, cupy):
+        self._cupy, self._emulated = cupy, EmulatedEngine(seed=1)
+        self.multiprocessors = self._emulated.multiprocessors
+
+    def empty(self, size, dtype):
+        return ndarray(self._cupy, self._emulated.empty(size, dtype))
+
+    def clear(self, array):
+        array.fill(0)
+
+    def launch(self, source, kernel, blocks, *arguments, **options):
+        memory = [each.memory for each in arguments if isinstance(each, ndarray)]
+        self._cupy.stream.launch(memory, memory)
+        given = [each.host if isinstance(each, ndarray) else each for each in arguments]
+        self._emulated.launch(source, kernel, blocks, *given, **options)
+
+    def from_host(self, array):
+        return self._cupy.asarray(array)
+
+    def to_host(self, array):
+        return array.get()
+
+    def address(self, array):
+        return array.host.ctypes.data
+
+
+@contextmanager
+def engine_for(cupy):
+    before, engine = kernels.current_engine, EngineOfFakeCuPy(cupy)
+    kernels.current_engine = lambda: engine
+    try:
+        yield
+    finally:
+        kernels.current_engine = before
+
+
+def train(comm, label, make):
+    name, *_ = label.split("-")
+    reducer = make(name, Topology(comm, ranks_per_node=2), size=SIZE, **CASES[label])
+    means = [reducer.reduce(gradient(SIZE, comm.rank, step)) for step in range(STEPS)]
+    return [mean.tobytes() for mean in means], reducer.residual.tobytes(), reducer.last.traffic.sent
+
+
+@pytest.mark.parametrize("label", CASES)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_bit_and_every_byte_is_that_of_the_cpu(world_size, label):
+    on_gpu = GPURanks(world_size, engine=engine_for).run(
+        lambda comm: train(comm, label, make_reducer_from_host)
+    )
+    assert on_gpu == simulated.run(lambda comm: train(comm, label, make_reducer), world_size)
+
+
+@pytest.mark.parametrize("name", ["hitopk", "oktopk"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_nan_on_one_rank_voids_the_step_on_all_and_leaves_no_trace(name, step):
+    """In the second step ``oktopk`` uses the threshold of the first again."""
+
+    def body(comm):
+        reducer = make_reducer_from_host(name, Topology(comm, ranks_per_node=2), size=SIZE, density=0.05)
+        twin = make_reducer_from_host(name, Topology(comm, ranks_per_node=2), size=SIZE, density=0.05)
+        for each in range(step):
+            reducer.reduce(gradient(SIZE, comm.rank, each))
+            twin.reduce(gradient(SIZE, comm.rank, each))
+        poisoned = gradient(SIZE, comm.rank, 7)
+        poisoned[comm.rank * 100] = np.nan if comm.rank == 2 else 1
+        voided = reducer.reduce(poisoned)
+        later = [each.reduce(gradient(SIZE, comm.rank, 8)).tobytes() for each in (reducer, twin)]
+        return bool(np.isnan(voided).all()), later[0] == later[1]
+
+    assert GPURanks(3, engine=engine_for).run(body) == [(True, True)] * 3
+
+
+def test_a_step_of_hitopk_copies_no_vector_to_the_host():
+    size, k = 1 << 16, 328
+    ranks = GPURanks(4, engine=engine_for)
+
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), size=size, density=0.01)
+        given = comm.arrays.asarray(gradient(size, comm.rank, 0))
+        comm.barrier()
+        if comm.rank == 0:
+            comm.arrays.copied_to_host.clear()
+        comm.barrier()
+        reducer.reduce(given)
+
+    ranks.run(body)
+    # How many were selected, if all is finite; how many of the indices of a stream are distinct, of which the
+    # host gets no more than that; whether the sums are finite.
+    assert sorted(set(ranks.cupy.copied_to_host)) == [1, 16, 2 * 4 * k]
+    assert len(ranks.cupy.copied_to_host) == 4 * 3

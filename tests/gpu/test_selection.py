@@ -1,0 +1,230 @@
+"""Selections on the device are those of the CPU, whatever the vector, and whatever order blocks run in."""
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, NonFiniteInput, UnknownName, select
+from commlib.gpu import DEVICE_SELECTORS, make_device_selector
+from tests.gpu.vectors import DTYPES, SEED, SIZES, VECTORS, bits_of, ks, normal
+
+LOWEST = 5  # of the state, as in kernels/select.cu
+NAMES = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
+
+
+def on(engine, array):
+    return engine.from_host(bits_of(array))
+
+
+def assert_selected(selection, vector, name, k):
+    expected, found = select(name, vector, k), selection.to_host()
+    case = f"{name}, {len(vector)} entries, k = {k}, seed {SEED}"
+    assert found.indices.dtype == expected.indices.dtype
+    np.testing.assert_array_equal(found.indices, expected.indices, case)
+    assert found.values.tobytes() == expected.values.tobytes(), case
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_entries_are_those_of_the_cpu(engine, name, size):
+    vector = normal(size)
+    for k in ks(size):
+        selector = make_device_selector(name, size, k, engine=engine)
+        assert_selected(selector.select(on(engine, vector)), vector, name, k)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("law", VECTORS)
+@pytest.mark.parametrize("size", [65, 20_001])
+def test_ties_zeros_and_outliers_are_selected_as_by_the_cpu(engine, name, law, size):
+    vector = VECTORS[law](size)
+    for k in (1, size // 100 + 1, size // 4):
+        selector = make_device_selector(name, size, k, engine=engine)
+        assert_selected(selector.select(on(engine, vector)), vector, name, k)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("entry", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [33, 1000, 65537])
+def test_narrow_entries_are_selected_as_their_float32_copies(engine, name, entry, size):
+    for law in ("normal", "ties", "denormal"):
+        vector = VECTORS[law](size).astype(DTYPES[entry])  # denormals of float32 become zeros of float16
+        for k in (1, size // 50 + 1, size):
+            selector = make_device_selector(name, size, k, entry=entry, engine=engine)
+            assert_selected(selector.select(on(engine, vector)), vector.astype(np.float32), name, k)
+
+
+def test_denormals_of_float16_keep_their_order(engine):
+    vector = np.arange(1, 1024, dtype=np.uint16).view(np.float16)  # all that there are
+    selector = make_device_selector("exact", 1023, 10, entry="float16", engine=engine)
+    found = selector.select(on(engine, vector)).to_host()
+    assert found.indices.tolist() == list(range(1013, 1023))
+    assert found.values.tolist() == vector[1013:].astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("entry", DTYPES)
+def test_a_vector_may_begin_anywhere(engine, name, entry):
+    whole = normal(5003).astype(DTYPES[entry])
+    for first in (1, 2, 3, 7):
+        vector = on(engine, whole)[first:]
+        selector = make_device_selector(name, 5003 - first, 50, entry=entry, engine=engine)
+        assert_selected(selector.select(vector), whole[first:].astype(np.float32), name, 50)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("entry", DTYPES)
+@pytest.mark.parametrize("size", [31, 1000, 65537])
+def test_a_sum_is_written_selected_from_and_cleared_in_one_sweep(engine, name, entry, size):
+    gradient, residual = normal(size, 1).astype(DTYPES[entry]), normal(size, 2)
+    expected = gradient.astype(np.float32) + residual
+    k = size // 20 + 1
+    selector = make_device_selector(name, size, k, entry=entry, engine=engine)
+    given = on(engine, gradient), on(engine, residual)
+    out = engine.empty(size, np.float32)
+    selection = selector.select_sum(*given, out)
+    assert_selected(selection, expected, name, k)
+    assert engine.to_host(out).tobytes() == expected.tobytes()
+    selection = selector.select_sum(*given, out, clear=True)
+    assert_selected(selection, expected, name, k)
+    expected[selection.to_host().indices] = 0
+    assert engine.to_host(out).tobytes() == expected.tobytes()
+    assert engine.to_host(given[1]).tobytes() == residual.tobytes()
+
+
+def test_a_sum_may_take_the_residual_s_place_and_begin_anywhere(engine):
+    gradient, whole = normal(4999), normal(5000, 1)
+    residual = on(engine, whole)[1:]
+    selector = make_device_selector("exact", 4999, 77, engine=engine)
+    selection = selector.select_sum(on(engine, gradient), residual, residual)
+    assert_selected(selection, gradient + whole[1:], "exact", 77)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize(("size", "place"), [(1, 0), (1000, 999), (9001, 8000)])
+def test_a_vector_that_is_not_finite_is_refused_and_no_sum_is_cleared(engine, name, bad, size, place):
+    for entry, dtype in DTYPES.items():
+        vector = normal(size).astype(dtype)
+        vector[place] = bad
+        selector = make_device_selector(name, size, size // 2 + 1, entry=entry, engine=engine)
+        with pytest.raises(NonFiniteInput, match="a NaN or an infinity"):
+            selector.select(on(engine, vector)).entries()
+        residual, out = on(engine, normal(size, 1)), engine.empty(size, np.float32)
+        selection = selector.select_sum(on(engine, vector), residual, out, clear=True)
+        with pytest.raises(NonFiniteInput):
+            selection.to_host()
+        with np.errstate(invalid="ignore"):
+            expected = vector.astype(np.float32) + normal(size, 1)
+        np.testing.assert_array_equal(engine.to_host(out), expected)
+        finite = normal(size).astype(dtype)  # the plan is none the worse for it
+        k = size // 2 + 1
+        assert_selected(selector.select(on(engine, finite)), finite.astype(np.float32), name, k)
+
+
+def test_a_sum_that_overflows_is_not_finite(engine):
+    large = np.full(100, 3e38, np.float32)
+    selector = make_device_selector("exact", 100, 3, engine=engine)
+    selection = selector.select_sum(on(engine, large), on(engine, large), engine.empty(100, np.float32))
+    with pytest.raises(NonFiniteInput):
+        selection.entries()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_selected_for_k_0_and_of_nothing(engine, name):
+    out = engine.empty(100, np.float32)
+    selector = make_device_selector(name, 100, 0, engine=engine)
+    ones = on(engine, np.ones(100, np.float32))
+    assert selector.select_sum(ones, ones, out, clear=True).entries() == 0
+    assert engine.to_host(out).tolist() == [2.0] * 100
+    empty = make_device_selector(name, 0, 5, engine=engine)
+    assert empty.select(engine.empty(0, np.float32)).entries() == 0
+    with pytest.raises(NonFiniteInput):
+        selector.select(on(engine, np.full(100, np.nan, np.float32))).entries()
+
+
+@pytest.mark.parametrize("law", ["normal", "ties", "student", "denormal"])
+@pytest.mark.parametrize("k", [1, 200, 2000])
+def test_the_sample_s_threshold_is_its_exact_rank_th_largest(engine, law, k):
+    vector = VECTORS[law](100_003)
+    selector = make_device_selector("dgc", 100_003, k, engine=engine)
+    selector.select(on(engine, vector))
+    sample = np.sort(np.abs(vector[:: selector._stride]))
+    lowest = engine.to_host(selector._scratch)[LOWEST]
+    assert lowest == sample[-selector._rank].view(np.uint32), SEED
+
+
+@pytest.mark.parametrize("law", ["equal", "crowded", "zeros", "normal"])
+def test_a_sample_that_misleads_changes_nothing(engine, law):
+    size = 200_001
+    vector = VECTORS[law](size)
+    stride = max(size // (1 << 14), 8) | 1
+    vector[::stride] = 1000  # all of the sample, and more than k
+    assert_selected(
+        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
+    )
+    vector[::stride] = 0
+    assert_selected(
+        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
+    )
+    vector[::stride][:40] = 1000  # few: fewer than k reach the sample's threshold
+    assert_selected(
+        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_blocks_changes_no_bit(emulate, name):
+    vector = VECTORS["ties"](100_003) + normal(100_003) // 3
+    found = set()
+    for seed, multiprocessors, under_way in [(3, 1, 1), (4, 1, 8), (5, 4, 2), (6, 16, 5)]:
+        engine = emulate(seed, multiprocessors, under_way=under_way)
+        selection = (
+            make_device_selector(name, 100_003, 5000, engine=engine).select(on(engine, vector)).to_host()
+        )
+        found.add((selection.indices.tobytes(), selection.values.tobytes()))
+    assert len(found) == 1
+
+
+def test_a_plan_is_used_again_without_new_memory(engine):
+    selector = make_device_selector("exact", 10_000, 100, engine=engine)
+    held = None
+    for turn in range(3):
+        vector = normal(10_000, turn)
+        assert_selected(selector.select(on(engine, vector)), vector, "exact", 100)
+        assert held in (None, selector.buffers.bytes)
+        held = selector.buffers.bytes
+
+
+def test_a_selection_is_seven_kernels_at_most_and_reads_state_once(emulate, monkeypatch):
+    engine = emulate(7)
+    copies = []
+    monkeypatch.setattr(engine, "to_host", lambda array: copies.append(array.nbytes) or array.copy())
+    selection = make_device_selector("exact", 65537, 65, engine=engine).select(on(engine, normal(65537)))
+    assert engine.launched == ["measure_maxima", "gather", "refine_middle", "refine_last", "tally", "emit"]
+    assert copies == []
+    assert selection.entries() == 65
+    assert copies == [16]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "said"),
+    [
+        (99, np.float32, r"vector: expected float32 of shape \(100,\), got float32 \(99,\)"),
+        (100, np.float64, r"vector: expected float32 of shape \(100,\), got float64 \(100,\)"),
+    ],
+)
+def test_another_vector_than_planned_is_refused(engine, size, dtype, said):
+    selector = make_device_selector("exact", 100, 10, engine=engine)
+    with pytest.raises(InvalidArgument, match=said):
+        selector.select(engine.from_host(np.zeros(size, dtype)))
+
+
+def test_what_a_plan_cannot_be_is_refused(engine):
+    with pytest.raises(InvalidArgument, match="stride of 8 bytes"):
+        make_device_selector("exact", 100, 10, engine=engine).select(on(engine, normal(200))[::2])
+    with pytest.raises(InvalidArgument, match="k: expected 0 to 2147483647, got -1"):
+        make_device_selector("exact", 100, -1, engine=engine)
+    with pytest.raises(UnknownName, match='selector of the device "gausian" .*did you mean "gaussian"'):
+        make_device_selector("gausian", 100, 1, engine=engine)
+    with pytest.raises(UnknownName, match='type of entries "float64"'):
+        make_device_selector("exact", 100, 1, entry="float64", engine=engine)

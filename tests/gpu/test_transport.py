@@ -1,0 +1,319 @@
+"""What every transport does, on arrays of a GPU: through a fake NCCL, and through MPI between nodes."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
+from commlib.gpu import OutOfDeviceMemory
+from commlib.transport import nccl, simulated
+from commlib.vectors import partition
+from tests.gpu.fake_cupy import FakeCuPy, Race, installed
+from tests.gpu.fake_nccl import NcclError
+from tests.gpu.on_gpu import (
+    FromHost,
+    GPURanks,
+    bodies_of,
+    fake_kernels_in_use,
+    make_reducer_from_host,
+)
+from tests.reducers.test_promises import gradient
+from tests.transport import test_communicator
+
+# NCCL waits for ever for what it was promised, and its messages have no pieces.
+NOT_PROMISED = (
+    "test_a_message_of_another_length_is_refused",
+    "test_messages_longer_than_a_piece_arrive_whole",
+)
+
+
+@pytest.fixture(params=[1, 2, 3, 4, 6], ids=lambda size: f"P{size}")
+def gpu_ranks(request):
+    return GPURanks(request.param, wrap=FromHost)
+
+
+globals().update(bodies_of(test_communicator, "gpu_ranks", without=NOT_PROMISED))
+
+
+# ------------------------------------------------------------- what NCCL is asked for
+
+
+def launches(body, size=4, **options):
+    ranks = GPURanks(size, **options)
+    ranks.run(body)
+    return ranks.cupy.nccl.launches
+
+
+def test_parts_side_by_side_are_gathered_in_one_call():
+    def body(comm):
+        whole = comm.arrays.zeros(8, np.float32)
+        comm.allgather(comm.arrays.full(2, comm.rank, np.float32), np.split(whole, [2, 4, 6]))
+        assert whole.get().tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    assert launches(body) == ["allGather"] * 4
+
+
+def test_parts_of_different_lengths_are_broadcast_by_their_owners_in_one_group():
+    def body(comm):
+        parts = [comm.arrays.zeros(rank, np.int64) for rank in range(4)]
+        comm.allgather(comm.arrays.full(comm.rank, comm.rank, np.int64), parts)
+        assert [part.get().tolist() for part in parts] == [[], [1], [2, 2], [3, 3, 3]]
+
+    assert launches(body) == ["broadcast"] * 3 * 4
+
+
+def test_what_is_in_host_memory_goes_past_nccl():
+    def body(comm):
+        test_communicator.exchange_all(comm, np.float32)
+        comm.allgather(np.ones(3), [np.zeros(3) for _ in range(comm.size)])
+        comm.reduce_scatter(np.ones(8, np.float32), partition(8, comm.size))
+
+    assert launches(body) == []
+
+
+def test_messages_posted_together_are_one_group():
+    def body(comm):
+        outgoing, incoming = comm.arrays.zeros((3, 5), np.float32), comm.arrays.zeros((3, 5), np.float32)
+        comm.exchange(list(outgoing), list(incoming))
+
+    ranks = GPURanks(3)
+    ranks.run(body)
+    assert [len(groups) for groups in ranks.cupy.nccl.groups.values()] == [1, 1, 1]
+
+
+# ------------------------------------------------------------- streams
+
+
+def test_a_sent_buffer_may_be_overwritten_once_its_send_was_waited_for():
+    def body(comm):
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        outgoing, incoming = comm.arrays.full(9, comm.rank, np.int64), comm.arrays.zeros(9, np.int64)
+        receipt, sent = comm.receive(incoming, left), comm.send(outgoing, right)
+        sent.wait()
+        outgoing[...] = -1
+        receipt.wait()
+        return incoming.get().tolist()
+
+    assert GPURanks(3).run(body) == [[(rank - 1) % 3] * 9 for rank in range(3)]
+
+
+@pytest.mark.parametrize("what", ["read", "written"])
+def test_what_a_message_fills_is_not_touched_before_it_was_waited_for(what):
+    def body(comm):
+        incoming = comm.arrays.zeros(9, np.float32)
+        comm.receive(incoming, 1 - comm.rank)
+        comm.send(comm.arrays.full(9, 1, np.float32), 1 - comm.rank)
+        comm.start()
+        incoming[...] = 0 if what == "written" else incoming + 1
+
+    with pytest.raises(Race):
+        GPURanks(2).run(body)
+
+
+def test_a_message_is_not_sent_before_the_kernel_that_makes_it_has_ended(monkeypatch):
+    """The fakes notice it: a communicator that forgets to wait for its caller's stream is caught."""
+    monkeypatch.setattr(
+        nccl.GPUCommunicator, "_on_stream", lambda comm, launch: (launch(), comm._stream.record())[1]
+    )
+    with pytest.raises(Race, match="another stream writes"):
+        GPURanks(2).run(
+            lambda comm: comm.reduce_scatter(comm.arrays.full(8, 1, np.float32), partition(8, comm.size))
+        )
+
+
+def test_the_caller_may_use_any_stream():
+    def body(comm):
+        with comm.arrays.cuda.Stream(non_blocking=True) as stream:
+            part = comm.reduce_scatter(comm.arrays.full(8, 1.0, np.float32), partition(8, comm.size))
+            stream.synchronize()
+        return part.get().tolist()
+
+    assert GPURanks(2).run(body) == [[2.0] * 4] * 2
+
+
+def test_node_and_streams_have_cuda_streams_and_nccl_communicators_of_their_own():
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        comms = [topology.world, topology.node, topology.stream]
+        return len({each._stream.ptr for each in comms}), [each._nccl.name for each in comms]
+
+    seen = GPURanks(4).run(body)
+    assert {count for count, _ in seen} == {3}
+    assert len({name for _, names in seen for name in names}) == 1 + 2 + 2
+
+
+def test_groups_that_would_wait_for_each_other_are_noticed():
+    def body(comm):
+        other, array = 1 - comm.rank, comm.arrays.zeros(3, np.float32)
+        comm.send(array, other)
+        comm.start()  # without the receipt that the other one's group waits for
+        comm.receive(comm.arrays.zeros(3, np.float32), other).wait()
+
+    with pytest.raises(AssertionError, match="wait for each other"):
+        GPURanks(2).run(body)
+
+
+# ------------------------------------------------------------- through MPI between nodes
+
+
+def test_between_nodes_messages_go_by_mpi_and_inside_by_nccl():
+    def body(comm):
+        topology = Topology(comm)
+        return [type(each).__name__ for each in (topology.world, topology.node, topology.stream)]
+
+    seen = GPURanks(4, between="mpi").run(body, ranks_per_node=2)
+    assert seen == [["StagedCommunicator", "NCCLCommunicator", "StagedCommunicator"]] * 4
+
+
+@pytest.mark.parametrize("name", ["dense", "torus2d", "hitopk", "oktopk"])
+@pytest.mark.parametrize("ranks_per_node", [2, [3, 1], 1])
+def test_staged_messages_make_the_same_bits_and_bytes(name, ranks_per_node):
+    options = {} if name in ("dense", "torus2d") else {"density": 0.05}
+
+    def body(comm, make):
+        reducer = make(name, Topology(comm), size=1000, **options)
+        means = [reducer.reduce(gradient(1000, comm.rank, step)).tobytes() for step in range(3)]
+        return means, reducer.residual.tobytes(), reducer.last.traffic
+
+    staged = GPURanks(4, between="mpi")
+    seen = staged.run(lambda comm: body(comm, make_reducer_from_host), ranks_per_node)
+    assert seen == simulated.run(lambda comm: body(comm, make_reducer), 4, ranks_per_node)
+
+
+# ------------------------------------------------------------- threads of one process
+
+
+@pytest.mark.parametrize("name", ["dense", "torus2d", "hitopk"])
+def test_simulated_ranks_share_a_gpu(name):
+    options = {} if name in ("dense", "torus2d") else {"density": 0.05, "selector": "exact"}
+
+    def body(comm, make):
+        reducer = make(name, Topology(comm, ranks_per_node=2), size=1000, **options)
+        means = [reducer.reduce(gradient(1000, comm.rank, step)).tobytes() for step in range(3)]
+        return means, reducer.residual.tobytes()
+
+    with installed(FakeCuPy(one_process=True)) as cupy, fake_kernels_in_use():
+        seen = simulated.run(lambda comm: body(comm, make_reducer_from_host), 4, arrays=cupy)
+    assert seen == simulated.run(lambda comm: body(comm, make_reducer), 4)
+
+
+# ------------------------------------------------------------- bad input
+
+
+def over_fake(gpus=8, ranks_per_node=None, prepare=lambda cupy: None, **options):
+    """Return what ``nccl.over`` says to four ranks."""
+    cupy = FakeCuPy(gpus)
+    prepare(cupy)
+
+    def body(comm):
+        cupy.nccl.speaks_as(comm)
+        return str(nccl.over(comm, **options))
+
+    with installed(cupy):
+        return simulated.run(body, 4, ranks_per_node)
+
+
+def test_ranks_take_the_gpus_of_their_machine_in_order():
+    expected = [f"rank {rank} of 4 on node{rank // 2}, GPU {rank % 2}" for rank in range(4)]
+    assert over_fake(gpus=2, ranks_per_node=2) == expected
+
+
+def test_ranks_that_share_a_gpu_are_named():
+    with pytest.raises(
+        InvalidArgument, match=r"ranks 0 and 2 share GPU 0000:00:00.0 of node0.*share_gpus=True"
+    ):
+        over_fake(gpus=2)
+
+
+def test_ranks_may_share_a_gpu_where_nccl_takes_them_for_several_machines(monkeypatch):
+    monkeypatch.setenv(nccl.HOST_ID, "")  # taken back after the test
+    over_fake(gpus=1, share_gpus=True)
+    assert os.environ[nccl.HOST_ID].startswith("node0-")  # of the last rank: in threads they share it
+
+
+def test_an_unknown_way_between_nodes_is_refused():
+    with pytest.raises(InvalidArgument, match="between: expected one of nccl, mpi, got 'tcp'"):
+        over_fake(between="tcp")
+
+
+def test_without_cupy_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(
+        InvalidArgument, match=r"^nccl: rank 0: CuPy cannot be imported \(.*\): pip install '.*gpu.*'$"
+    ):
+        simulated.run(nccl.over, 2)
+
+
+def test_a_cupy_without_nccl_is_told_apart():
+    def prepare(cupy):
+        cupy.nccl.available = False
+
+    with pytest.raises(InvalidArgument, match="this CuPy has no NCCL: pip install nvidia-nccl-cu12"):
+        over_fake(prepare=prepare)
+
+
+def test_a_machine_without_gpus_is_told_apart():
+    def fail():
+        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    def prepare(cupy):
+        cupy.cuda.runtime.getDeviceCount = fail
+
+    with pytest.raises(InvalidArgument, match=r"rank 0: CuPy finds no GPU \(cudaErrorNoDevice"):
+        over_fake(prepare=prepare)
+    with pytest.raises(InvalidArgument, match="rank 0: CuPy finds no GPU$"):
+        over_fake(gpus=0)
+
+
+def test_what_nccl_fails_with_is_told_in_one_line():
+    def prepare(cupy):
+        def refuse(size, name, rank):
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage\nsecond line")
+
+        cupy.nccl.NcclCommunicator = refuse
+
+    with pytest.raises(
+        InvalidArgument, match="connecting: NCCL_ERROR_INVALID_USAGE: invalid usage .NCCL_DEBUG=WARN"
+    ):
+        over_fake(prepare=prepare)
+
+
+def test_a_message_that_nccl_fails_to_send_is_a_failed_peer():
+    def body(comm):
+        def fail(*_):
+            raise NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
+
+        comm._nccl.send = fail
+        comm.send(comm.arrays.zeros(3, np.float32), 1 - comm.rank).wait()
+
+    with pytest.raises(PeerFailed, match=r"GPU \d, messages: NCCL_ERROR_REMOTE_ERROR"):
+        GPURanks(2).run(body)
+
+
+@pytest.mark.parametrize(("on_gpu", "expected"), [(True, "a CuPy array"), (False, "an array in host memory")])
+def test_a_gradient_of_the_other_memory_is_refused_not_copied(on_gpu, expected):
+    def body(comm):
+        reducer = make_reducer("dense", Topology(comm), size=4)
+        with pytest.raises(InvalidArgument, match=f"gradient: expected {expected}"):
+            reducer.reduce(np.zeros(4, np.float32) if on_gpu else FakeCuPy().zeros(4, np.float32))
+        return True
+
+    assert all((GPURanks(2).run if on_gpu else lambda body: simulated.run(body, 2))(body))
+
+
+def test_a_gpu_that_is_full_names_what_the_reducer_holds():
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm), size=1000)
+        reducer.select = full
+        reducer.reduce(comm.arrays.zeros(1000, np.float32))
+
+    def full(*_, **__):
+        raise MemoryError("Out of memory allocating 4,096 bytes")
+
+    expected = (
+        "HiTopK: Out of memory allocating 4,096 bytes; held by it, in bytes: residual 2,000, spare 2,000"
+    )
+    with pytest.raises(OutOfDeviceMemory, match=expected):
+        GPURanks(2).run(body)
