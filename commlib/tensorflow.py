@@ -18,7 +18,7 @@ from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
 from commlib.reducers import Passenger, Reducer, Report, make_reducer
 from commlib.topology import Topology
-from commlib.vectors import Float32
+from commlib.vectors import ALIGNMENT_BYTES, Float32
 
 
 def array_of(tensor: Any, arrays: ModuleType = np) -> Array:
@@ -32,14 +32,30 @@ def array_of(tensor: Any, arrays: ModuleType = np) -> Array:
 
 
 def tensor_of(array: Any) -> Any:
-    """Return an eager tensor of the values of an array, which is given away; one of CuPy's is not copied.
+    """Return an eager tensor of the values of an array, which is given away and not copied.
 
-    All that was done on CuPy's current stream ends first.
+    All that was done on CuPy's current stream ends first. TensorFlow copies an array of NumPy that it cannot
+    take as it is: one that is not aligned to 64 bytes, or may not be written to.
     """
     if not is_on_gpu(array):
-        return tf.convert_to_tensor(array)
+        if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.writeable:
+            return tf.convert_to_tensor(array)
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     module_of(array).cuda.get_current_stream().synchronize()
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+
+
+def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return tensors of these shapes with the entries of ``flat`` in their order.
+
+    In ``tf.function`` those that begin at a multiple of 64 bytes are views of its memory; others are copies.
+    """
+    parts, low = [], 0
+    for shape in shapes:
+        high = low + int(np.prod(shape, dtype=np.int64))
+        parts.append(tf.reshape(flat[low:high], shape))
+        low = high
+    return parts
 
 
 def tensorflow_device(gpu: int) -> str:
@@ -76,8 +92,7 @@ class DistributedGradients:
         self.topology = topology
         self._names = [variable.name for variable in variables]
         self._shapes = [tuple(variable.shape) for variable in variables]
-        self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
-        self.size = sum(self._sizes)
+        self.size = sum(int(np.prod(shape, dtype=np.int64)) for shape in self._shapes)
         self._passenger: Passenger | None = None
         self._gpu: Any = None  # CuPy's device
         if topology.world.arrays is not np:
@@ -152,11 +167,8 @@ class DistributedGradients:
                 mean, finite = tf.py_function(self._reduce_on_gpu, inputs, results)
         mean.set_shape([self.size])
         finite.set_shape([])
-        parts = tf.split(mean, self._sizes)
-        means = [
-            tf.cast(tf.reshape(part, shape), tensor.dtype)
-            for part, shape, tensor in zip(parts, self._shapes, tensors, strict=True)
-        ]
+        parts = cut_up(mean, self._shapes)
+        means = [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
         return means, finite
 
     def reduce_flat(self, flat: Any, weights: Sequence[Any] = ()) -> tuple[Any, Report]:

@@ -16,6 +16,7 @@ keep reducers reducers
 keep oktopk-numpy reducers --peers --size 14700000 --steps 8
 keep cache cache
 keep pto pto
+keep train train
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: bench reducers --cluster is left out: it needs root on Linux" >&2

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from commlib.tensorflow import cut_up, tensor_of
 from commlib.vectors import Float32
 
 Array = npt.NDArray[Any]
@@ -83,13 +84,11 @@ class Update:
 
     def __init__(self, variables: Sequence[Any], optimizer: Any, average: "Average | None" = None) -> None:
         shapes = [tuple(variable.shape) for variable in variables]
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        size = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
 
-        @tf.function(input_signature=[tf.TensorSpec([sum(sizes)], tf.float32)])
+        @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)])
         def update(mean: Any) -> None:
-            parts = tf.split(mean, sizes)
-            gradients = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
-            optimizer.apply(gradients, variables)
+            optimizer.apply(cut_up(mean, shapes), variables)
             if average is not None:
                 average.follow()
 
@@ -97,7 +96,7 @@ class Update:
 
     def __call__(self, mean: Float32) -> None:
         """Move the weights; ``mean`` is float32, one entry for each trainable weight."""
-        self._update(mean)
+        self._update(tensor_of(mean))
 
 
 class Average:

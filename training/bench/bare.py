@@ -7,6 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from commlib.tensorflow import cut_up, tensor_of
+from commlib.vectors import copy_of
+
 
 def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:
     """Return a step on one batch, again and again: one graph of forward, backward and update."""
@@ -33,12 +36,11 @@ def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:
 def flat_and_back(shapes: Sequence[tuple[int, ...]]) -> Callable[[], object]:
     """Return what makes one vector of tensors of these shapes, in TensorFlow, and tensors of it again."""
     tensors = [tf.ones(shape) for shape in shapes]
-    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    size = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
     flatten = tf.function(lambda: tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))
 
-    @tf.function(input_signature=[tf.TensorSpec([sum(sizes)], tf.float32)])
+    @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)])
     def cut(mean: Any) -> list[Any]:
-        parts = tf.split(mean, sizes)
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return cut_up(mean, shapes)
 
-    return lambda: cut(np.asarray(flatten()))
+    return lambda: cut(tensor_of(copy_of(np.asarray(flatten()))))  # the reducer's copy is between the two

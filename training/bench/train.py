@@ -14,9 +14,9 @@ from training.bench.timing import Seconds, alternate
 from training.config import Config
 from training.quiet import import_tensorflow
 
-RUNS, QUICK_RUNS = 15, 3
+RUNS, QUICK_RUNS = 21, 3
 STEPS, QUICK_STEPS = 8, 2  # of a run
-LOOP, BARE = "loop", "bare step"
+LOOP, READING, BARE = "loop", "loop that reads", "bare step"
 FLAT, COPIES = "flat and back", "two copies"
 RESNET20 = {
     "name": "bench",
@@ -40,7 +40,7 @@ def bench(as_json: bool, *, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
     runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
-    records = [_loop(runs, steps, quick), _flat(runs, quick)]
+    records = [*_loop(runs, steps, quick), _flat(runs, quick)]
     if as_json:
         print_lines(records)
     else:
@@ -48,8 +48,8 @@ def bench(as_json: bool, *, quick: bool) -> int:
     return 0
 
 
-def _loop(runs: int, steps: int, quick: bool) -> Record:
-    """Compare steps of a trainer, which reads, augments, trains and logs, with the same steps bare."""
+def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
+    """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
     from training.bench.bare import bare_step
     from training.loop import Trainer
     from training.progress import Progress
@@ -59,10 +59,12 @@ def _loop(runs: int, steps: int, quick: bool) -> Record:
         trainer.begin(None, Progress(silent=True), Path(work))
         (phase,) = trainer.phases
         batches = _endless(phase.data.training_batches)
-        bare = bare_step(trainer.learner, phase, next(batches))
+        batch = next(batches)
+        bare = bare_step(trainer.learner, phase, batch)
         seconds = alternate(
             {
-                LOOP: lambda _: [trainer.train_step(phase, next(batches)) for _ in range(steps)],
+                READING: lambda _: [trainer.train_step(phase, next(batches)) for _ in range(steps)],
+                LOOP: lambda _: [trainer.train_step(phase, batch) for _ in range(steps)],
                 BARE: lambda _: [bare() for _ in range(steps)],
             },
             [None],
@@ -70,7 +72,8 @@ def _loop(runs: int, steps: int, quick: bool) -> Record:
         )
         phase.close()
     case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
-    return _record(case | {"unit": "seconds a step"}, LOOP, BARE, seconds, steps)
+    case["unit"] = "seconds a step"
+    return [_record(case, subject, BARE, seconds, steps) for subject in (LOOP, READING)]
 
 
 def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
@@ -83,7 +86,7 @@ def _flat(runs: int, quick: bool) -> Record:
     from training.bench.bare import flat_and_back
 
     name = "vgg_tiny" if quick else "resnet50"
-    shapes = [(64, 1000)] if quick else SHAPES["resnet50"]
+    shapes = [(64, 1000)] if quick else SHAPES["resnet50"]()
     call = flat_and_back(shapes)
     vector = np.ones(sum(int(np.prod(shape)) for shape in shapes), np.float32)
     seconds = alternate(
