@@ -37,6 +37,12 @@ CachedConfig = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+]
+
+
 @benches.callback()
 def _prepare() -> None:
     keep_freed_memory()
@@ -56,11 +62,11 @@ def _options(
 
 
 @app.command()
-def train(config: ConfigPath, overrides: Overrides = None) -> None:
+def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Train, as one rank of a job: alone, or started by horovodrun or mpirun."""
     from training.train import train as run
 
-    run(config, overrides or [])
+    run(config, overrides or [], dry_run=dry_run)
 
 
 @app.command()
@@ -70,15 +76,18 @@ def launch(
     overrides: Overrides = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Start `cloudtrain train` on many ranks through horovodrun."""
-    from training.config import load
+    from training.config import load_with_warnings
+    from training.dry_run import generated
     from training.launch import Ranks
     from training.launch import launch as run
 
-    words = overrides or []
-    there = Ranks(ranks, hosts, network_interface)
-    raise typer.Exit(run(there, ["train", config, *words], check=lambda: load(config, words)))
+    words, change = overrides or [], generated if dry_run else dict
+    there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
+    command = ["train", config, *words, *flags]
+    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, words, change)))
 
 
 @app.command()

@@ -6,7 +6,7 @@ expected. Command line comes before file comes before default.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -455,18 +455,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return load_with_warnings(path, overrides).config
 
 
-def load_with_warnings(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_with_warnings(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Loaded:
     """Return the checked configuration of a YAML file, with ``key=value`` words put on top.
 
     Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
-    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's.
+    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. ``change`` returns the
+    keys and values that are checked, of those that were given.
     """
     content = read(Path(path))
     for word in overrides:
         _put(content, word)
     try:
         plain = OmegaConf.to_container(content, resolve=True)
-        config = Config.model_validate(plain)
+        config = Config.model_validate(change(plain))
         return Loaded(config.resolved(), _without_effect(config))
     except ValidationError as error:
         problems = [describe(detail) for detail in error.errors()]

@@ -1,9 +1,10 @@
 """``cloudtrain train``: check everything that a user can get wrong, then train."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
 from commlib.profile import Profile
@@ -12,6 +13,7 @@ from training.checkpoints import CheckpointFailed
 from training.choices import profile_for
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
+from training.dry_run import generated, tiny
 from training.job import FAILURE, LaunchError, complain, leave, refuse, together, world
 from training.metrics import RunFolder, to_resume
 from training.progress import Progress
@@ -22,14 +24,23 @@ if TYPE_CHECKING:
     from training.loop import Trainer  # which imports TensorFlow
 
 
-def train(path: str, overrides: Sequence[str]) -> None:
+def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
     """Run a configuration on all ranks of this job; rank 0 speaks."""
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
+        _train(path, overrides, work)
+
+
+def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
+    """Run a configuration; with ``work``, a folder that nobody keeps, no more than a dry run."""
     try:
         comm = world()
     except LaunchError as error:
         refuse(str(error))
     with abort_on_error():
-        config = load_together(comm, path, overrides)
+        config = load_together(comm, path, overrides, dict if work is None else generated)
+        if work is not None:
+            whole = config
+            config = together(comm, lambda: tiny(whole, comm.size, work))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         data = together(comm, lambda: load_data(config, topology))
         profile = profile_for(config, topology)
@@ -38,11 +49,21 @@ def train(path: str, overrides: Sequence[str]) -> None:
         folder = together(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
         with folder or nullcontext():
             _run(trainer, folder, resume=resumed is not None)
+        if work is not None and comm.rank == 0:
+            print(f"dry run of {path}: all is built, and each phase took a step", flush=True)
 
 
-def load_together(comm: Communicator, path: str, overrides: Sequence[str]) -> Config:
-    """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ."""
-    loaded = together(comm, lambda: load_with_warnings(path, overrides) if comm.rank == 0 else None)
+def load_together(
+    comm: Communicator,
+    path: str,
+    overrides: Sequence[str],
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Config:
+    """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.
+
+    ``change``: see :func:`training.config.load_with_warnings`.
+    """
+    loaded = together(comm, lambda: load_with_warnings(path, overrides, change) if comm.rank == 0 else None)
     if loaded is not None:
         for line in loaded.warnings:
             complain(f"warning: {line}")

@@ -67,7 +67,7 @@ SCENARIOS = {
             "accumulate=2",
             "average=0.9",
         ),
-        stops=(17, 25),
+        stops=(17, 25, 34),
     ),
     "lamb, float16, gtopk": Scenario(
         (

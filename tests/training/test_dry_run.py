@@ -1,0 +1,74 @@
+"""``--dry-run``: every shipped configuration builds all it needs, and takes a step of each phase."""
+
+import keras
+import pytest
+
+from tests.launching import DIGITS, ROOT, run
+from training.config import load_with_warnings
+from training.dry_run import KNOWN, generated, tiny
+from training.models import MODELS
+from training.train import train
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_configuration_builds_and_takes_a_step_of_each_phase(
+    path, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    train(str(path), ["ranks_per_node=null"], dry_run=True)
+    keras.config.set_dtype_policy("float32")
+    told = capfd.readouterr().out.splitlines()
+    phases = load_with_warnings(path, [], generated).config.phases
+    assert sum(line.startswith("epoch") and "test accuracy" in line for line in told) == len(phases)
+    assert told[-1] == f"dry run of {path}: all is built, and each phase took a step"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(path):
+    config = load_with_warnings(path, [], generated).config
+    small = tiny(config, ranks=4, output="nowhere")
+    same = ("model", "optimizer", "precision", "reducer", "accumulate", "clip_norm", "average", "normalise")
+    assert all(getattr(small, name) == getattr(config, name) for name in same)
+    for phase, whole in zip(small.phases, config.phases, strict=True):
+        assert (phase.reducer, phase.density, phase.wire) == (whole.reducer, whole.density, whole.wire)
+        assert phase.steps == 1
+        assert MODELS[config.model].smallest_side <= phase.input_size <= whole.input_size
+        assert phase.batch_size == 2 * config.accumulate
+
+
+def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():
+    config = load_with_warnings(ROOT / "configs" / "imagenet_vgg19.yaml", [], generated).config
+    assert config.dataset.name == "synthetic"
+    assert config.dataset.options["samples"] == KNOWN["imagenet"].samples
+    small = tiny(config, ranks=2, output="nowhere").dataset.make()
+    assert (small.classes, small.channels) == (1000, 3)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "phases.0.learning_rate={start: 0.1, end: 0.1, warmup: {start: 0.0, epochs: 13}}",
+            "phases[0].learning_rate.warmup.epochs: expected fewer than the 1068 steps of the phase",
+        ),
+        ("phases.0.batch_size=1438", "phases[0].batch_size: expected at most the 1437 training samples"),
+        ("dataset=digit", 'dataset: unknown dataset "digit"'),
+        ("model=resnet9", 'model: unknown model "resnet9"'),
+    ],
+)
+def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):
+    result = run("cloudtrain", "train", DIGITS, word, "--dry-run")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.launch
+def test_ranks_take_a_dry_run_together(tmp_path):
+    result = run("cloudtrain", "launch", "-np", "3", DIGITS, "--dry-run", "ranks_per_node=null", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"dry run of {DIGITS}: all is built, and each phase took a step"
+    assert list(tmp_path.iterdir()) == []
