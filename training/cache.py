@@ -11,9 +11,10 @@ from datacache.catalogue import superseded
 from datacache.levels import Places
 from datacache.management import Kept
 from training.bench.record import print_table
-from training.config import Cache, ConfigurationError, load
+from training.config import ConfigurationError, load
 from training.data import PhaseData, load_data, places_of
 from training.job import LaunchError, refuse, together, world
+from training.records import Cache
 from training.train import load_together
 
 AUTO = Cache(disk="auto", memory="auto")

@@ -20,9 +20,10 @@ from datacache import (
     stand_in_lines,
 )
 from datacache.augmentation import Crop
-from training.config import Cache, Config, Phase
+from training.config import Config
 from training.datasets import Dataset
 from training.folders import user_cache
+from training.records import Cache, Phase
 
 EVALUATION_BATCH = 256
 Tell = Callable[[int, int], None]

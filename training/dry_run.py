@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.config import AUTO, Cache, Config, DatasetRecord, Phase
+from training.config import Config
 from training.models import MODELS
+from training.records import AUTO, Cache, DatasetRecord, Phase
 from training.schedules import Linear, Span
 
 BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`

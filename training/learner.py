@@ -19,11 +19,12 @@ from pto.keras import LossScale
 from pto.norms import Norms, ShardNorms, sum_of_squares
 from pto.sharded import ShardedUpdate, restore, state_of
 from training.choices import choose_reducers, count_weights
-from training.config import Config, Phase
+from training.config import Config
 from training.data import input_dtype
 from training.datasets import Dataset
 from training.models import MODELS
 from training.optimizers import Lars, Optimizer
+from training.records import Phase
 from training.replicas import broadcast_weights
 from training.steps import Average, Backward, Forward, Update
 

@@ -4,9 +4,10 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
-from training.config import Config, Phase
+from training.config import Config
 from training.data import Data, PhaseData
 from training.learner import Learner, Pace
+from training.records import Phase
 from training.schedules import Schedule, Span, momentum_at
 from training.state import Position
 from training.summary import PhaseResult

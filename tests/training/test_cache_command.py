@@ -3,8 +3,8 @@
 import pytest
 
 from tests.launching import DIGITS, run, tail
-from training.config import Cache
 from training.data import places_of
+from training.records import Cache
 
 pytestmark = pytest.mark.launch
 

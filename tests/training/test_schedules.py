@@ -9,7 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 from commlib.density import exponential
-from training.config import Cache, ConfigurationError, load, load_with_warnings
+from training.config import ConfigurationError, load, load_with_warnings
+from training.records import Cache
 from training.schedules import (
     SCHEDULES,
     Cosine,
