@@ -58,8 +58,8 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("reducer", REDUCERS)
-def test_every_reducer_trains(tmp_path, reducer):
+@pytest.mark.parametrize("reducer", ["gtopk", "oktopk", "hioktopk"])  # test_resume.py trains with all
+def test_reducers_train_on_three_ranks(tmp_path, reducer):
     result = launch(3, DIGITS, *BRIEF, f"reducer={reducer}", cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     epochs = [line for line in lines_of(tmp_path) if line["kind"] == "epoch"]
