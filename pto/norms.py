@@ -195,7 +195,7 @@ class _Exchange:
         """Return the sums of all tensors, ``(lists, tensors)``; ``own``: those of the own pieces."""
         parts = [np.empty((self._lists, len(tensors))) for tensors in self._tensors]
         self._comm.allgather(own, parts)
-        return _added(zip(self._tensors, parts, strict=True), self._lists, len(self.partition.sizes))
+        return added(zip(self._tensors, parts, strict=True), self._lists, len(self.partition.sizes))
 
     def seconds(self) -> float:
         """Measure it; all ranks call this together."""
@@ -265,7 +265,7 @@ class ShardNorms:
     def arrived(self, shards: Sequence[tuple[int, int, Float64]]) -> None:
         """Take ``(low, high, numbers)`` of all shards, in the order in which they are added up."""
         parts = [(_tensors(self._pieces(low, high)), own.reshape(2, -1)) for low, high, own in shards]
-        self.squares = _added(parts, 2, len(self.sizes))
+        self.squares = added(parts, 2, len(self.sizes))
 
     def _pieces(self, low: int, high: int) -> tuple[Piece, ...]:
         if (low, high) not in self._known:
@@ -283,7 +283,7 @@ def _fill(sums: Float64, tensors: Sequence[Array], pieces: Sequence[Piece]) -> N
         sums[i] = sum_of_squares(tensors[piece.tensor].reshape(-1)[piece.low : piece.high])
 
 
-def _added(parts: Iterable[tuple[Intp, Float64]], lists: int, tensors: int) -> Float64:
+def added(parts: Iterable[tuple[Intp, Float64]], lists: int, tensors: int) -> Float64:
     """Return the sums of whole tensors: those of pieces, added in the order of ``parts``.
 
     A part holds the numbers of its tensors and the sums of one piece of each, ``(lists, pieces)``.

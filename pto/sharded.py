@@ -22,7 +22,7 @@ import tensorflow as tf
 from pto.comm import Comm, agree_on
 from pto.errors import InvalidArgument
 from pto.keras import CHANGE_GRADIENTS, LayerWise, Part, adapted_variables, advance, path_of, rule_at
-from pto.norms import sum_of_squares
+from pto.norms import added, sum_of_squares
 from pto.partition import Piece, by_slices
 from pto.rules import Rule, Sgd
 
@@ -59,10 +59,8 @@ class Shards:
         own = np.array([sum_of_squares(piece) for pieces in lists for piece in pieces], np.float64)
         parts = [np.empty(len(lists) * len(tensors)) for tensors in self._tensors]
         self._allgather(own, parts)
-        totals = np.zeros((len(lists), len(self.sizes)))
-        for tensors, part in zip(self._tensors, parts, strict=True):
-            totals[:, tensors] += part.reshape(len(lists), -1)  # a slice has one piece of a tensor at most
-        return totals
+        sums = [part.reshape(len(lists), -1) for part in parts]
+        return added(zip(self._tensors, sums, strict=True), len(lists), len(self.sizes))
 
     def gather(self, *own: Float32) -> list[Float32]:
         """Return the whole tensors, flat float32, from every rank's ``own`` pieces: views of one new array.

@@ -21,6 +21,7 @@ from xxhash import xxh3_128_hexdigest
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
 from commlib.vectors import Float32
+from datacache.folders import sync_folder
 from training.job import complain
 from training.trees import Damaged, Tree, Written, check_file, read_tree, write_tree
 
@@ -142,7 +143,7 @@ class Checkpoints:
 
         def make() -> str:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.folder.parent)
+            sync_folder(self.folder.parent)
             self._remove_unfinished()
             path = self.folder / f"{_UNFINISHED}{_STEP}{step:08d}-{secrets.token_hex(4)}"
             path.mkdir()
@@ -167,10 +168,10 @@ class Checkpoints:
         number = 1 + max((manifest.number for _, manifest in found), default=0)
         manifest = _Manifest(step, number, self._comm.size, best, files)
         manifest.write(unfinished)
-        _sync_folder(unfinished)
+        sync_folder(unfinished)
         path = self._free_name(step)
         unfinished.rename(path)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         self._remove_old([(path, manifest), *found])
 
     def _free_name(self, step: int) -> Path:
@@ -288,11 +289,3 @@ def _last_line(body: bytes) -> bytes:
 
 def _own(rank: int) -> str:
     return f"own-{rank:05d}.safetensors"
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

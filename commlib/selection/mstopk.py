@@ -5,6 +5,8 @@ largest block maximum is a threshold as the paper looks for, from below: few mor
 and they lie in about ``k`` blocks, so that the second pass leaves most of the vector unread.
 """
 
+from typing import Any
+
 import numpy as np
 
 from commlib.selection.accumulate import BlockSelector
@@ -33,23 +35,26 @@ class MSTopK(BlockSelector):
         return keep_largest(candidates, k)
 
 
-def paper_search(vector: Float32, k: int, samplings: int = 30) -> tuple[float, float, int, int]:
+def paper_search(
+    vector: Float32, k: int, samplings: int = 30, *, arrays: Any = np
+) -> tuple[float, float, int, int]:
     """Return the paper's two thresholds and their counts (HiTopKComm, algorithm 1, lines 1–24).
 
     ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
     the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference that tests and benchmarks
     compare with; it bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
-    counts everything) where the k-th value lies below the mean.
+    counts everything) where the k-th value lies below the mean. ``arrays``: NumPy, or the
+    vector's own module.
     """
-    magnitudes = np.abs(vector)
-    mean, largest = float(magnitudes.mean()), float(magnitudes.max())
+    magnitudes = arrays.abs(vector)
+    mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())
     low, high = 0.0, 1.0
     upper, lower = 0.0, 0.0
     above_upper, above_lower = 0, len(vector)
     for _ in range(samplings):
         ratio = low + (high - low) / 2
         threshold = mean + ratio * (largest - mean)
-        count = int(np.count_nonzero(magnitudes >= threshold))
+        count = int(arrays.count_nonzero(magnitudes >= threshold))
         if count <= k:
             high = ratio
             if count > above_upper:

@@ -17,7 +17,7 @@ from datacache.batches import Batch
 from datacache.synthetic import generate
 from datacache.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_lines, print_table, times
+from training.bench.record import Record, print_beside, print_lines
 from training.bench.timing import Seconds, alternate
 from training.job import FAILURE, complain
 from training.quiet import import_tensorflow
@@ -219,16 +219,6 @@ def one_core() -> Iterator[None]:
 
 
 def _print(records: list[Record]) -> None:
-    rows = [
-        [
-            each.subject,
-            f"{each.seconds.median * 1e6:,.1f}",
-            each.peer or "–",
-            f"{each.peer_seconds.median * 1e6:,.1f}" if each.peer_seconds else "–",
-            times(each.ratio),
-        ]
-        for each in records
-    ]
     case, more = records[0].case, records[0].more
     notes = [
         f"{case['samples']:,} pictures of 500 × 375 pixels, kept at {SIDE}, cropped to {INPUT}; "
@@ -237,4 +227,4 @@ def _print(records: list[Record]) -> None:
         f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
         f"{more['memory_ratio']:.3f} times its samples",
     ]
-    print_table("µs a sample", ["", "µs", "beside", "µs", "× as fast"], rows, notes)
+    print_beside(records, "µs a sample", 1e6, "µs", notes)

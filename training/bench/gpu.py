@@ -16,9 +16,10 @@ from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.module import current_engine
+from commlib.selection.mstopk import paper_search
 from training.bench.checks import INEXACT, WrongResult
 from training.bench.record import Record, milliseconds, print_lines, print_table, times
-from training.bench.selection import Options
+from training.bench.selection import Options, note_of
 from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
 from training.job import FAILURE, complain, refuse
 
@@ -27,7 +28,6 @@ QUICK_SIZES = (1 << 20, 1 << 25)
 DENSITY = 0.001
 RUNS, QUICK_RUNS = 31, 7
 ENTRY_BYTES = {"float32": 4, "float16": 2}
-SAMPLINGS = 30  # of the paper's search
 RECALL = 0.95
 SUBJECTS = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
 SWEEP = "exact, summed and cleared"
@@ -262,22 +262,8 @@ def paper_select(vector: Array, k: int, arrays: Any) -> Array:
     Thirty passes count what reaches a threshold, each read by the host; then come all entries that reach the
     upper one, and the first of those between the two.
     """
+    upper, lower, above_upper, _ = paper_search(vector, k, arrays=arrays)
     magnitudes = arrays.abs(vector)
-    mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())
-    low, high = 0.0, 1.0
-    upper, lower, above_upper, above_lower = largest, 0.0, 0, vector.size
-    for _ in range(SAMPLINGS):
-        ratio = low + (high - low) / 2
-        threshold = mean + ratio * (largest - mean)
-        count = int(arrays.count_nonzero(magnitudes >= threshold))
-        if count <= k:
-            high = ratio
-            if count > above_upper:
-                above_upper, upper = count, threshold
-        else:
-            low = ratio
-            if count < above_lower:
-                above_lower, lower = count, threshold
     certain = arrays.flatnonzero(magnitudes >= upper) if above_upper else arrays.flatnonzero(magnitudes < 0)
     between = magnitudes >= lower
     if above_upper:
@@ -307,12 +293,5 @@ def _print_case(records: Sequence[Record]) -> None:
         rows.append([subject, *spread, *floors, *(times(record.ratio) for record in own)])
     peers = {record.peer: record for record in records}
     header = ["selector", "ms", "min ms", "max ms", "floor ms", "ms/floor", *(f"× {name}" for name in peers)]
-    notes = ["floor: the bytes that must move, at the rate of the copy", *map(_note, peers.values())]
+    notes = ["floor: the bytes that must move, at the rate of the copy", *map(note_of, peers.values())]
     print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
-
-
-def _note(record: Record) -> str:
-    if record.peer_seconds is None:
-        return f"× {record.peer}: {record.missing}"
-    median = milliseconds(record.peer_seconds.median)
-    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {record.seconds.runs}"

@@ -152,3 +152,18 @@ def times(ratio: float | None) -> str:
     ('12.3', '0.0123', '–')
     """
     return "–" if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def print_beside(
+    records: Sequence[Record], title: str, per_second: float, unit: str, notes: Sequence[str]
+) -> None:
+    """Print a table: a line a record, its subject's median beside its peer's, in ``unit``s."""
+
+    def text(seconds: Seconds | None) -> str:
+        return "–" if seconds is None else f"{seconds.median * per_second:,.1f}"
+
+    rows = [
+        [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
+        for each in records
+    ]
+    print_table(title, ["", unit, "beside", unit, "× as fast"], rows, notes)

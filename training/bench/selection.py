@@ -166,11 +166,12 @@ def _print_case(records: Sequence[Record]) -> None:
         rows.append([subject, *spread, *(times(record.ratio) for record in own)])
     peers = {record.peer: record for record in records}
     header = ["selector", "ms", "min ms", "max ms", *(f"× {name}" for name in peers)]
-    notes = [_note(record) for record in peers.values()]
+    notes = [note_of(record) for record in peers.values()]
     print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
 
 
-def _note(record: Record) -> str:
+def note_of(record: Record) -> str:
+    """Return what is to be said of a record's peer."""
     if record.peer_seconds is None:
         return f"× {record.peer}: {record.missing}"
     median = milliseconds(record.peer_seconds.median)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_lines, print_table, times
+from training.bench.record import Record, print_beside, print_lines
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
 from training.config import Config
@@ -105,18 +105,8 @@ def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Se
 
 
 def _print(records: list[Record]) -> None:
-    rows = [
-        [
-            each.subject,
-            f"{each.seconds.median * 1e3:,.2f}",
-            each.peer or "–",
-            f"{each.peer_seconds.median * 1e3:,.2f}" if each.peer_seconds else "–",
-            times(each.ratio),
-        ]
-        for each in records
-    ]
     notes = [
         "loop: resnet20, 64 samples of 32 pixels a step, one rank",
-        "flat and back: ResNet-50's gradient",
+        f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
     ]
-    print_table("ms", ["", "ms", "beside", "ms", "× as fast"], rows, notes)
+    print_beside(records, "ms", 1e3, "ms", notes)

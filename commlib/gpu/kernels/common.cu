@@ -118,3 +118,18 @@ __device__ inline bool is_last_block(u64* ticket, u64* shared) {
     if (last) __threadfence();
     return last;
 }
+
+#define LANES 64     // sums side by side, one a thread
+#define CHUNK 32768  // entries that one block adds up
+
+// Return the sum of 64 lanes, halves added to each other, to thread 0.
+__device__ inline double sum_of_lanes(double own, double* lanes) {
+    __syncthreads();
+    lanes[threadIdx.x] = own;
+    for (int half = LANES / 2; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
+    }
+    __syncthreads();
+    return lanes[0];
+}

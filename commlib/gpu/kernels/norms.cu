@@ -3,21 +3,6 @@
 // The order depends on the number of a segment's entries alone: each chunk of 32,768 is added up in 64 lanes,
 // entry i in lane i mod 64, whose halves are added to each other; so are the sums of the chunks after it.
 
-#define LANES 64
-#define CHUNK 32768
-
-// Return the sum of 64 lanes, halves added to each other, to thread 0.
-__device__ inline double sum_of_lanes(double own, double* lanes) {
-    __syncthreads();
-    lanes[threadIdx.x] = own;
-    for (int half = LANES / 2; half; half /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
-    }
-    __syncthreads();
-    return lanes[0];
-}
-
 // Blocks of 64 threads, one a chunk: `count` entries from `first` on.
 extern "C" __global__ void square_chunks(
     const Raw* vector, const u64* firsts, const u64* counts, double* sums) {

@@ -457,22 +457,8 @@ extern "C" __global__ void sample(
     state[WANTED] = wanted;
 }
 
-#define LANES 64             // sums side by side, one a thread
-#define CHUNK 32768          // entries that one block adds up
 #define LOWERINGS 40
 #define FEW_LOWERINGS 7      // enough for most gradients
-
-// Return the sum of 64 lanes, halves added to each other, to thread 0.
-__device__ inline double sum_of_lanes(double own, double* lanes) {
-    __syncthreads();
-    lanes[threadIdx.x] = own;
-    for (int half = LANES / 2; half; half /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < half) lanes[threadIdx.x] += lanes[threadIdx.x + half];
-    }
-    __syncthreads();
-    return lanes[0];
-}
 
 // The sum and the sum of squares of each chunk, then of all of them, in float64 and in an order that depends
 // on the size alone; from these the threshold |mean| + z * deviation and its forty lowerings by a tenth.
