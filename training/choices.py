@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from commlib import InvalidArgument, Topology
+from commlib.folders import user_cache
 from commlib.probe import job_of
 from commlib.profile import Job, Profile
 from commlib.tuner import ALONE, Choice, choose
 from training.config import Config
-from training.folders import user_cache
-from training.job import together
+from training.job import on_first, together
 
 NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
@@ -78,15 +78,15 @@ def choose_reducers(
         return {}
     if topology.world.size == 1:
         return dict.fromkeys(config.automatic, NOBODY)
-    choices = None
-    if topology.world.rank == 0:
+
+    def choices() -> dict[int, Choice]:
         assert profile is not None
         densities = {number: config.density_of(config.phases[number]) for number in config.automatic}
-        choices = {
+        return {
             number: choose(profile, topology.nodes, size, density) for number, density in densities.items()
         }
-    chosen: dict[int, Choice] = topology.world.allgather_objects(choices)[0]
-    return chosen
+
+    return on_first(topology.world, choices)
 
 
 def count_weights(model: Any) -> int:

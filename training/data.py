@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commlib import Topology
+from commlib.folders import user_cache
 from datacache import (
     Augmentation,
     Batch,
@@ -22,7 +23,6 @@ from datacache import (
 from datacache.augmentation import Crop
 from training.config import Config
 from training.datasets import Dataset
-from training.folders import user_cache
 from training.records import Cache, Phase
 
 EVALUATION_BATCH = 256

@@ -5,8 +5,9 @@ imports CuPy before the first plan asks for :func:`current_engine`, which raises
 """
 
 from commlib.gpu.codecs import DeviceCodec
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.engine import Buffers, Engine
 from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
-from commlib.gpu.module import Buffers, Engine, current_engine
 from commlib.gpu.norms import SegmentSquares
 from commlib.gpu.scatter import RankSum
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection, make_device_selector

@@ -10,17 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from commlib.errors import InvalidArgument
-from commlib.gpu.module import (
-    ENTRIES,
-    Array,
-    Buffers,
-    Engine,
-    Ranges,
-    Source,
-    blocks_for,
-    check_entries,
-    current_engine,
-)
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
 from commlib.vectors import index_dtype
 from commlib.wire import CODECS, IndexCodec, ValueCodec, make_codec
 from commlib.wire.bits import bytes_of_bits
@@ -122,7 +113,7 @@ class DeviceCodec:
         header = self._index_dtype.itemsize // 4
         self.engine.clear(words)
         state, ranges = self._cleared_state(), Ranges.of(entries, self.engine)
-        tallies = self.buffers.get("tallies", ranges.warps, np.uint64)
+        tallies = self.buffers.get("tallies", ranges.tallies, np.uint64)
         common = indices, np.int64(entries), np.int32(shift), np.int64(ranges.per_warp), tallies
         self._launch("tally_quotients", ranges.blocks, *common)
         self._launch("write_gaps", ranges.blocks, *common, np.int32(header), words, state)
@@ -149,7 +140,7 @@ class DeviceCodec:
         if message.size < length:
             raise InvalidArgument(f"bitmap: expected {length} bytes, got {message.size}")
         ones = self._ones(message[:length].view(np.uint32), 0)
-        entries = int(self.engine.to_host(ones.tallies).sum())
+        entries = int(self.engine.to_host(ones.tallies[ones.ranges.warps :]).sum())
         if message.size - length != self._values.message_bytes(entries):
             raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
         return self._places(ones, entries, self._cleared_state()), message[length:]
@@ -174,7 +165,7 @@ class DeviceCodec:
 
     def _read_gaps(self, words: Array, shift: int, indices: Array, state: Array) -> None:
         ranges = Ranges.of(indices.size, self.engine)
-        tallies = self.buffers.get("low bits", ranges.warps, np.uint64)
+        tallies = self.buffers.get("low bits", ranges.tallies, np.uint64)
         bits = words, np.int64(words.size), np.int64(indices.size), np.int32(shift), np.int64(ranges.per_warp)
         self._launch("tally_low_bits", ranges.blocks, *bits, tallies)
         self._launch("read_gaps", ranges.blocks, *bits, tallies, np.int64(self.size), indices, state)
@@ -182,7 +173,7 @@ class DeviceCodec:
     def _ones(self, words: Array, first_bit: int) -> "_Ones":
         """Launch the count of the ones from ``first_bit`` on."""
         ranges = Ranges.of(words.size - first_bit // 32, self.engine)
-        tallies = self.buffers.get("tallies", ranges.warps, np.uint64)
+        tallies = self.buffers.get("tallies", ranges.tallies, np.uint64)
         ones = _Ones(words, first_bit, ranges, tallies)
         self._launch("tally_ones", ranges.blocks, *ones.arguments)
         return ones

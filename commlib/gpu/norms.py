@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from commlib.errors import InvalidArgument, look_up
-from commlib.gpu.module import ENTRIES, Array, Buffers, Engine, Source, check_entries, current_engine
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, check_entries
 
 CHUNK, LANES = 32768, 64  # as in kernels/norms.cu
 
@@ -39,8 +40,9 @@ class SegmentSquares:
                 counts.append(min(CHUNK, end - first))
             bounds.append(len(firsts))
         self._chunks, self._entries = len(firsts), int(ends[-1])
-        tables = (np.array(table, np.uint64) for table in (firsts, counts, bounds))
-        self._firsts, self._counts, self._bounds = map(self.engine.from_host, tables)
+        tables = {"firsts": firsts, "counts": counts, "bounds": bounds}
+        put = (self.buffers.put(name, np.array(table, np.uint64)) for name, table in tables.items())
+        self._firsts, self._counts, self._bounds = put
 
     def squares(self, vector: Array) -> Array:
         """Return the sums, float64 of shape ``(segments,)``, on the device; the next call overwrites them."""

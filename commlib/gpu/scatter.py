@@ -3,7 +3,8 @@
 import numpy as np
 
 from commlib.errors import InvalidArgument
-from commlib.gpu.module import ENTRIES, Array, Buffers, Engine, Source, check_entries, current_engine
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, check_entries
 from commlib.vectors import index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu

@@ -4,6 +4,8 @@ A plan is made once for a size and k; it owns all memory that its calls need. Ke
 """
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -12,8 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.errors import InvalidArgument, NonFiniteInput, look_up
-from commlib.gpu.module import (
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.engine import (
     ENTRIES,
+    WARPS,
     Array,
     Buffers,
     Engine,
@@ -21,31 +25,23 @@ from commlib.gpu.module import (
     Source,
     blocks_for,
     check_entries,
-    current_engine,
 )
 from commlib.selection.dgc import SAMPLE
 from commlib.vectors import SparseVector, index_dtype
 
 # As in kernels/select.cu.
 BLOCK = 64
-STATE_WORDS = 32
 NONFINITE, SELECTED = 0, 1
-LEADING_BINS, MIDDLE_BINS, LAST_BINS, LOWERED_BINS = 4096, 1024, 512, 41
+LOWERED_BINS = 41
+SCRATCH_WORDS = 32 + 2 * 4096 + 1024 + 512 + 8 + LOWERED_BINS  # the state, then histograms
 MEASURED_ENTRIES = 128 * 4  # of a warp in one turn
 CHUNK, LANES = 32768, 64
 BUCKET = 512
 SAMPLING_THREADS = 1024
 
-# Histograms of one run, after its state: (name, bins).
-COUNTS = (
-    ("measured", LEADING_BINS),
-    ("leading", LEADING_BINS),
-    ("middle", MIDDLE_BINS),
-    ("last", LAST_BINS),
-    ("few", LOWERED_BINS),
-    ("all", LOWERED_BINS),
-)
+LARGEST_PRODUCT = (1 << 64) - 1
 FLOAT32 = ENTRIES["float32"]
+Start = Callable[..., None]  # what starts a prepared kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,16 +99,17 @@ class DeviceSelector:
         self._source, self._float32 = Source("select", entry, bits), Source("select", "float32", bits)
         self._blocks = -(-size // BLOCK)
         self._ranges = Ranges.of(self._blocks, self.engine)
+        self._steps: dict[Source, list[Start]] = {}
 
     def select(self, vector: Array) -> Selection:
         """Select from a contiguous vector of shape ``(d,)``; returns before the device has done so."""
         check_entries("vector", vector, self.size, [ENTRIES[self.entry]])
-        self.engine.clear(self._scratch)
-        if self.size:
-            aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
-            self._measure("measure", vector, np.int64(self.size), aligned)
-            self._pick(self._source, vector, None)
-        return self._selection()
+        with self._run() as scratch:
+            if self.size:
+                aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
+                self._measure(vector, aligned, *scratch)
+                self._pick(self._source, vector, scratch[0], None)
+        return self._selection(scratch[0])
 
     def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
         """Write ``gradient + residual`` to ``out`` and select from it, in one sweep.
@@ -124,54 +121,80 @@ class DeviceSelector:
         check_entries("gradient", gradient, self.size, [ENTRIES[self.entry]])
         check_entries("residual", residual, self.size, [FLOAT32])
         check_entries("out", out, self.size, [FLOAT32])
-        self.engine.clear(self._scratch)
-        if self.size:
-            aligned = self.engine.aligned(gradient, residual, out)
-            self._measure("sum", gradient, residual, out, np.int64(self.size), aligned)
-            self._pick(self._float32, out, out if clear else None)
-        return self._selection()
+        with self._run() as scratch:
+            if self.size:
+                aligned = self.engine.aligned(gradient, residual, out)
+                self._sum(gradient, residual, out, aligned, *scratch)
+                self._pick(self._float32, out, scratch[0], out if clear else None)
+        return self._selection(scratch[0])
 
-    def _measure(self, verb: str, *vectors: Any) -> None:
-        """Launch the pass over the vector; where it finds the threshold, candidates can be gathered next."""
+    @contextmanager
+    def _run(self) -> Iterator[tuple[Array, Array]]:
+        """Give the zeros that a run counts in, and the scratch of the run before, for it to clear."""
+        scratch, stale = self._scratches
+        try:
+            with self.engine.current():
+                yield scratch, stale
+        except BaseException:  # kernels may be missing: neither is known to be zeros
+            del self._scratches
+            raise
+        self._scratches = stale, scratch
+
+    @cached_property
+    def _measure(self) -> Start:
+        return self._prepared_pass("measure")
+
+    @cached_property
+    def _sum(self) -> Start:
+        return self._prepared_pass("sum")
+
+    def _prepared_pass(self, verb: str) -> Start:
+        """Return the pass over the vector; where it finds the threshold, candidates can be gathered next."""
         crowded = 5 * self.k > 4 * self._blocks  # the k-th largest maximum would leave too many
         counted = "only" if self._guesses else "entries" if crowded else "maxima"
         grid = blocks_for(-(-self.size // MEASURED_ENTRIES) * 32, self.engine)
-        arguments = self._maxima, self._scratch, self._counts["measured"], np.uint64(self.k)
-        self.engine.launch(self._source, f"{verb}_{counted}", grid, *vectors, *arguments)
+        arguments = np.int64(self.size), self._maxima, np.uint64(self.k)
+        return self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
 
-    def _pick(self, source: Source, vector: Array, cleared: Any) -> None:
+    def _pick(self, source: Source, vector: Array, scratch: Array, cleared: Any) -> None:
         """Launch what comes after the pass over a ``vector`` that is at hand."""
         if self.k == 0:
             return
-        self._guess(source, vector)
-        launch, ranges = self.engine.launch, self._ranges
-        entries, per_warp, state = np.int64(self.size), np.int64(ranges.per_warp), self._scratch
+        if source not in self._steps:
+            self._steps[source] = [*self._guess(source), *self._prepared_steps(source)]
+        *steps, emit = self._steps[source]
+        for step in steps:
+            step(vector, scratch)
+        emit(vector, scratch, cleared)
+
+    def _prepared_steps(self, source: Source) -> Iterator[Start]:
+        """Yield the kernels that find the entries, once there is a threshold."""
+        prepare, ranges = self.engine.prepare, self._ranges
+        entries, per_warp = np.int64(self.size), np.int64(ranges.per_warp)
         room = self._capacity
         candidates = self.buffers.get("candidates", room, np.uint32)
         places = self.buffers.get("places", room, index_dtype(self.size))
         segments = self.buffers.get("segments", 2 * ranges.warps, np.uint64)
-        tallies = self.buffers.get("tallies", 2 * ranges.warps, np.uint64)
-        found = vector, entries, self._maxima, per_warp, candidates, places, np.uint64(room), segments
-        launch(source, "gather", ranges.blocks, *found, state, self._counts["leading"])
+        tallies = self.buffers.get("tallies", 2 * ranges.tallies, np.uint64)
+        found = self._maxima, per_warp, candidates, places, np.uint64(room), segments
+        yield prepare(source, "gather", ranges.blocks, entries, *found)
         if self._guesses:
-            blocks = blocks_for(self.size, self.engine)
-            launch(source, "recount", blocks, vector, entries, state, self._counts["leading"])
-        blocks = blocks_for(self.size // 16, self.engine)
+            yield prepare(source, "recount", blocks_for(self.size, self.engine), entries)
         for digit in ("middle", "last"):
-            counts = self._counts[digit]
-            launch(source, f"refine_{digit}", blocks, vector, entries, candidates, state, counts)
-        spans = vector, entries, per_warp, candidates, places, segments, state, tallies
-        launch(source, "tally", ranges.blocks, *spans)
-        indices, values = self._output
-        launch(source, "emit", ranges.blocks, *spans, indices, values, cleared)
+            blocks = blocks_for(self.size // 16, self.engine)
+            yield prepare(source, f"refine_{digit}", blocks, entries, candidates)
+        spans = entries, per_warp, candidates, places, segments, tallies
+        yield prepare(source, "tally", ranges.blocks, *spans)
+        yield prepare(source, "emit", ranges.blocks, *spans, *self._output)
 
     @property
     def _guesses(self) -> bool:
         """Whether the threshold of candidates is a guess, and not from the pass over the vector."""
         return False
 
-    def _guess(self, source: Source, vector: Array) -> None:
-        """Launch what finds the threshold of candidates."""
+    def _guess(self, source: Source) -> Iterator[Start]:
+        """Yield the kernels that find the threshold of candidates."""
+        yield from ()
 
     @property
     def _capacity(self) -> int:
@@ -179,16 +202,13 @@ class DeviceSelector:
         return min(self.size, 4 * self.room + BLOCK)
 
     @cached_property
-    def _scratch(self) -> Array:
-        return self.buffers.get("scratch", STATE_WORDS + sum(bins for _, bins in COUNTS), np.uint64)
-
-    @cached_property
-    def _counts(self) -> dict[str, Array]:
-        counts, first = {}, STATE_WORDS
-        for name, bins in COUNTS:
-            counts[name] = self._scratch[first : first + bins]
-            first += bins
-        return counts
+    def _scratches(self) -> tuple[Array, Array]:
+        """Two, of which one is in use: by the next run, that of the last one is cleared."""
+        names = "scratch", "other scratch"
+        first, second = (self.buffers.get(name, SCRATCH_WORDS, np.uint64) for name in names)
+        self.engine.clear(first)
+        self.engine.clear(second)
+        return first, second
 
     @cached_property
     def _maxima(self) -> Array:
@@ -199,9 +219,9 @@ class DeviceSelector:
         indices = self.buffers.get("indices", self.room, index_dtype(self.size))
         return indices, self.buffers.get("values", self.room, np.float32)
 
-    def _selection(self) -> Selection:
+    def _selection(self, scratch: Array) -> Selection:
         indices, values = self._output
-        return Selection(self.size, indices, values, self._scratch[:2], self.engine)
+        return Selection(self.size, indices, values, scratch[:2], self.engine)
 
 
 class DeviceDGC(DeviceSelector):
@@ -221,13 +241,11 @@ class DeviceDGC(DeviceSelector):
     def _capacity(self) -> int:
         return min(self.size, max(4 * self.k, 2 * self._rank * self._stride) + BLOCK)
 
-    def _guess(self, source: Source, vector: Array) -> None:
+    def _guess(self, source: Source) -> Iterator[Start]:
         if not self._guesses:
             return
         numbers = np.int64(self.size), np.int64(self._stride), np.uint64(self._rank), np.uint64(self.k)
-        counts = self._counts["leading"]
-        threads = SAMPLING_THREADS
-        self.engine.launch(source, "sample", 1, vector, *numbers, self._scratch, counts, threads=threads)
+        yield self.engine.prepare(source, "sample", 1, *numbers, threads=SAMPLING_THREADS)
 
 
 class DeviceGaussian(DeviceSelector):
@@ -243,47 +261,58 @@ class DeviceGaussian(DeviceSelector):
     def _guesses(self) -> bool:
         return self.k > 0
 
-    def _guess(self, source: Source, vector: Array) -> None:
+    def _guess(self, source: Source) -> Iterator[Start]:
         z = -NormalDist().inv_cdf(self.k / (2 * self.size))
-        entries, chunks = np.int64(self.size), -(-self.size // CHUNK)
+        prepare, entries, chunks = self.engine.prepare, np.int64(self.size), -(-self.size // CHUNK)
         sums = self.buffers.get("moments", 2 * chunks, np.float64)
         thresholds = self.buffers.get("thresholds", LOWERED_BINS, np.uint32)
-        arguments = vector, entries, np.float64(z), sums, thresholds, self._scratch
-        self.engine.launch(source, "moments", chunks, *arguments, threads=LANES)
+        yield prepare(source, "moments", chunks, entries, np.float64(z), sums, thresholds, threads=LANES)
         numbers = np.uint64(self.k), np.uint64(self.room)
         for name in ("few", "all"):
-            read = vector, entries, self._maxima, np.int64(self._ranges.per_warp), thresholds
-            written = self._scratch, self._counts[name]
-            self.engine.launch(source, f"lower_{name}", self._ranges.blocks, *read, *numbers, *written)
+            read = entries, self._maxima, np.int64(self._ranges.per_warp), thresholds
+            yield prepare(source, f"lower_{name}", self._ranges.blocks, *read, *numbers)
 
 
 class DeviceBucketed(DeviceSelector):
     """The largest of each bucket of 512 entries, as :class:`commlib.selection.Bucketed`."""
 
+    def __init__(self, size: int, k: int, **options: Any) -> None:
+        super().__init__(size, k, **options)
+        if self.size * self.k > LARGEST_PRODUCT:  # the kernel computes it in 64 bits
+            raise InvalidArgument(f"size·k: expected less than 2⁶⁴, got {size:,} · {self.k:,}")
+
     def select(self, vector: Array) -> Selection:
         """See :meth:`DeviceSelector.select`."""
         check_entries("vector", vector, self.size, [ENTRIES[self.entry]])
-        self._select(vector, None, None)
-        return self._selection()
+        with self._run() as scratch:
+            self._select(vector, None, None, *scratch)
+        return self._selection(scratch[0])
 
     def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
         """See :meth:`DeviceSelector.select_sum`."""
         check_entries("gradient", gradient, self.size, [ENTRIES[self.entry]])
         check_entries("residual", residual, self.size, [FLOAT32])
         check_entries("out", out, self.size, [FLOAT32])
-        self._select(gradient, residual, out)
-        if clear and self.k:
-            arguments = self._output[0], np.uint64(self.k), out, self._scratch
-            self.engine.launch(self._float32, "clear_selected", blocks_for(self.k, self.engine), *arguments)
-        return self._selection()
+        with self._run() as scratch:
+            self._select(gradient, residual, out, *scratch)
+            if clear and self.k:
+                self._clear_selected(out, scratch[0])
+        return self._selection(scratch[0])
 
-    def _select(self, *vectors: Any) -> None:
-        self.engine.clear(self._scratch)
-        if not self.size:
-            return
-        blocks = -(-self.size // (BUCKET * 8))
-        arguments = np.int64(self.size), np.uint64(self.k), self._scratch, *self._output
-        self.engine.launch(self._source, "select_buckets", blocks, *vectors, *arguments)
+    def _select(self, *changing: Any) -> None:
+        if self.size:
+            self._prepared_select(*changing)
+
+    @cached_property
+    def _prepared_select(self) -> Start:
+        blocks = -(-self.size // (BUCKET * WARPS))
+        arguments = np.int64(self.size), np.uint64(self.k), *self._output
+        return self.engine.prepare(self._source, "select_buckets", blocks, *arguments)
+
+    @cached_property
+    def _clear_selected(self) -> Start:
+        blocks, k = blocks_for(self.k, self.engine), np.uint64(self.k)
+        return self.engine.prepare(self._float32, "clear_selected", blocks, self._output[0], k)
 
 
 DEVICE_SELECTORS: dict[str, type[DeviceSelector]] = {

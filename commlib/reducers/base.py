@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -128,14 +128,11 @@ class Reducer(ABC):
         vector = as_gradient(gradient, self.size, self.arrays)
         before = self.topology.traffic
         self.seconds = StageSeconds()
-        with np.errstate(invalid="ignore", over="ignore"):  # the ranks agree to void such a step instead
+        # NaNs and infinities: the ranks agree to void such a step instead.
+        with np.errstate(invalid="ignore", over="ignore"), self.memory_errors():
             if self._carried is not None:
                 vector = vector + self._carried
-            try:
-                outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
-            except MemoryError as error:
-                self._name_what_is_held(error)
-                raise
+            outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
         self.steps += 1
         finite = outcome.mean is not None
         if finite:
@@ -148,10 +145,17 @@ class Reducer(ABC):
             self._carriage.deliver(outcome.numbers)
         return outcome.mean
 
-    def _name_what_is_held(self, error: MemoryError) -> None:
+    @contextmanager
+    def memory_errors(self) -> Iterator[None]:
         """Raise ``OutOfDeviceMemory`` for an array that did not fit on the GPU beside this reducer's own."""
-        if self.arrays is np or isinstance(error, OutOfDeviceMemory):
-            return
+        try:
+            yield
+        except MemoryError as error:
+            if self.arrays is np or isinstance(error, OutOfDeviceMemory):
+                raise
+            self._name_what_is_held(error)
+
+    def _name_what_is_held(self, error: MemoryError) -> NoReturn:
         held = {name: array.nbytes for name, array in vars(self).items() if is_on_gpu(array)}
         names = ", ".join(f"{name.strip('_')} {size:,}" for name, size in held.items()) or "nothing"
         text = f"{type(self).__name__}: {error}; held by it, in bytes: {names}"

@@ -1,6 +1,6 @@
 """What reducers share that add up inside the node, dense, before they select."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,15 @@ class ShardReducer(SelectingReducer):
 
     carries: ClassVar[bool] = True
 
-    def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
-        super().__init__(topology, size, **settings)
+    def _join(self, topology: Topology) -> tuple[int, int]:
+        """See :meth:`SelectingReducer._join`."""
         local_rank = topology.local_rank
         self.comm = topology.stream
         self.peers = sorted(node[local_rank] for node in topology.nodes if local_rank < len(node))
         self.link = "inter"
-        self._shard_bounds = topology.shard_bounds(size)
-        self._own_range(int(self._shard_bounds[local_rank]), int(self._shard_bounds[local_rank + 1]))
+        self._shard_bounds = topology.shard_bounds(self.size)
+        low, high = self._shard_bounds[local_rank : local_rank + 2]
+        return int(low), int(high)
 
     def _collect(self, gradient: Float32) -> Float32:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""

@@ -79,10 +79,15 @@ class SelectingReducer(SparseReducer):
 
     def __init__(self, topology: Topology, size: int, **settings: Any) -> None:
         super().__init__(topology, size, **settings)
+        with self.memory_errors():
+            self._own_range(*self._join(topology))
+
+    def _join(self, topology: Topology) -> tuple[int, int]:
+        """Set ``comm``, ``peers`` and ``link``; return the bounds of what this rank selects from."""
         self.comm = topology.world
         self.peers = list(range(topology.world.size))
         self.link = topology.slowest_link
-        self._own_range(0, size)
+        return 0, self.size
 
     def _own_range(self, low: int, high: int) -> None:
         self._low, self.length = low, high - low

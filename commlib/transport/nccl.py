@@ -133,11 +133,22 @@ class NCCLCommunicator(GPUCommunicator):
 
     def __init__(self, control: Communicator, between: str) -> None:
         super().__init__(control, between)
+        # It takes time to make and memory to keep: alone, only who sends to itself needs one.
+        self._connected: Any = self._connect() if self.size > 1 else None
+
+    @property
+    def _nccl(self) -> Any:
+        """NCCL's own communicator."""
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
+
+    def _connect(self) -> Any:
         nccl = self.arrays.cuda.nccl
         made = nccl.get_unique_id() if self.rank == 0 else None
-        identity = control.allgather_objects(made)[0]
+        identity = self._control.allgather_objects(made)[0]
         with _nccl_errors(self, "connecting", InvalidArgument):
-            self._nccl = nccl.NcclCommunicator(self.size, identity, self.rank)
+            return nccl.NcclCommunicator(self.size, identity, self.rank)
 
     def _move(self, messages: Sequence[_Posted]) -> None:
         with self._group("messages"):
@@ -246,7 +257,20 @@ def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = Fal
     """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory."""
     if between not in BETWEEN:
         raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")
-    _expect_on_all(control, missing())
+    problem = obstacle(control, share_gpus=share_gpus)
+    if problem is not None:
+        raise InvalidArgument(f"nccl: {problem}")
+    return _communicator(control, between)
+
+
+def obstacle(control: Communicator, *, share_gpus: bool = False) -> str | None:
+    """Make this rank's GPU current; return why the ranks of ``control`` cannot use NCCL together.
+
+    ``None`` where they can. The same on all ranks, which call it together.
+    """
+    for rank, each in enumerate(control.allgather_objects(missing())):
+        if each is not None:
+            return f"rank {rank}: {each}"
     cuda = _cupy().cuda
     hosts = control.allgather_objects(control.host)
     number = hosts[: control.rank].count(control.host)
@@ -255,8 +279,7 @@ def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = Fal
     if share_gpus:
         os.environ[HOST_ID] = f"{control.host}-{number}"
     place = _Place(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
-    _expect_own_gpus(control.allgather_objects(place))
-    return _communicator(control, between)
+    return _shared_gpu(control.allgather_objects(place))
 
 
 def missing() -> str | None:
@@ -301,21 +324,15 @@ class _Place:
     gpu: str
 
 
-def _expect_on_all(control: Communicator, problem: str | None) -> None:
-    """Raise ``InvalidArgument`` on all ranks where one has a problem."""
-    for rank, each in enumerate(control.allgather_objects(problem)):
-        if each is not None:
-            raise InvalidArgument(f"nccl: rank {rank}: {each}")
-
-
-def _expect_own_gpus(places: Sequence[_Place]) -> None:
+def _shared_gpu(places: Sequence[_Place]) -> str | None:
     for rank, place in enumerate(places):
         others = [other for other in range(rank) if places[other] == place]
         if others:
-            raise InvalidArgument(
-                f"nccl: ranks {others[0]} and {rank} share GPU {place.gpu} of {place.host}, and NCCL wants "
+            return (
+                f"ranks {others[0]} and {rank} share GPU {place.gpu} of {place.host}, and NCCL wants "
                 "one for each rank: start fewer there, or, for tests, nccl.world(share_gpus=True)"
             )
+    return None
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Where the kernels run: emulated on the processor, in two orders of blocks; under ``-m gpu`` on a GPU."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from commlib.gpu import GpuUnavailable, current_engine
@@ -7,6 +9,11 @@ from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
 
 # Seeds of the order in which blocks and warps go on, and as many multiprocessors.
 ORDERS = {"one": (1, 1), "other": (1000, 3)}
+
+
+# An image with CUDA and CuPy may lack TensorFlow and Horovod: the other tests run there all the same.
+OF_TENSORFLOW = ["test_tensorflow.py", "test_training.py"]
+collect_ignore = [] if find_spec("tensorflow") and find_spec("horovod") else OF_TENSORFLOW
 
 
 def pytest_generate_tests(metafunc):

@@ -1,8 +1,9 @@
 """CuPy without a GPU: its arrays are in host memory, and everything else about them is as strict.
 
-Nothing becomes a NumPy array unless it is asked for, nor a NumPy array one of these. Work is done at once,
-but every array remembers on which stream, and who uses it on another one without having waited for that is
-told: ``Race``. ``FakeCuPy`` stands for the module; ``installed`` puts it where ``import cupy`` finds it.
+Nothing becomes a NumPy array unless it is asked for, nor a NumPy array one of these. Where CuPy computes with
+float32, denormals are zeros: it compiles all its kernels with ``-ftz=true``. Work is done at once, but every
+array remembers on which stream, and who uses it on another one without having waited for that is told:
+``Race``. ``FakeCuPy`` stands for the module; ``installed`` puts it where ``import cupy`` finds it.
 """
 
 import ctypes
@@ -29,6 +30,8 @@ FUNCTIONS = {
     *("minimum", "multiply", "negative", "not_equal", "partition", "searchsorted", "sort", "argsort"),
     *("split", "subtract", "sum", "true_divide", "where", "flatnonzero", "nonzero", "unique", "rint"),
 }
+# Of these, what move entries and do not compute with them.
+MOVING = {"concatenate", "split", "flatnonzero", "nonzero"}
 ALIGNMENT_BYTES = 512
 MAKERS = ("empty", "zeros", "full", "arange")
 
@@ -48,7 +51,14 @@ class Memory:
 class Stream:
     """A queue of work. ``seen``: how far this stream knows each of them to be, its own included."""
 
-    def __init__(self, cupy: "FakeCuPy", non_blocking: bool = False) -> None:
+    def __init__(
+        self,
+        cupy: "FakeCuPy",
+        null: bool = False,
+        non_blocking: bool = False,
+        ptds: bool = False,
+        priority: int | None = None,
+    ) -> None:
         self.ptr = cupy.next_address()
         cupy.streams[self.ptr] = self
         self.seen: defaultdict[int, int] = defaultdict(int)
@@ -89,8 +99,9 @@ class Stream:
     def synchronize(self) -> None:
         self._cupy.wait_for(self)
 
-    def use(self) -> None:
+    def use(self) -> "Stream":
         self._cupy.local.stream = self
+        return self
 
     def __enter__(self) -> "Stream":
         self._before = self._cupy.stream
@@ -102,7 +113,7 @@ class Stream:
 
 
 class Event:
-    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.seen: dict[int, int] = {}
 
 
@@ -113,14 +124,19 @@ class Pointer:
         self.ptr = array.host.ctypes.data
         self._array = array
 
-    def copy_to_host_async(self, address: int, size: int, stream: Stream) -> None:
-        stream.launch([self._array.memory], [])
-        ctypes.memmove(address, self.ptr, size)
+    def copy_to_host_async(self, mem: int, size: int, stream: Stream | None = None) -> None:
+        (stream or self._array.cupy.stream).launch([self._array.memory], [])
+        self._move(mem, self.ptr, size)
         self._array.cupy.copied_to_host.append(size)
 
-    def copy_from_host_async(self, address: int, size: int, stream: Stream) -> None:
-        stream.launch([], [self._array.memory])
-        ctypes.memmove(self.ptr, address, size)
+    def copy_from_host_async(self, mem: int, size: int, stream: Stream | None = None) -> None:
+        (stream or self._array.cupy.stream).launch([], [self._array.memory])
+        self._move(self.ptr, mem, size)
+
+    def _move(self, into: int, mem: int, size: int) -> None:
+        assert type(into) is type(mem) is int, "addresses"
+        assert 0 <= size <= self._array.nbytes
+        ctypes.memmove(into, mem, size)
 
 
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has it
@@ -150,7 +166,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.host.__dlpack_device__()
 
-    def __dlpack__(self, *, stream: int | None = None) -> Any:
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
         """Return a capsule of the memory; ``-1``: whoever asks for it waits himself."""
         if stream != -1:
             raise NotImplementedError("tests know one way")
@@ -176,6 +194,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
 
     def _method(self, name: str, *args: Any, **options: Any) -> Any:
         return self.cupy.apply(lambda host, *more: getattr(host, name)(*more, **options), self, *args)
+
+    def _reduced(self, name: str) -> "ndarray":
+        return self.cupy.apply(lambda host: getattr(without_denormals(host), name)(), self)
 
     def _part(self, host: np.ndarray) -> "ndarray":
         return ndarray(self.cupy, host, self.memory)
@@ -203,13 +224,13 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
         return self._method("any")
 
     def max(self) -> "ndarray":
-        return self._method("max")
+        return self._reduced("max")
 
     def min(self) -> "ndarray":
-        return self._method("min")
+        return self._reduced("min")
 
     def sum(self) -> "ndarray":
-        return self._method("sum")
+        return self._reduced("sum")
 
     def fill(self, value: float) -> None:
         self[...] = value
@@ -241,9 +262,6 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
 
     def __float__(self) -> float:
         return float(self.get())
-
-    def __index__(self) -> int:
-        return self.get().__index__()
 
     def __getitem__(self, key: Any) -> "ndarray":
         if isinstance(key, ndarray):
@@ -352,9 +370,9 @@ class FakeCuPy(ModuleType):
         self.nccl = cuda.nccl = FakeNccl(self)  # type: ignore[attr-defined]
         cuda.Device = functools.partial(Device, self)  # type: ignore[attr-defined]
         cuda.Event = Event  # type: ignore[attr-defined]
-        cuda.Stream = lambda non_blocking=False: Stream(self, non_blocking)  # type: ignore[attr-defined]
+        cuda.Stream = functools.partial(Stream, self)  # type: ignore[attr-defined]
         cuda.get_current_stream = lambda: self.stream  # type: ignore[attr-defined]
-        cuda.alloc_pinned_memory = lambda size: bytearray(size)  # type: ignore[attr-defined]
+        cuda.alloc_pinned_memory = pinned_memory  # type: ignore[attr-defined]
         cuda.runtime = ModuleType("cupy.cuda.runtime")  # type: ignore[attr-defined]
         cuda.runtime.getDeviceCount = lambda: gpus  # type: ignore[attr-defined]
         cuda.runtime.runtimeGetVersion = lambda: 12_090  # type: ignore[attr-defined]
@@ -437,7 +455,8 @@ class FakeCuPy(ModuleType):
                 self.read(array)
         if name == "split":
             return [args[0]._part(part) for part in np.split(args[0].host, *args[1:])]
-        return self.apply(getattr(np, name), *args, **options)
+        function = getattr(np, name) if name in MOVING else computing(getattr(np, name))
+        return self.apply(function, *args, **options)
 
     def apply(self, function: Any, *args: Any, **options: Any) -> Any:
         """Do work on the current stream, and return what comes out as arrays of this module."""
@@ -456,6 +475,31 @@ class FakeCuPy(ModuleType):
         array = ndarray(self, aligned(np.array(result)))
         self.stream.launch([], [array.memory])
         return array
+
+
+def computing(function: Any) -> Any:
+    """Return a function of NumPy for which denormals are zeros, in what it is given and what it returns."""
+
+    def compute(*args: Any, **options: Any) -> Any:
+        result = function(*map(without_denormals, args), **options)
+        if "out" in options:
+            options["out"][...] = without_denormals(options["out"])
+        return without_denormals(result)
+
+    return compute
+
+
+def without_denormals(value: Any) -> Any:
+    """Return an array with signed zeros for denormals where it is one of float32; else what was given."""
+    if not isinstance(value, (np.ndarray, np.float32)) or value.dtype != np.float32:
+        return value
+    with np.errstate(all="ignore"):
+        return np.where(np.abs(value) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), value), value)
+
+
+def pinned_memory(size: int) -> bytearray:
+    """Return host memory of at least so many bytes, as much as a pool keeps together."""
+    return bytearray(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

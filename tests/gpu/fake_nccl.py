@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+ID_BYTES = 128
+
 
 class NcclError(RuntimeError):
     """As NCCL's own: what failed, in a word."""
@@ -38,16 +40,16 @@ class FakeNccl(ModuleType):
         self.cupy = cupy
         self.local = threading.local()
         self.mailboxes: defaultdict[Any, deque[bytes]] = defaultdict(deque)
-        self.members: defaultdict[str, dict[int, Any]] = defaultdict(dict)
-        self.groups: defaultdict[tuple[str, int], list[list[tuple[str, int]]]] = defaultdict(list)
+        self.members: defaultdict[bytes, dict[int, Any]] = defaultdict(dict)
+        self.groups: defaultdict[tuple[bytes, int], list[list[tuple[str, int]]]] = defaultdict(list)
         self.launches: list[str] = []
-        self._names = iter(f"id{number}" for number in range(1 << 30))
+        self._names = iter(number.to_bytes(ID_BYTES, "little") for number in range(1 << 30))
 
     def speaks_as(self, comm: Any) -> None:
         """Let this thread be the rank of a simulated communicator, by which it waits."""
         self.local.comm, self.local.group = comm, None
 
-    def get_unique_id(self) -> str:
+    def get_unique_id(self) -> bytes:
         return next(self._names)
 
     def groupStart(self) -> None:  # noqa: N802 - as CuPy has it
@@ -59,8 +61,10 @@ class FakeNccl(ModuleType):
         for comm in dict.fromkeys(comm for comm, _, _ in group):
             comm.run([(call, stream) for other, call, stream in group if other is comm])
 
-    def NcclCommunicator(self, size: int, name: str, rank: int) -> "FakeCommunicator":  # noqa: N802
-        return FakeCommunicator(self, size, name, rank)
+    def NcclCommunicator(self, ndev: int, commId: bytes, rank: int) -> "FakeCommunicator":  # noqa: N802, N803
+        if len(commId) != ID_BYTES:
+            raise ValueError(f"commId length {len(commId)}")
+        return FakeCommunicator(self, ndev, commId, rank)
 
     def expect_progress(self) -> None:
         """Raise where groups wait for each other: NCCL would hang."""
@@ -72,7 +76,7 @@ class FakeNccl(ModuleType):
 class FakeCommunicator:
     """One rank of a clique."""
 
-    def __init__(self, nccl: FakeNccl, size: int, name: str, rank: int) -> None:
+    def __init__(self, nccl: FakeNccl, size: int, name: bytes, rank: int) -> None:
         self.nccl, self.size, self.name, self.rank = nccl, size, name, rank
         self._comm = nccl.local.comm
         members = nccl.members[name]

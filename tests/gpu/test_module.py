@@ -1,5 +1,6 @@
 """What launches the kernels: clear words where something is missing, and nothing compiled twice."""
 
+import ctypes
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ import pytest
 
 from commlib.gpu import (
     DEVICE_SELECTORS,
+    Buffers,
     GpuUnavailable,
     OutOfDeviceMemory,
     current_engine,
     make_device_selector,
 )
-from commlib.gpu.module import CuPyEngine, Ranges, Source
+from commlib.gpu.cupy_engine import CuPyEngine
+from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
 
 
 class FakeDevice:
@@ -29,11 +32,15 @@ class FakeDevice:
         return None
 
 
+class CompileException(Exception):
+    pass
+
+
 class FakeCuPy(SimpleNamespace):
     """As much of CuPy as an engine asks for; ``launched`` tells what it was told to do."""
 
     def __init__(self, capability=(9, 0), devices=1, compile_error=None):
-        self.launched, self.compiled = [], []
+        self.launched, self.compiled, self.loaded = [], [], []
         properties = {
             "name": b"A Device",
             "major": capability[0],
@@ -41,19 +48,27 @@ class FakeCuPy(SimpleNamespace):
             "multiProcessorCount": 3,
         }
         runtime = SimpleNamespace(getDeviceCount=lambda: devices, getDeviceProperties=lambda _: properties)
-        self.cuda = SimpleNamespace(Device=FakeDevice, runtime=runtime)
+        compiler = SimpleNamespace(compile_using_nvrtc=self._compile, CompileException=CompileException)
+        self.cuda = SimpleNamespace(
+            Device=FakeDevice,
+            runtime=runtime,
+            compiler=compiler,
+            function=SimpleNamespace(Module=self._module),
+            nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)),
+        )
         self.compile_error = compile_error
 
-    def RawModule(self, code, options):  # noqa: N802 - CuPy's name
-        def compile_():
-            self.compiled.append((code, options))
-            if self.compile_error:
-                raise self.compile_error
+    def _compile(self, code, options):
+        self.compiled.append((code, options))
+        if self.compile_error:
+            raise self.compile_error
+        return b"a cubin", {}
 
+    def _module(self):
         def get_function(name):
             return lambda *launch: self.launched.append((name, *launch))
 
-        return SimpleNamespace(compile=compile_, get_function=get_function)
+        return SimpleNamespace(load=self.loaded.append, get_function=get_function)
 
 
 def test_importing_the_package_imports_no_cupy():
@@ -93,12 +108,24 @@ def test_a_device_older_than_volta_is_refused(monkeypatch):
         CuPyEngine(0)
 
 
+@pytest.fixture(autouse=True)
+def cache_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def test_cuda_libraries_that_are_missing_show_when_the_first_kernel_is_compiled(monkeypatch):
     missing = RuntimeError("CuPy failed to load libnvrtc.so.12")
     monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=missing))
     with pytest.raises(
         GpuUnavailable, match=r"cannot compile kernels: CuPy failed to load libnvrtc.so.12; pip"
     ):
+        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
+
+
+def test_a_gpu_that_nvrtc_does_not_know_is_told(monkeypatch):
+    unknown = CompileException("nvrtc: error: invalid value for --gpu-architecture (-arch)")
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=unknown))
+    with pytest.raises(GpuUnavailable, match="cannot compile kernels: nvrtc: error: invalid value"):
         CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
 
 
@@ -109,11 +136,74 @@ def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
     for _ in range(2):
         engine.launch(Source("select", "float16", 64), "emit", 7, None, np.int64(3), threads=64)
     [(code, options)] = cupy.compiled
-    assert 'extern "C" __global__ void emit(' in code
+    assert 'extern "C" __global__ void RESIDENT emit(' in code
     assert options == ("-std=c++14", "--fmad=false", "-DENTRY_FLOAT16", "-DINDEX_64")
     (name, grid, block, given), again = cupy.launched
     assert (name, grid, block, given) == ("emit", (7,), (64,), (0, 3)) == again
     assert [type(each) for each in given] == [np.uintp, np.int64]
+
+
+def test_another_process_finds_what_was_compiled(monkeypatch, tmp_path):
+    for capability, compiled in (((9, 0), 1), ((9, 0), 0), ((8, 0), 1)):
+        cupy = FakeCuPy(capability)
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
+        assert (len(cupy.compiled), cupy.loaded) == (compiled, [b"a cubin"])
+    assert len(list((tmp_path / "cloudtrain" / "kernels").iterdir())) == 2  # and nothing half written
+
+
+class FakeArray(SimpleNamespace):
+    def __init__(self, address):
+        super().__init__(data=SimpleNamespace(ptr=address))
+
+
+def test_a_prepared_kernel_gets_what_changes_before_what_does_not(monkeypatch):
+    cupy, started = FakeCuPy(), []
+
+    def launch_kernel(function, *shape_and_more):
+        *shape, stream, arguments, extra = shape_and_more
+        pointers = (ctypes.c_void_p * 6).from_address(arguments)
+        words = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
+        started.append((function, shape, stream, extra, words))
+
+    kernel = SimpleNamespace(ptr=77)
+    module = SimpleNamespace(load=lambda binary: None, get_function=lambda name: kernel)
+    cupy.cuda.function.Module = lambda: module
+    cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
+    cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=9)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    fixed = np.int64(-2), np.float64(1.5), FakeArray(1 << 40)
+    start = CuPyEngine(0).prepare(Source("select"), "emit", 5, *fixed, threads=64)
+    with_int = np.int32(1)
+    start(FakeArray(4096), None, with_int)
+    start(FakeArray(8192), FakeArray(64), with_int)
+    half = int(np.float64(1.5).view(np.uint64))
+    shape = [5, 1, 1, 64, 1, 1, 0]
+    assert started == [
+        (77, shape, 9, 0, [4096, 0, 1, 2**64 - 2, half, 1 << 40]),
+        (77, shape, 9, 0, [8192, 64, 1, 2**64 - 2, half, 1 << 40]),
+    ]
+
+
+def test_an_allocator_that_raises_cuda_s_error_is_short_of_memory_too(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    cupy = FakeCuPy()
+    cupy.empty = cupy.asarray = fails
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    buffers = Buffers(CuPyEngine(0), "a plan")
+    with pytest.raises(OutOfDeviceMemory, match="a plan: 800 bytes for sums do not fit; .*: nothing"):
+        buffers.get("sums", 100, np.float64)
+    with pytest.raises(OutOfDeviceMemory, match="a plan: 24 bytes for bounds do not fit"):
+        buffers.put("bounds", np.zeros(3, np.uint64))
+
+
+def test_kernels_that_do_not_fit_are_short_of_memory(monkeypatch):
+    short = RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=short))
+    with pytest.raises(OutOfDeviceMemory, match="the kernels of norms do not fit: CUDA_ERROR_OUT_OF"):
+        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
 
 
 def test_memory_that_is_short_is_told_with_what_is_held(emulate):
@@ -122,7 +212,7 @@ def test_memory_that_is_short_is_told_with_what_is_held(emulate):
     vector = np.ones(1_000_000, np.float32)
     expected = (
         r"selection of 50,000 of 1,000,000 entries: 800,256 bytes for candidates do not fit; "
-        r"held, in bytes: scratch \d\d,\d\d\d, maxima 62,500"
+        r"held, in bytes: scratch \d\d,\d\d\d, other scratch \d\d,\d\d\d, maxima 62,500"
     )
     with pytest.raises(OutOfDeviceMemory, match=expected) as caught:
         selector.select(vector)
@@ -134,7 +224,7 @@ def test_ranges_hold_all_items_in_whole_multiples_of_32(emulate, items):
     ranges = Ranges.of(items, emulate(1, 5))
     assert ranges.per_warp % 32 == 0
     assert ranges.per_warp * ranges.warps >= items
-    assert ranges.blocks <= 5 * 8
+    assert ranges.blocks <= 5 * BLOCKS_PER_MULTIPROCESSOR
     assert ranges.per_warp * (ranges.warps - 8) < max(items, 1)  # no block without items
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from commlib import Topology, kernels, make_reducer
-from commlib.gpu.module import Engine
+from commlib.gpu.engine import Engine
 from commlib.transport import simulated
 from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
 from tests.gpu.fake_cupy import ndarray

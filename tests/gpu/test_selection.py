@@ -147,9 +147,11 @@ def test_nothing_is_selected_for_k_0_and_of_nothing(engine, name):
 def test_the_sample_s_threshold_is_its_exact_rank_th_largest(engine, law, k):
     vector = VECTORS[law](100_003)
     selector = make_device_selector("dgc", 100_003, k, engine=engine)
-    selector.select(on(engine, vector))
+    selection = selector.select(on(engine, vector))
     sample = np.sort(np.abs(vector[:: selector._stride]))
-    lowest = engine.to_host(selector._scratch)[LOWEST]
+    used = engine.address(selection.state)
+    [scratch] = [each for each in selector._scratches if engine.address(each) == used]
+    lowest = engine.to_host(scratch)[LOWEST]
     assert lowest == sample[-selector._rank].view(np.uint32), SEED
 
 
@@ -170,6 +172,37 @@ def test_a_sample_that_misleads_changes_nothing(engine, law):
     assert_selected(
         make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
     )
+
+
+def test_the_largest_sample_there_is_fits_into_its_block(engine):
+    size = 10 * (1 << 14) - 1  # strides of 9, though a tenth of the size is nearly the sample wanted
+    vector = normal(size)
+    selector = make_device_selector("dgc", size, 300, engine=engine)
+    assert selector._guesses
+    assert -(-size // selector._stride) == 18_205
+    assert_selected(selector.select(on(engine, vector)), vector, "dgc", 300)
+
+
+@pytest.mark.parametrize("law", ["normal", "ties", "equal", "zeros"])
+@pytest.mark.parametrize("share", [1, 7, 8, 9, 200])
+def test_few_and_many_of_a_bucket_are_selected(engine, law, share):
+    vector = VECTORS[law](4 * 512 + 100)
+    k = len(vector) * share // 512
+    selector = make_device_selector("bucketed", len(vector), k, engine=engine)
+    assert_selected(selector.select(on(engine, vector)), vector, "bucketed", k)
+
+
+def test_a_run_that_was_broken_off_leaves_nothing_to_the_next(engine, monkeypatch):
+    vector = normal(10_000)
+    selector = make_device_selector("exact", 10_000, 100, engine=engine)
+    assert_selected(selector.select(on(engine, vector)), vector, "exact", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(selector, "_pick", lambda *_: 1 / 0)  # half of the kernels have run
+        with pytest.raises(ZeroDivisionError):
+            selector.select(on(engine, -vector))
+    for turn in range(3):
+        vector = normal(10_000, turn)
+        assert_selected(selector.select(on(engine, vector)), vector, "exact", 100)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -224,6 +257,8 @@ def test_what_a_plan_cannot_be_is_refused(engine):
         make_device_selector("exact", 100, 10, engine=engine).select(on(engine, normal(200))[::2])
     with pytest.raises(InvalidArgument, match="k: expected 0 to 2147483647, got -1"):
         make_device_selector("exact", 100, -1, engine=engine)
+    with pytest.raises(InvalidArgument, match="size·k: expected less than 2⁶⁴, got 17,179,869,184 · 1,073,"):
+        make_device_selector("bucketed", 1 << 34, 1 << 30, engine=engine)
     with pytest.raises(UnknownName, match='selector of the device "gausian" .*did you mean "gaussian"'):
         make_device_selector("gausian", 100, 1, engine=engine)
     with pytest.raises(UnknownName, match='type of entries "float64"'):

@@ -1,5 +1,6 @@
 """What every transport does, on arrays of a GPU: through a fake NCCL, and through MPI between nodes."""
 
+import inspect
 import os
 import sys
 
@@ -10,8 +11,8 @@ from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
 from commlib.gpu import OutOfDeviceMemory
 from commlib.transport import nccl, simulated
 from commlib.vectors import partition
-from tests.gpu.fake_cupy import FakeCuPy, Race, installed
-from tests.gpu.fake_nccl import NcclError
+from tests.gpu.fake_cupy import FUNCTIONS, MAKERS, FakeCuPy, Race, installed
+from tests.gpu.fake_nccl import FakeCommunicator, NcclError
 from tests.gpu.on_gpu import (
     FromHost,
     GPURanks,
@@ -317,3 +318,69 @@ def test_a_gpu_that_is_full_names_what_the_reducer_holds():
     )
     with pytest.raises(OutOfDeviceMemory, match=expected):
         GPURanks(2).run(body)
+
+
+def test_a_gpu_that_is_full_before_a_reducer_is_made_names_what_it_holds():
+    def body(comm):
+        comm.arrays.empty = full
+        make_reducer("hitopk", Topology(comm), size=1000)
+
+    def full(*_, **__):
+        raise MemoryError("Out of memory allocating 2,000 bytes")
+
+    expected = "HiTopK: Out of memory allocating 2,000 bytes; held by it, in bytes: residual 2,000$"
+    with pytest.raises(OutOfDeviceMemory, match=expected):
+        GPURanks(2).run(body)
+
+
+def test_a_reducer_of_shards_never_holds_more_than_its_shard():
+    made = []
+
+    def body(comm):
+        zeros = comm.arrays.zeros
+        comm.arrays.zeros = lambda size, *kind: made.append(size) or zeros(size, *kind)
+        comm.barrier()
+        make_reducer("hitopk", Topology(comm), size=1000)
+
+    GPURanks(2).run(body)
+    assert set(made) == {500}
+
+
+def test_alone_a_rank_needs_no_nccl():
+    cupy = FakeCuPy()
+    cupy.nccl.NcclCommunicator = None
+    with installed(cupy):
+        assert simulated.run(lambda comm: str(nccl.over(comm)), 1) == ["rank 0 of 1 on node0, GPU 0"]
+
+
+# ------------------------------------------------------------- the fakes
+
+# What CuPy 13 and 14 call them, in their order.
+PARAMETERS = {
+    "send": ("sendbuf", "count", "datatype", "peer", "stream"),
+    "recv": ("recvbuf", "count", "datatype", "peer", "stream"),
+    "allGather": ("sendbuf", "recvbuf", "count", "datatype", "stream"),
+    "broadcast": ("sendbuff", "recvbuff", "count", "datatype", "root", "stream"),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_fake_of_nccl_takes_as_many_arguments_as_nccl(name):
+    inspect.signature(getattr(FakeCommunicator, name)).bind(None, *PARAMETERS[name])
+    with pytest.raises(TypeError):
+        inspect.signature(getattr(FakeCommunicator, name)).bind(None, *PARAMETERS[name], "another")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_nccl_takes_what_the_fake_does(name):
+    real = pytest.importorskip("cupy.cuda.nccl", exc_type=ImportError)
+    if not real.available:
+        pytest.skip("this CuPy has no NCCL")
+    signature = getattr(real.NcclCommunicator, name).__doc__.splitlines()[0]
+    given = [each.split()[-1] for each in signature.partition("(")[2].rstrip(")").split(",")[1:]]
+    assert tuple(given) == PARAMETERS[name]
+
+
+def test_cupy_has_the_functions_that_its_fake_has():
+    cupy = pytest.importorskip("cupy", exc_type=ImportError)
+    assert [name for name in sorted(FUNCTIONS | set(MAKERS)) if not hasattr(cupy, name)] == []

@@ -1,24 +1,27 @@
 """``cloudtrain bench selection --device gpu``: the selectors' kernels beside what one would use instead.
 
-Times are those of CUDA events around a call, the host ahead of the device; of JAX, which has streams of its
-own, those of the host's clock until its result is there. Inputs are together larger than the device's second
-cache twice over, and take turns.
+Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
+and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
+together twice as large, and take turns. Of JAX, which has streams of its own, times are those of the host's
+clock until its result is there.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
-from commlib.gpu.module import current_engine
+from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.mstopk import paper_search
 from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.record import Record, _version, milliseconds, print_lines, print_table, times
 from training.bench.selection import Options, note_of
 from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
 from training.job import FAILURE, complain, refuse
@@ -26,7 +29,11 @@ from training.job import FAILURE, complain, refuse
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
 QUICK_SIZES = (1 << 20, 1 << 25)
 DENSITY = 0.001
-RUNS, QUICK_RUNS = 31, 7
+RUNS, QUICK_RUNS, FEWEST_RUNS = 31, 7, 3
+SHORTEST_SECONDS = 1e-6
+SECONDS_EACH = 2.0  # of one contender in one case: what is slower has fewer runs
+AHEAD = 1 << 28  # float32 that the device reads before each call, in which time the host launches it
+DRIVER = Path("/sys/module/nvidia/version")
 ENTRY_BYTES = {"float32": 4, "float16": 2}
 RECALL = 0.95
 SUBJECTS = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
@@ -59,15 +66,22 @@ class Device:
             "multiprocessors": properties["multiProcessorCount"],
             "memory_gib": round(properties["totalGlobalMem"] / (1 << 30), 1),
             "l2_mib": round(properties["l2CacheSize"] / (1 << 20), 1),
-            "driver": runtime.driverGetVersion(),
+            "driver": DRIVER.read_text().strip() if DRIVER.exists() else None,
+            "driver_cuda": runtime.driverGetVersion(),
             "runtime": runtime.runtimeGetVersion(),
             "cupy": cupy.__version__,
+            **{name: _version(name) for name in ("torch", "jax")},
         }
         return cls(cupy, facts, properties["l2CacheSize"])
+
+    @cached_property
+    def _ahead(self) -> Array:
+        return self.cupy.zeros(AHEAD, self.cupy.float32)
 
     def seconds(self, contender: Contender, given: Array) -> float:
         """Return what one call takes on the device."""
         start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        self._ahead.max()
         start.record()
         result = contender(given)
         end.record()
@@ -91,6 +105,9 @@ class Peer:
     by_host: bool = False
 
 
+MakePeer = Callable[[int, int, Any], Peer | str]  # of k, the size, and CuPy; or why there is none
+
+
 def bench(as_json: bool, **options: Any) -> int:
     """Print the records of all cases and return the exit status."""
     try:
@@ -98,35 +115,44 @@ def bench(as_json: bool, **options: Any) -> int:
         device = Device.current()
     except (InvalidArgument, GpuUnavailable) as error:
         refuse(str(error))
-    try:
-        for records in measure(asked, device):
-            if as_json:
-                print_lines(records)
-            else:
-                _print_case(records)
-    except WrongResult as error:
+    wrong: list[WrongResult] = []
+    for records in measure(asked, device, wrong):
+        if as_json:
+            print_lines(records)
+        else:
+            _print_case(records)
+    for error in wrong:
         complain(str(error))
-        return FAILURE
-    return 0
+    return FAILURE if wrong else 0
 
 
-def measure(options: Options, device: Device) -> Iterator[list[Record]]:
-    """Yield the records of one case after the other: size, type of entries, density."""
+def measure(options: Options, device: Device, wrong: list[WrongResult]) -> Iterator[list[Record]]:
+    """Yield the records of one case after the other: size, type of entries, density.
+
+    Selectors whose results are wrong are added to ``wrong``, and others go on without them.
+    """
     for size in options.sizes or (QUICK_SIZES if options.quick else SIZES):
         for entry in ENTRY_BYTES:
             inputs = device.inputs(size, entry)
             for density in options.densities or (DENSITY,):
                 case = {"size": size, "density": density, "k": entries(density, size), "entry": entry}
                 case |= {"device": "gpu", "inputs": len(inputs), "quick": options.quick}
-                yield _measure_case(case, inputs, device)
+                yield _measure_case(case, inputs, device, wrong)
             del inputs
             device.cupy.get_default_memory_pool().free_all_blocks()
 
 
-def _measure_case(case: dict[str, Any], inputs: Sequence[Array], device: Device) -> list[Record]:
-    subjects = {name: Peer(_checked(name, case, inputs[0], device.cupy)) for name in SUBJECTS}
+def _measure_case(
+    case: dict[str, Any], inputs: Sequence[Array], device: Device, wrong: list[WrongResult]
+) -> list[Record]:
+    subjects = {}
+    for name in SUBJECTS:
+        try:
+            subjects[name] = Peer(_checked(name, case, inputs[0], device.cupy))
+        except WrongResult as error:
+            wrong.append(error)
     subjects[SWEEP] = Peer(_sweep(case, device.cupy))
-    peers = {name: make(case["k"], case["size"], device.cupy) for name, make in PEERS.items()}
+    peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     seconds = _alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS, device)
     floors = _floors(case, seconds["copy"].median)
@@ -146,6 +172,18 @@ def _measure_case(case: dict[str, Any], inputs: Sequence[Array], device: Device)
     ]
 
 
+def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Peer | str:
+    """Return a peer that has been called once, or why there is none."""
+    try:
+        peer = make(case["k"], case["size"], cupy)
+        if not isinstance(peer, str):
+            peer.select(vector)
+            cupy.cuda.Device().synchronize()
+    except Exception as error:  # noqa: BLE001 - of any kind: the others are measured all the same
+        return f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return peer
+
+
 def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
     """Return the seconds of the bytes that each subject must move, at the rate of a copy.
 
@@ -160,13 +198,23 @@ def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
 def _alternate(
     contenders: Mapping[str, Peer], inputs: Sequence[Array], runs: int, device: Device
 ) -> dict[str, Seconds]:
-    """Return the seconds of each contender; in every run each is called once, on the next input."""
+    """Return the seconds of each contender; in every run each is called once, on the next input.
+
+    One that takes long has fewer runs, as many as ``SECONDS_EACH`` allows.
+    """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
+    left = dict.fromkeys(contenders, WARM_UP_RUNS + runs)
     rotated = cycle(inputs)
     for _ in range(WARM_UP_RUNS + runs):
         for name, peer in contenders.items():
+            if not left[name]:
+                continue
             measured = _by_host if peer.by_host else device.seconds
             samples[name].append(measured(peer.select, next(rotated)))
+            left[name] -= 1
+            if len(samples[name]) == WARM_UP_RUNS:
+                affordable = int(SECONDS_EACH / max(samples[name][-1], SHORTEST_SECONDS))
+                left[name] = min(left[name], max(FEWEST_RUNS, affordable))
     return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
 
 
@@ -271,7 +319,7 @@ def paper_select(vector: Array, k: int, arrays: Any) -> Array:
     return arrays.concatenate([certain, arrays.flatnonzero(between)[: k - certain.size]])
 
 
-PEERS: dict[str, Callable[[int, int, Any], Peer | str]] = {
+PEERS: dict[str, MakePeer] = {
     "copy": _copy,
     "torch.topk": _torch_topk,
     "cupy.argpartition": _argpartition,

@@ -33,19 +33,21 @@ __device__ inline u64 gap_at(const Index* indices, i64 i) {
 
 extern "C" __global__ void tally_quotients(
     const Index* indices, i64 entries, int shift, i64 per_warp, u64* tallies) {
+    __shared__ u64 of_warps[WARPS];
     i64 first = warp_of_grid() * per_warp, end = first + per_warp < entries ? first + per_warp : entries;
     u64 own = 0;
     for (i64 i = first + lane_of(); i < end; i += WARP) own += gap_at(indices, i) >> shift;
     own = sum_of_warp(own);
-    if (lane_of() == 0) tallies[warp_of_grid()] = own;
+    write_tallies<1>(&own, tallies, of_warps);
 }
 
 // `header_words`: of 32 bits, 1 or 2, before those of the gaps.
 extern "C" __global__ void write_gaps(
     const Index* indices, i64 entries, int shift, i64 per_warp, const u64* tallies, int header_words,
     u32* message, u64* state) {
-    __shared__ u64 shared[WARP + 1];
-    u64 quotients = tallied_before(tallies, 1, 0, shared);
+    __shared__ u64 of_warps[WARPS];
+    u64 quotients;
+    read_tallies<1>(tallies, &quotients, of_warps);
     i64 first = warp_of_grid() * per_warp, end = first + per_warp < entries ? first + per_warp : entries;
     u32* words = message + header_words;
     if (thread_of_grid() < header_words) message[threadIdx.x] = (u32)((u64)entries >> (32 * threadIdx.x));
@@ -73,21 +75,23 @@ __device__ inline u32 word_from(const u32* words, i64 word, u64 first_bit) {
 // Words from that of `first_bit` on, `count` in all.
 extern "C" __global__ void tally_ones(
     const u32* words, i64 count, u64 first_bit, i64 per_warp, u64* tallies) {
+    __shared__ u64 of_warps[WARPS];
     i64 first = (i64)(first_bit >> 5) + warp_of_grid() * per_warp;
     i64 end = first + per_warp < count ? first + per_warp : count;
     u64 own = 0;
     for (i64 word = first + lane_of(); word < end; word += WARP)
         own += __popc(word_from(words, word, first_bit));
     own = sum_of_warp(own);
-    if (lane_of() == 0) tallies[warp_of_grid()] = own;
+    write_tallies<1>(&own, tallies, of_warps);
 }
 
 // The places of the ones, counted from `first_bit` on, no more than `entries`; FOUND is how many there are.
 extern "C" __global__ void write_ones(
     const u32* words, i64 count, u64 first_bit, i64 per_warp, const u64* tallies, i64 entries,
     Index* places, u64* state) {
-    __shared__ u64 shared[WARP + 1];
-    u64 found = tallied_before(tallies, 1, 0, shared);
+    __shared__ u64 of_warps[WARPS];
+    u64 found;
+    read_tallies<1>(tallies, &found, of_warps);
     i64 first = (i64)(first_bit >> 5) + warp_of_grid() * per_warp;
     i64 end = first + per_warp < count ? first + per_warp : count;
     for (i64 base = first; base < end; base += WARP) {
@@ -103,19 +107,21 @@ extern "C" __global__ void write_ones(
 
 extern "C" __global__ void tally_low_bits(
     const u32* words, i64 count, i64 entries, int shift, i64 per_warp, u64* tallies) {
+    __shared__ u64 of_warps[WARPS];
     i64 first = warp_of_grid() * per_warp, end = first + per_warp < entries ? first + per_warp : entries;
     u64 own = 0;
     for (i64 i = first + lane_of(); i < end; i += WARP) own += bits_at(words, count, (u64)i * shift, shift);
     own = sum_of_warp(own);
-    if (lane_of() == 0) tallies[warp_of_grid()] = own;
+    write_tallies<1>(&own, tallies, of_warps);
 }
 
 // Replace the places of the ones, i + the sum of i + 1 quotients, by indices.
 extern "C" __global__ void read_gaps(
     const u32* words, i64 count, i64 entries, int shift, i64 per_warp, const u64* tallies, i64 size,
     Index* indices, u64* state) {
-    __shared__ u64 shared[WARP + 1];
-    u64 low_bits = tallied_before(tallies, 1, 0, shared);
+    __shared__ u64 of_warps[WARPS];
+    u64 low_bits;
+    read_tallies<1>(tallies, &low_bits, of_warps);
     i64 first = warp_of_grid() * per_warp, end = first + per_warp < entries ? first + per_warp : entries;
     for (i64 base = first; base < end; base += WARP) {
         i64 i = base + lane_of();

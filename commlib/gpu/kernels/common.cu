@@ -24,6 +24,13 @@ typedef int Index;
 #define THREADS 256  // of a block, unless its kernel says otherwise
 #define WARPS (THREADS / WARP)
 
+// What grids are made for: so many blocks of a kernel on each multiprocessor at a time.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+#define RESIDENT __launch_bounds__(THREADS, 4)
+#else
+#define RESIDENT __launch_bounds__(THREADS, 5)
+#endif
+
 __device__ inline u32 from_float16(u16 raw) {
     u32 magnitude = raw & 0x7fffu;
     // The exponent moves to its place, and 2^112 corrects its bias, exactly, also for denormals.
@@ -95,32 +102,74 @@ __device__ inline u64 sum_before_thread(u64 value, u64* shared) {
     return shared[warp_of()] + up_to_lane - value;
 }
 
-// Return the sum of `tallies[stride * w + column]` over all warps `w` of the grid before this one: how the
-// second of two kernels over the same ranges of warps knows where the own range begins.
-__device__ inline u64 tallied_before(const u64* tallies, int stride, int column, u64* shared) {
-    i64 first = (i64)blockIdx.x * WARPS;
-    u64 own = 0;
-    for (i64 w = threadIdx.x; w < first; w += THREADS) own += tallies[w * stride + column];
-    sum_before_thread(own, shared);
-    u64 total = shared[WARP];
-    for (int w = 0; w < warp_of(); w++) total += tallies[(first + w) * stride + column];
-    return total;
+// Tallies, by which the second of two kernels over the same ranges of warps knows where each warp's own part
+// of the output begins: `COLUMNS` numbers of each warp of the grid, then the sums of each block's.
+// All threads of a block call both functions; `of_warps`: COLUMNS * WARPS numbers, shared.
+
+// `own`: of this warp, the same in all its lanes.
+template <int COLUMNS>
+__device__ inline void write_tallies(const u64* own, u64* tallies, u64* of_warps) {
+    u64* blocks = tallies + (u64)gridDim.x * WARPS * COLUMNS;
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++)
+        if (lane_of() == 0) {
+            of_warps[column * WARPS + warp_of()] = own[column];
+            tallies[warp_of_grid() * COLUMNS + column] = own[column];
+        }
+    __syncthreads();
+    if (threadIdx.x >= COLUMNS) return;
+    u64 total = 0;
+    for (int warp = 0; warp < WARPS; warp++) total += of_warps[threadIdx.x * WARPS + warp];
+    blocks[(u64)blockIdx.x * COLUMNS + threadIdx.x] = total;
 }
 
-// Whether this block is the last one to come here; then it sees what all the others have written before.
-// All threads call it; `shared`: one number.
-__device__ inline bool is_last_block(u64* ticket, u64* shared) {
-    __threadfence();
+// Put the sums over all warps of the grid before this one into `before`.
+template <int COLUMNS>
+__device__ inline void read_tallies(const u64* tallies, u64* before, u64* of_warps) {
+    const u64* blocks = tallies + (u64)gridDim.x * WARPS * COLUMNS;
+    u64 own[COLUMNS] = {};
+    for (u32 block = threadIdx.x; block < blockIdx.x; block += THREADS)
+#pragma unroll
+        for (int column = 0; column < COLUMNS; column++) own[column] += blocks[(u64)block * COLUMNS + column];
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++) {
+        own[column] = sum_of_warp(own[column]);
+        if (lane_of() == 0) of_warps[column * WARPS + warp_of()] = own[column];
+    }
     __syncthreads();
-    if (threadIdx.x == 0) *shared = atomicAdd(ticket, (u64)1);
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++) {
+        before[column] = 0;
+        for (int warp = 0; warp < WARPS; warp++) before[column] += of_warps[column * WARPS + warp];
+        for (int warp = 0; warp < warp_of(); warp++)
+            before[column] += tallies[((u64)blockIdx.x * WARPS + warp) * COLUMNS + column];
+    }
+}
+
+// Whether this block is the last of `blocks` to come here; then what all of them have written before can be
+// read, past the cache of this multiprocessor (`fresh`). All threads call it; `shared`: one number.
+__device__ inline bool is_last_block(u64* ticket, u64 blocks, u64* shared) {
     __syncthreads();
-    bool last = *shared == gridDim.x - 1;
-    if (last) __threadfence();
-    return last;
+    if (threadIdx.x == 0) {
+        __threadfence();  // also for what the others of this block wrote before the barrier
+        *shared = atomicAdd(ticket, (u64)1);
+        __threadfence();
+    }
+    __syncthreads();
+    return *shared == blocks - 1;
 }
 
 #define LANES 64     // sums side by side, one a thread
 #define CHUNK 32768  // entries that one block adds up
+
+#define AT_A_TIME 16  // of a thread's entries under way together
+
+// Load the entries of a lane from `base` on, as many as are before `end`, zeros for the others.
+__device__ inline void load_lane(const Raw* vector, i64 base, i64 end, u32* entries) {
+#pragma unroll
+    for (int i = 0; i < AT_A_TIME; i++)
+        entries[i] = base + i * LANES < end ? widened(vector[base + i * LANES]) : 0;
+}
 
 // Return the sum of 64 lanes, halves added to each other, to thread 0.
 __device__ inline double sum_of_lanes(double own, double* lanes) {

@@ -8,12 +8,16 @@ extern "C" __global__ void square_chunks(
     const Raw* vector, const u64* firsts, const u64* counts, double* sums) {
     __shared__ double lanes[LANES];
     const Raw* chunk = vector + firsts[blockIdx.x];
-    u64 count = counts[blockIdx.x];
+    i64 count = (i64)counts[blockIdx.x];
     double squares = 0;
-#pragma unroll 8
-    for (u64 i = threadIdx.x; i < count; i += LANES) {
-        double entry = __uint_as_float(widened(chunk[i]));
-        squares += entry * entry;  // exact: a float32 squared needs 48 bits
+    for (i64 base = threadIdx.x; base < count; base += AT_A_TIME * LANES) {
+        u32 entries[AT_A_TIME];
+        load_lane(chunk, base, count, entries);
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; i++) {
+            double entry = __uint_as_float(entries[i]);
+            squares += entry * entry;  // exact: a float32 squared needs 48 bits; what lies beyond is zeros
+        }
     }
     squares = sum_of_lanes(squares, lanes);
     if (threadIdx.x == 0) sums[blockIdx.x] = squares;
@@ -23,6 +27,7 @@ extern "C" __global__ void square_chunks(
 extern "C" __global__ void add_chunks(const double* sums, const u64* bounds, double* squares) {
     __shared__ double lanes[LANES];
     double own = 0;
+#pragma unroll 8
     for (u64 i = bounds[blockIdx.x] + threadIdx.x; i < bounds[blockIdx.x + 1]; i += LANES) own += sums[i];
     own = sum_of_lanes(own, lanes);
     if (threadIdx.x == 0) squares[blockIdx.x] = own;

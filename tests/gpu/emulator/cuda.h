@@ -32,6 +32,7 @@ struct alignas(16) uint4 {
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 #define __global__
+#define __launch_bounds__(...)
 #define __device__
 // One copy for the block that runs; that of the others waits aside.
 #define __shared__ static __attribute__((section("emulated_shared")))
@@ -325,6 +326,14 @@ static inline void __syncthreads() {
 }
 static inline void __syncwarp() { emulator::meet(emulator::MEETING, 0xffffffffu, 0); }
 static inline void __threadfence() { emulator::perhaps_wait(); }
+template <class T>
+static inline T __ldcg(const T* place) {
+    return *place;
+}
+template <class T>
+static inline void __stwb(T* place, T value) {
+    *place = value;
+}
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int __ffs(unsigned bits) { return __builtin_ffs((int)bits); }
 

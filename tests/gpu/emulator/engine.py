@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commlib.gpu.module import THREADS, Engine
+from commlib.gpu.engine import THREADS, Engine
 
 HEADER = Path(__file__).with_name("cuda.h")
 COMPILER = shutil.which("g++")

@@ -1,13 +1,13 @@
-"""The CUDA kernels, compiled once a device; what launches them, and the memory they work in.
+"""What the kernels run on, and the memory they work in.
 
 Everything that touches a device goes through an :class:`Engine`, so that the same wrappers run on CuPy and,
 in the tests, on a processor that runs the very same kernels thread by thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from typing import Any, TypeAlias
 
@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
-from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
+from commlib.gpu.errors import OutOfDeviceMemory
 
 # What an engine's ``empty`` returns: a CuPy array, say. One dimension, with size, dtype, nbytes and slices.
 Array: TypeAlias = Any
 
 THREADS = 256  # of a block, where the kernel does not say otherwise
 WARPS = THREADS // 32
-BLOCKS_PER_MULTIPROCESSOR = 8
-OLDEST = (7, 0)  # compute capability: from there on the lanes of a warp go on by themselves
+BLOCKS_PER_MULTIPROCESSOR = 5  # RESIDENT in kernels/common.cu
 ENTRIES: dict[str, "np.dtype[Any]"] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -77,6 +76,24 @@ class Engine(ABC):
         the kernel declares.
         """
 
+    def prepare(
+        self, source: Source, kernel: str, blocks: int, *fixed: Any, threads: int = THREADS
+    ) -> Callable[..., None]:
+        """Return what starts a kernel: its arguments are those of the call, then the ``fixed`` ones.
+
+        For kernels of few microseconds, of which the host has to start several in as many: what does not
+        change from call to call is looked at once. A call wants ``current``.
+        """
+
+        def start(*changing: Any) -> None:
+            self.launch(source, kernel, blocks, *changing, *fixed, threads=threads)
+
+        return start
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return the context in which prepared kernels start on this device."""
+        return nullcontext()
+
     @abstractmethod
     def from_host(self, array: npt.NDArray[Any]) -> Array:
         """Return a copy on the device."""
@@ -92,96 +109,6 @@ class Engine(ABC):
     def aligned(self, *arrays: Array, entries: int = 4) -> np.int32:
         """Return, as a kernel's argument, whether all arrays begin at a multiple of so many entries."""
         return np.int32(all(self.address(each) % (entries * each.dtype.itemsize) == 0 for each in arrays))
-
-
-class CuPyEngine(Engine):
-    """A device as CuPy knows it; kernels go to CuPy's current stream. Get one from :func:`current_engine`."""
-
-    def __init__(self, device: int) -> None:
-        self._cupy = _import_cupy()
-        self._modules: dict[Source, Any] = {}
-        self._device = self._cupy.cuda.Device(device)
-        attributes = self._cupy.cuda.runtime.getDeviceProperties(device)
-        capability = attributes["major"], attributes["minor"]
-        if capability < OLDEST:
-            name = attributes["name"].decode()
-            found, needed = (".".join(map(str, each)) for each in (capability, OLDEST))
-            raise GpuUnavailable(f"{name}: expected compute capability {needed} or more, got {found}")
-        self.multiprocessors = attributes["multiProcessorCount"]
-
-    def empty(self, size: int, dtype: npt.DTypeLike) -> Array:
-        """See :meth:`Engine.empty`; the memory comes from CuPy's pool."""
-        with self._device:
-            return self._cupy.empty(size, dtype)
-
-    def clear(self, array: Array) -> None:
-        """See :meth:`Engine.clear`."""
-        if array.nbytes:
-            array.data.memset_async(0, array.nbytes)
-
-    def launch(
-        self, source: Source, kernel: str, blocks: int, *arguments: Any, threads: int = THREADS
-    ) -> None:
-        """See :meth:`Engine.launch`; a module's first kernel compiles it (seconds; CuPy keeps it on disk)."""
-        given = tuple(np.uintp(0) if argument is None else argument for argument in arguments)
-        with self._device:
-            self._module(source).get_function(kernel)((blocks,), (threads,), given)
-
-    def from_host(self, array: npt.NDArray[Any]) -> Array:
-        """See :meth:`Engine.from_host`."""
-        with self._device:
-            return self._cupy.asarray(array)
-
-    def to_host(self, array: Array) -> npt.NDArray[Any]:
-        """See :meth:`Engine.to_host`."""
-        host: npt.NDArray[Any] = array.get()
-        return host
-
-    def address(self, array: Array) -> int:
-        """See :meth:`Engine.address`."""
-        return int(array.data.ptr)
-
-    def _module(self, source: Source) -> Any:
-        if source not in self._modules:
-            # Products and sums are rounded one by one, as on the CPU.
-            options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
-            module = self._cupy.RawModule(code=source.text, options=options)
-            try:
-                module.compile()
-            except (ImportError, RuntimeError, OSError) as error:  # NVRTC is loaded only now
-                raise GpuUnavailable(f"CuPy cannot compile kernels: {error}; {_REMEDY}") from error
-            self._modules[source] = module
-        return self._modules[source]
-
-
-_REMEDY = "pip install 'cloudtrain[gpu]', beside an NVIDIA driver"
-
-
-def _import_cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise GpuUnavailable(f"CuPy is not installed or finds no CUDA ({error}); {_REMEDY}") from error
-    try:
-        devices = cupy.cuda.runtime.getDeviceCount()
-    except (ImportError, RuntimeError) as error:
-        raise GpuUnavailable(f"CuPy finds no usable GPU ({error}); {_REMEDY}") from error
-    if not devices:
-        raise GpuUnavailable(f"CuPy finds no GPU; {_REMEDY}")
-    return cupy
-
-
-def current_engine(device: int | None = None) -> Engine:
-    """Return the engine of a device, CuPy's current one where none is named; the same in every call.
-
-    Raises ``GpuUnavailable`` where there is no CuPy, no CUDA, no GPU, or one older than Volta.
-    """
-    return _engine(_import_cupy().cuda.Device().id if device is None else device)
-
-
-@cache
-def _engine(device: int) -> Engine:
-    return CuPyEngine(device)
 
 
 class Buffers:
@@ -204,16 +131,25 @@ class Buffers:
         held = self._held.get(name)
         if held is None or held.size < size:
             self._held.pop(name, None)  # first, so that the old one need not fit beside the new one
-            held = self._held[name] = self._make(name, size, np.dtype(dtype))
+            with self._naming(name, size * np.dtype(dtype).itemsize):
+                held = self._held[name] = self._engine.empty(size, dtype)
         return held[:size]
 
-    def _make(self, name: str, size: int, dtype: "np.dtype[Any]") -> Array:
+    def put(self, name: str, table: npt.NDArray[Any]) -> Array:
+        """Return a copy of what lies on the host, kept as the buffer of this name."""
+        self._held.pop(name, None)
+        with self._naming(name, table.nbytes):
+            self._held[name] = self._engine.from_host(table)
+        return self._held[name]
+
+    @contextmanager
+    def _naming(self, name: str, asked: int) -> Iterator[None]:
         try:
-            return self._engine.empty(size, dtype)
+            yield
         except MemoryError as error:
             held = ", ".join(f"{key} {each.nbytes:,}" for key, each in self._held.items()) or "nothing"
-            asked = f"{size * dtype.itemsize:,} bytes for {name}"
-            raise OutOfDeviceMemory(f"{self._owner}: {asked} do not fit; held, in bytes: {held}") from error
+            text = f"{asked:,} bytes for {name} do not fit; held, in bytes: {held}"
+            raise OutOfDeviceMemory(f"{self._owner}: {text}") from error
 
 
 @dataclass(frozen=True)
@@ -235,6 +171,11 @@ class Ranges:
         """Return how many warps there are, those without items included."""
         return self.blocks * WARPS
 
+    @property
+    def tallies(self) -> int:
+        """Return how many tallies there are for one number of each warp: those of the blocks come after."""
+        return self.warps + self.blocks
+
 
 def blocks_for(threads: int, engine: Engine) -> int:
     """Return the blocks of a kernel whose threads go on in strides of the grid: ``threads`` at most."""
@@ -243,9 +184,7 @@ def blocks_for(threads: int, engine: Engine) -> int:
 
 def check_entries(name: str, array: Array, size: int, kinds: Sequence["np.dtype[Any]"]) -> None:
     """Raise ``InvalidArgument`` unless ``array`` is ``size`` contiguous entries of one of ``kinds``."""
-    # bfloat16 comes as ml_dtypes' or, from CuPy, as its bits.
-    found = np.dtype(np.uint16) if str(array.dtype) == "bfloat16" else np.dtype(array.dtype)
-    if array.ndim != 1 or array.size != size or found not in kinds:
+    if array.ndim != 1 or array.size != size or not _is_one_of(kinds, array.dtype):
         expected = " or ".join(map(str, kinds))
         raise InvalidArgument(
             f"{name}: expected {expected} of shape ({size},), got {array.dtype} {tuple(array.shape)}"
@@ -254,3 +193,8 @@ def check_entries(name: str, array: Array, size: int, kinds: Sequence["np.dtype[
         raise InvalidArgument(
             f"{name}: expected contiguous entries, got a stride of {array.strides[0]} bytes"
         )
+
+
+def _is_one_of(kinds: Sequence["np.dtype[Any]"], found: Any) -> bool:
+    # bfloat16 comes as ml_dtypes' or, from CuPy, as its bits.
+    return found in kinds or (str(found) == "bfloat16" and ENTRIES["bfloat16"] in kinds)

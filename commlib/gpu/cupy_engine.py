@@ -1,0 +1,211 @@
+"""A GPU as CuPy knows it: the kernels are compiled for it, and launched."""
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.folders import user_cache
+from commlib.gpu.engine import THREADS, Array, Engine, Source
+from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
+
+OLDEST = (7, 0)  # compute capability: from there on the lanes of a warp go on by themselves
+
+
+class CuPyEngine(Engine):
+    """A device as CuPy knows it; kernels go to CuPy's current stream. Get one from :func:`current_engine`."""
+
+    def __init__(self, device: int) -> None:
+        self._cupy = _import_cupy()
+        self._modules: dict[Source, Any] = {}
+        self._functions: dict[tuple[Source, str], Any] = {}
+        self._device = self._cupy.cuda.Device(device)
+        attributes = self._cupy.cuda.runtime.getDeviceProperties(device)
+        capability = attributes["major"], attributes["minor"]
+        self._capability = capability
+        if capability < OLDEST:
+            name = attributes["name"].decode()
+            found, needed = (".".join(map(str, each)) for each in (capability, OLDEST))
+            raise GpuUnavailable(f"{name}: expected compute capability {needed} or more, got {found}")
+        self.multiprocessors = attributes["multiProcessorCount"]
+
+    def empty(self, size: int, dtype: npt.DTypeLike) -> Array:
+        """See :meth:`Engine.empty`; the memory comes from CuPy's pool."""
+        with self._device, _memory_errors():
+            return self._cupy.empty(size, dtype)
+
+    def clear(self, array: Array) -> None:
+        """See :meth:`Engine.clear`."""
+        if array.nbytes:
+            array.data.memset_async(0, array.nbytes)
+
+    def launch(
+        self, source: Source, kernel: str, blocks: int, *arguments: Any, threads: int = THREADS
+    ) -> None:
+        """See :meth:`Engine.launch`; a module's first kernel compiles it (seconds, kept on disk)."""
+        given = tuple(np.uintp(0) if argument is None else argument for argument in arguments)
+        with self._device:
+            self._function(source, kernel)((blocks,), (threads,), given)
+
+    def prepare(
+        self, source: Source, kernel: str, blocks: int, *fixed: Any, threads: int = THREADS
+    ) -> Callable[..., None]:
+        """See :meth:`Engine.prepare`."""
+        with self._device:
+            function = self._function(source, kernel).ptr
+        shape = blocks, 1, 1, threads, 1, 1, 0  # the last: bytes of shared memory, beside the kernel's own
+        start = partial(self._cupy.cuda.driver.launchKernel, function, *shape)
+        return _Prepared(start, self._cupy.cuda.get_current_stream, fixed)
+
+    def current(self) -> AbstractContextManager[Any]:
+        """See :meth:`Engine.current`."""
+        return self._device  # type: ignore[no-any-return]
+
+    def from_host(self, array: npt.NDArray[Any]) -> Array:
+        """See :meth:`Engine.from_host`."""
+        with self._device, _memory_errors():
+            return self._cupy.asarray(array)
+
+    def to_host(self, array: Array) -> npt.NDArray[Any]:
+        """See :meth:`Engine.to_host`."""
+        host: npt.NDArray[Any] = array.get()
+        return host
+
+    def address(self, array: Array) -> int:
+        """See :meth:`Engine.address`."""
+        return int(array.data.ptr)
+
+    def _function(self, source: Source, kernel: str) -> Any:
+        if (source, kernel) not in self._functions:
+            self._functions[source, kernel] = self._module(source).get_function(kernel)
+        return self._functions[source, kernel]
+
+    def _module(self, source: Source) -> Any:
+        if source not in self._modules:
+            refused = self._cupy.cuda.compiler.CompileException  # by an NVRTC that knows no such GPU, say
+            try:
+                self._modules[source] = self._compiled(source)
+            except (ImportError, RuntimeError, OSError, refused) as error:  # NVRTC is loaded only now
+                if _is_out_of_memory(error):
+                    raise OutOfDeviceMemory(f"the kernels of {source.name} do not fit: {error}") from error
+                raise GpuUnavailable(f"CuPy cannot compile kernels: {error}; {_REMEDY}") from error
+        return self._modules[source]
+
+    def _compiled(self, source: Source) -> Any:
+        """Return the module of a source; what was compiled once is kept in the user's cache.
+
+        Not as a RawModule: for those CuPy has denormal numbers be zeros. Here products and sums are rounded
+        one by one and end where they do on the CPU.
+        """
+        compiler = self._cupy.cuda.compiler
+        options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
+        version = self._cupy.cuda.nvrtc.getVersion()
+        key = repr((source.text, options, self._capability, version)).encode()
+        kept = user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
+        binary = kept.read_bytes() if kept.exists() else None
+        if binary is None:
+            binary = compiler.compile_using_nvrtc(source.text, options)[0]
+            with suppress(OSError):  # a folder that cannot be written costs some seconds the next time
+                _write(kept, binary)
+        module = self._cupy.cuda.function.Module()
+        module.load(binary)
+        return module
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that other processes see whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+class _Prepared:
+    """A kernel whose arguments lie ready for the driver, eight bytes each; a call writes its own before them.
+
+    CuPy's launch looks at every argument anew, which takes longer than many a kernel.
+    """
+
+    def __init__(
+        self, start: Callable[..., None], current_stream: Callable[[], Any], fixed: Sequence[Any]
+    ) -> None:
+        self._start, self._current_stream = start, current_stream
+        self._fixed = fixed  # also keeps the arrays
+        self._words: Any = None
+        self._pointers: Any = None
+
+    def __call__(self, *changing: Any) -> None:
+        if self._words is None:
+            self._lay_out(changing)
+        words = self._words
+        for place, argument in enumerate(changing):
+            words[place] = _word_of(argument)
+        self._start(self._current_stream().ptr, ctypes.addressof(self._pointers), 0)
+
+    def _lay_out(self, changing: Sequence[Any]) -> None:
+        given = [*map(_word_of, changing), *map(_word_of, self._fixed)]
+        self._words = (ctypes.c_uint64 * len(given))(*given)
+        first = ctypes.addressof(self._words)
+        self._pointers = (ctypes.c_void_p * len(given))(*range(first, first + 8 * len(given), 8))
+
+
+def _word_of(argument: Any) -> int:
+    """Return an argument's bytes as a number: an array's address, 0 for none, a NumPy scalar's own."""
+    if argument is None:
+        return 0
+    if isinstance(argument, np.generic):
+        return int.from_bytes(argument.tobytes(), "little")
+    return int(argument.data.ptr)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "MemoryAllocation" in text or "OUT_OF_MEMORY" in text
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raise MemoryError for what some of CuPy's allocators raise where memory is short."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
+_REMEDY = "pip install 'cloudtrain[gpu]', beside an NVIDIA driver"
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise GpuUnavailable(f"CuPy is not installed or finds no CUDA ({error}); {_REMEDY}") from error
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except (ImportError, RuntimeError) as error:
+        raise GpuUnavailable(f"CuPy finds no usable GPU ({error}); {_REMEDY}") from error
+    if not devices:
+        raise GpuUnavailable(f"CuPy finds no GPU; {_REMEDY}")
+    return cupy
+
+
+def current_engine(device: int | None = None) -> Engine:
+    """Return the engine of a device, CuPy's current one where none is named; the same in every call.
+
+    Raises ``GpuUnavailable`` where there is no CuPy, no CUDA, no GPU, or one older than Volta.
+    """
+    return _engine(_import_cupy().cuda.Device().id if device is None else device)
+
+
+@cache
+def _engine(device: int) -> Engine:
+    return CuPyEngine(device)

@@ -1,0 +1,113 @@
+"""The picture of selections on a GPU, of records that are made up."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts import draw_gpu
+from scripts.draw_gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, newest, of_entry, table
+
+SVG = "{http://www.w3.org/2000/svg}"
+PEERS = {"copy": 2.0, "torch.topk": 20.0, "mstopk, 30 passes": 30.0}  # times what a read takes
+PERIOD = 1e-9
+
+
+def seconds(median: float) -> dict:
+    return {"median": median, "min": median, "max": median, "runs": 31}
+
+
+def line(subject: str, peer: str, size: int, entry: str = "float32") -> dict:
+    read = size * PERIOD / (1 if entry == "float32" else 2)
+    return {
+        "bench": "selection",
+        "case": {"size": size, "density": 0.001, "k": size // 1000, "entry": entry},
+        "subject": subject,
+        "peer": peer,
+        "seconds": seconds(1.5 * read if subject == SUBJECT else 4 * read),
+        "peer_seconds": seconds(PEERS[peer] * read) if peer in PEERS else None,
+        "ratio": None,
+        "bytes": None,
+        "floor_seconds": read if subject == SUBJECT else 3 * read,
+        "gpu": {"name": "abacus"},
+        "machine": {},
+        "command": "cloudtrain bench selection --device gpu --json",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lines = [
+        line(subject, peer, size, entry)
+        for size in (1 << 18, 1 << 20, 1 << 29)
+        for entry in ("float32", "float16")
+        for subject in (SUBJECT, "dgc", SWEEP)
+        for peer in (*PEERS, "jax.lax.approx_max_k")
+    ]
+    write(tmp_path / "2020-01-01-gpu-selection.jsonl", [line("exact", "copy", 7)])
+    write(tmp_path / "2020-01-02-gpu-selection.jsonl", lines)
+    write(tmp_path / "2020-01-03-selection.jsonl", [line("exact", "copy", 9)])
+    write(tmp_path / "2020-01-04-gpu-selection.jsonl", [])
+    return tmp_path
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def test_each_contender_has_a_curve_of_its_own_medians(folder):
+    drawn = {curve.name: curve for curve in curves(of_entry(newest(folder), "float16"))}
+    sizes = [1 << 18, 1 << 20]  # longer ones are not in the paper's figure
+    assert {name: curve.sizes for name, curve in drawn.items()} == dict.fromkeys(drawn, sizes)
+    reads = [size * PERIOD / 2 for size in sizes]
+    expected = {SUBJECT: 1.5, READ: 1.0, "torch.topk": 20.0, "mstopk, 30 passes": 30.0}
+    assert {name: curve.seconds for name, curve in drawn.items()} == {
+        name: pytest.approx([factor * read for read in reads]) for name, factor in expected.items()
+    }
+
+
+def test_a_point_stands_at_its_length_and_its_time(folder, tmp_path):
+    picture = tmp_path / "picture.svg"
+    draw(newest(folder), picture)
+    tree = ElementTree.parse(picture)
+    texts = [each.text for each in tree.iter(f"{SVG}text")]
+    assert {"abacus", "float32, density 0.1%", "float16, density 0.1%", "256 K", "1 M"} <= set(texts)
+    assert {SUBJECT, READ, "torch.topk", "mstopk, 30 passes"} <= set(texts)
+    assert not {"jax.lax.approx_max_k", "512 M"} & set(texts)
+    heights = [marker_heights(tree, COLORS[name]) for name in (SUBJECT, "torch.topk", "mstopk, 30 passes")]
+    for earlier, later in zip(heights, heights[1:], strict=False):
+        assert all(
+            high < low for high, low in zip(later, earlier, strict=True)
+        )  # a longer time stands higher
+    by_name = dict(zip((SUBJECT, "torch.topk", "mstopk, 30 passes"), heights, strict=True))
+    # On a logarithmic axis equal ratios are equal distances: four times the length, four times the time.
+    rises = {round(own[0] - own[1], 2) for own in by_name.values()}
+    assert len(rises) == 1 and rises.pop() > 0
+
+
+def marker_heights(tree, color):
+    """Return the heights of a curve's points in the first panel, in points from the top of the picture."""
+    markers = [
+        each
+        for each in tree.iter(f"{SVG}use")
+        if color in each.get("style", "") and each.get("y") is not None
+    ]
+    return [float(each.get("y")) for each in markers[:2]]
+
+
+def test_the_table_has_a_row_a_length_and_type_of_entries(folder):
+    header, _, *rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in table(newest(folder)).splitlines()
+    ]
+    assert header[-3:] == ["× mstopk, 30 passes", "× jax.lax.approx_max_k", "× torch.topk"]
+    assert [row[:2] for row in rows] == [
+        [entry, size] for entry in ("float32", "float16") for size in ("256 K", "1 M", "512 M")
+    ]
+    # 1 M float32: a read takes 1.049 ms, the selection half as much again, the sweep four times as much.
+    assert rows[1] == ["float32", "1 M", "1.573", "1.50", "4.194", "1.33", "20", "–", "13.3"]
+
+
+def test_without_records_a_line_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(draw_gpu, "RESULTS", tmp_path)
+    assert draw_gpu.main() == 1
+    assert "expected a file DAY-gpu-selection.jsonl" in capsys.readouterr().err
