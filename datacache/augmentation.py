@@ -1,14 +1,10 @@
-"""From stored images to a batch of the network's inputs: crop, resize, mirror, normalise, cast in one pass.
+"""Which part of a stored image a network's input is: a box at random for training, the centre for evaluation.
 
-A crop is a box with real coordinates, resized by a triangle filter: an input's pixel is the weighted mean of
-the image's pixels around it, with weights that fall linearly to zero at the distance of one pixel, of the
-image's or the input's, whichever is larger. So enlarging interpolates bilinearly, and shrinking does not
-alias. At a box's edge the filter reaches for the image's pixels beyond it, at the image's edge for none.
+What is in the box is resized, mirrored, normalised and cast in one pass: see :mod:`datacache.resampling`.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,62 +13,14 @@ import numpy.typing as npt
 
 from datacache.compiled import compiled
 from datacache.order import GOLDEN, Flags, Ids, folded, key_of, mixed
+from datacache.resampling import Boxes, Float32, PackedImages, resample
 
-Bytes = npt.NDArray[np.uint8]
-Boxes = npt.NDArray[np.float64]
-Float32 = npt.NDArray[np.float32]
+__all__ = ["Augmentation", "CentreCrop", "Crop", "PackedImages"]
 
 DTYPES = ("uint8", "float16", "float32")
 LARGEST_LEVEL = 255
 TRIES = 10
 _AUGMENTATION = 3  # its keys are none of an order's
-
-
-@dataclass(frozen=True)
-class PackedImages:
-    """Images of any sizes in one buffer, which a kernel takes as it is.
-
-    ``pixels``: uint8. ``starts``: int64, where in it each image starts. ``shapes``: int64 ``(samples, 3)``,
-    the height, width and channels of each.
-    """
-
-    pixels: Bytes
-    starts: Ids
-    shapes: Ids
-
-    def __post_init__(self) -> None:
-        if self.shapes.shape != (len(self.starts), 3):
-            raise ValueError(f"shapes: expected {(len(self.starts), 3)} numbers, got {self.shapes.shape}")
-        if (self.shapes < 1).any():
-            worst = self.shapes[(self.shapes < 1).any(axis=1)][0]
-            raise ValueError(f"shapes: expected height, width and channels of at least 1, got {worst}")
-        # The kernel reads what is said here without looking at bounds.
-        stops = self.starts + self.shapes.prod(axis=1)
-        if (self.starts < 0).any() or (stops > len(self.pixels)).any():
-            span = f"{self.starts.min()} to {stops.max()}"
-            raise ValueError(f"starts: expected images within {len(self.pixels)} bytes, got {span}")
-
-    @classmethod
-    def of(
-        cls, images: Sequence[Bytes], take: Callable[[int], Bytes] = lambda size: np.empty(size, np.uint8)
-    ) -> "PackedImages":
-        """Copy images, each uint8 of shape ``(height, width, channels)``.
-
-        ``take(size)``: gives the buffer, of so many bytes or more.
-        """
-        for image in images:
-            if image.dtype != np.uint8 or image.ndim != 3:
-                found = f"{image.dtype} {image.shape}"
-                raise ValueError(f"images: expected uint8 (height, width, channels), got {found}")
-        stops = np.cumsum([0, *(image.size for image in images)], dtype=np.int64)
-        pixels = take(int(stops[-1]))
-        if images:
-            np.concatenate([image.reshape(-1) for image in images], out=pixels[: stops[-1]])
-        shapes = np.array([image.shape for image in images], np.int64).reshape(-1, 3)
-        return cls(pixels, stops[:-1], shapes)
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
 
 @dataclass(frozen=True)
@@ -132,7 +80,7 @@ class Crop(ABC):
         mean, scale = self._normalisation(channels)
         # Bytes: Numba knows no float16, and one compiled kernel serves all three types.
         rows = out.reshape(samples, self.input_size, -1).view(np.uint8)
-        _resample(images.pixels, images.starts, images.shapes, boxes, mirrored, mean, scale, rows)
+        resample(images.pixels, images.starts, images.shapes, boxes, mirrored, mean, scale, rows)
 
     def _check(self, images: PackedImages, ids: Ids, out: npt.NDArray[Any]) -> None:
         if len(ids) != len(images):
@@ -263,142 +211,3 @@ def _drawn_size(
 def _uniform(key: np.uint64, draw: int) -> float:
     """Return the ``draw``-th number of a key, uniform in [0, 1), a multiple of 2^-53."""
     return float(mixed(key + np.uint64(draw) * GOLDEN) >> np.uint64(11)) * 2.0**-53
-
-
-# --------------------------------------------------------------------------------- resampling
-
-
-@compiled
-def _resample(
-    pixels: Bytes,
-    starts: Ids,
-    shapes: Ids,
-    boxes: Boxes,
-    mirrored: Flags,
-    mean: Float32,
-    scale: Float32,
-    out: npt.NDArray[np.uint8],
-) -> None:
-    for i in range(len(starts)):
-        height, width, channels = shapes[i]
-        image = pixels[starts[i] : starts[i] + height * width * channels].reshape(height, width * channels)
-        left, top, right, bottom = boxes[i]
-        columns, column_weights = _filter(width, left, right, out.shape[1])
-        rows, row_weights = _filter(height, top, bottom, out.shape[1])
-        if mirrored[i]:
-            columns, column_weights = columns[::-1].copy(), column_weights[::-1].copy()
-        first = columns.min() * channels
-        last = (columns.max() + column_weights.shape[1]) * channels
-        blended = np.empty(last - first, np.float32)
-        places = columns * channels - first
-        row = np.empty(len(mean), np.float32)
-        for y in range(len(rows)):
-            _blend_rows(image[rows[y] : rows[y] + row_weights.shape[1], first:last], row_weights[y], blended)
-            if channels == 3:
-                _blend_columns_of_three(blended, places, column_weights, row)
-            else:
-                _blend_columns(blended, places, column_weights, channels, row)
-            _normalise(row, mean, scale)
-            _store(row, out[i, y])
-
-
-@compiled
-def _filter(length: int, low: float, high: float, size: int) -> tuple[Ids, Float32]:
-    """Return which of ``length`` pixels each of ``size`` from ``low`` to ``high`` is blended of.
-
-    For each, its first pixel and the weights of that and the next ones.
-    """
-    step = (high - low) / size
-    reach = max(step, 1.0)
-    taps = min(length, int(math.ceil(2 * reach)))
-    firsts, weights = np.empty(size, np.int64), np.empty((size, taps), np.float32)
-    for i in range(size):
-        centre = low + (i + 0.5) * step
-        # The first pixel whose centre is nearer than the reach; earlier where the image ends before the taps.
-        firsts[i] = min(max(int(math.floor(centre - reach + 0.5)), 0), length - taps)
-        total = 0.0
-        for tap in range(taps):
-            total += max(1 - abs(firsts[i] + tap + 0.5 - centre) / reach, 0.0)
-        for tap in range(taps):
-            weights[i, tap] = max(1 - abs(firsts[i] + tap + 0.5 - centre) / reach, 0.0) / total
-    return firsts, weights
-
-
-@compiled
-def _blend_rows(rows: Bytes, weights: Float32, blended: Float32) -> None:
-    blended[:] = 0
-    for tap in range(len(weights)):
-        row, weight = rows[tap], weights[tap]
-        for i in range(len(blended)):
-            blended[i] += weight * np.float32(row[i])
-
-
-@compiled
-def _blend_columns(blended: Float32, firsts: Ids, weights: Float32, channels: int, row: Float32) -> None:
-    # Places are unsigned: of a signed one, every access would first ask whether it counts from the end.
-    for channel in range(channels):
-        for x in range(len(firsts)):
-            place, total = np.uint64(firsts[x] + channel), np.float32(0)
-            for tap in range(weights.shape[1]):
-                total += weights[x, tap] * blended[place]
-                place += np.uint64(channels)
-            row[x * channels + channel] = total
-
-
-@compiled
-def _blend_columns_of_three(blended: Float32, firsts: Ids, weights: Float32, row: Float32) -> None:
-    """Do the same for three channels at once, in half the time."""
-    for x in range(len(firsts)):
-        place = np.uint64(firsts[x])
-        red = green = blue = np.float32(0)
-        for tap in range(weights.shape[1]):
-            weight = weights[x, tap]
-            red += weight * blended[place]
-            green += weight * blended[place + np.uint64(1)]
-            blue += weight * blended[place + np.uint64(2)]
-            place += np.uint64(3)
-        row[3 * x], row[3 * x + 1], row[3 * x + 2] = red, green, blue
-
-
-@compiled
-def _normalise(row: Float32, mean: Float32, scale: Float32) -> None:
-    for i in range(len(row)):
-        row[i] = (row[i] - mean[i]) * scale[i]
-
-
-@compiled
-def _store(row: Float32, out: Bytes) -> None:
-    """Write a row as float32, float16 or uint8, whichever ``out`` has the bytes for."""
-    if len(out) == 4 * len(row):
-        _store_floats(row, out.view(np.float32))
-    elif len(out) == 2 * len(row):
-        _store_halves(row, out.view(np.uint16))
-    else:
-        _store_levels(row, out)
-
-
-@compiled
-def _store_floats(row: Float32, floats: Float32) -> None:
-    for i in range(len(row)):  # what row[:] = … does would ask whether the two overlap
-        floats[i] = row[i]
-
-
-@compiled
-def _store_levels(row: Float32, levels: Bytes) -> None:
-    for i in range(len(row)):
-        levels[i] = np.uint8(row[i] + np.float32(0.5))
-
-
-@compiled
-def _store_halves(row: Float32, halves: npt.NDArray[np.uint16]) -> None:
-    """Write float32 of a magnitude that float16 can hold as the bits of float16, rounded to nearest even."""
-    bits = row.view(np.uint32)
-    # A half below its smallest normal number has steps of 2^-24. So has a float32 from a half to one: adding
-    # a half rounds to such steps, and leaves their count in the low bits.
-    steps = (np.abs(row) + np.float32(0.5)).view(np.uint32)
-    for i in range(len(row)):
-        magnitude = bits[i] & 0x7FFF_FFFF
-        odd = (magnitude >> 13) & 1
-        normal = (magnitude - 0x3800_0000 + 0xFFF + odd) >> 13  # exponents are 112 apart, mantissas 13 bits
-        tiny = steps[i] - 0x3F00_0000
-        halves[i] = (tiny if magnitude < 0x3880_0000 else normal) | ((bits[i] >> 16) & 0x8000)

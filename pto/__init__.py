@@ -12,9 +12,10 @@ array([[12., 18.]])
 from pto.choice import Choice, Seconds
 from pto.comm import Comm
 from pto.errors import DependsOnRank, InvalidArgument, PtoError, RanksDisagree
-from pto.norms import Norms, ShardNorms, sum_of_squares
+from pto.norms import Norms, sum_of_squares
 from pto.parallel import Parallel, parallel
 from pto.partition import Partition, Piece, by_layer, by_slices, by_tensor
+from pto.shard_norms import ShardNorms
 
 __all__ = [
     "Choice",

@@ -45,6 +45,21 @@ class Measures(Protocol):
         """Return the sums of squares of each list's tensors, float64 ``(lists, tensors)``."""
 
 
+class GivenSquares:
+    """Sums of squares that are there before a step, such as those that travelled with its mean gradient.
+
+    ``give`` them before each step; the step reads a variable, and hands no tensor to anybody. For LARS, whose
+    norms are those of weights and mean gradients; of LAMB's moments nobody knows any before the step.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        self.variable = tf.Variable(tf.zeros((2, tensors), tf.float64), trainable=False)
+
+    def give(self, squares: Squares) -> None:
+        """Take the sums, float64 ``(2, tensors)``: those of the weights, then those of the mean gradient."""
+        self.variable.assign(squares)
+
+
 @dataclass(frozen=True)
 class Part:
     """What a step knows of one tensor, or of a piece of one; ``adapted``: with decay and a ratio."""
@@ -119,9 +134,10 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
     """Base of the optimizers that have a ratio for every variable, all of them computed at once.
 
     ``norms`` computes the sums of squares: a :class:`pto.norms.Norms`, on all ranks together, in float64 and
-    bitwise the same on all of them; or ``None``, TensorFlow on this rank alone, in float32, for one process.
-    Whether there is one is decided when a step is traced; which one is asked in every step. XLA compiles no
-    step that has one: ``model.compile(jit_compile=False)``. It belongs to the process, so is not saved.
+    bitwise the same on all of them; or has them, :class:`GivenSquares`; or ``None``, TensorFlow on this rank
+    alone, in float32, for one process. Which of these is decided when a step is traced; which Norms is asked
+    in every step, and XLA compiles no step that has some: ``model.compile(jit_compile=False)``. They belong
+    to the process, so are not saved.
 
     ``momentum``: a variable, to be assigned between steps; ``None`` where the rule has no momentum.
     """
@@ -132,7 +148,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         learning_rate: Any,
         *,
         exclude: str | None,
-        norms: Measures | None,
+        norms: Measures | GivenSquares | None,
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, **options)
@@ -197,13 +213,16 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
             raise InvalidArgument(
                 f"norms: expected gradients of all {len(self._adapted)} variables, got {len(weights)}"
             )
+        if isinstance(self.norms, GivenSquares):
+            return self.norms.variable.value()
         squares = tf.numpy_function(self._measured, [*weights, *aims], tf.float64, stateful=True)
         return tf.ensure_shape(squares, (2, len(weights)))
 
     def _measured(self, *tensors: Array) -> Squares:
         half = len(tensors) // 2
-        if self.norms is None:
-            raise InvalidArgument("norms: expected as when this step was traced, got None")
+        if self.norms is None or isinstance(self.norms, GivenSquares):
+            got = type(self.norms).__name__
+            raise InvalidArgument(f"norms: expected Norms, as when this step was traced, got {got}")
         return self.norms.squares(tensors[:half], tensors[half:])
 
 
@@ -255,7 +274,7 @@ class LARS(LayerWise):
         trust: float = 0.001,
         epsilon: float = 0.0,
         exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | None = None,
+        norms: Measures | GivenSquares | None = None,
         name: str = "lars",
         **options: Any,
     ) -> None:
@@ -287,7 +306,7 @@ class LAMB(LayerWise):
         least_norm: float = 0.0,
         largest_norm: float | None = None,
         exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | None = None,
+        norms: Measures | GivenSquares | None = None,
         name: str = "lamb",
         **options: Any,
     ) -> None:

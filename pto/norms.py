@@ -5,8 +5,7 @@ Every sum is in float64, whatever the tensors are. A NaN in a tensor makes its s
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +15,7 @@ from pto.choice import Choice, Seconds, choose, rounds, slowest
 from pto.comm import Array, Comm, agree_on
 from pto.compiled import compiled
 from pto.errors import InvalidArgument
-from pto.partition import Partition, Piece, by_slices, by_tensor, pieces_between
+from pto.partition import Partition, Piece, by_slices, by_tensor
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 Intp: TypeAlias = npt.NDArray[np.intp]
@@ -143,10 +142,10 @@ class Norms:
 
         In parts: one all-gather of eight bytes for each piece of each list.
         """
-        _expect_sizes(lists, self.lists, self.sizes)
+        expect_sizes(lists, self.lists, self.sizes)
         sums = np.empty((self.lists, len(self._own)))
         for tensors, own in zip(lists, sums, strict=True):
-            _fill(own, tensors, self._own)
+            fill(own, tensors, self._own)
         return sums if self._exchange is None else self._exchange.gather(sums)
 
     @property
@@ -189,7 +188,7 @@ class _Exchange:
     def __init__(self, partition: Partition, comm: Comm, lists: int) -> None:
         self.partition, self.own = partition, partition.pieces[comm.rank]
         self._comm, self._lists = comm, lists
-        self._tensors = [_tensors(pieces) for pieces in partition.pieces]
+        self._tensors = [tensors_of(pieces) for pieces in partition.pieces]
 
     def gather(self, own: Float64) -> Float64:
         """Return the sums of all tensors, ``(lists, tensors)``; ``own``: those of the own pieces."""
@@ -203,81 +202,12 @@ class _Exchange:
         return slowest(rounds(self._comm, lambda: self.gather(own)))
 
 
-class SparseEntries(Protocol):
-    """Some entries of a vector, the others zero: commlib's ``SparseVector``, for one.
-
-    ``indices``: sorted and unique, one for each of ``values``; ``None`` where ``values`` are all entries.
-    """
-
-    @property
-    def indices(self) -> Array | None: ...  # noqa: D102 - described above
-
-    @property
-    def values(self) -> Array: ...  # noqa: D102
-
-
-class ShardNorms:
-    """Sums of squares that travel with a reducer's last all-gather, without a message of their own.
-
-    A passenger of the reducers that reduce in shards of the flat gradient, entries ``low … high - 1``: who
-    holds a shard of the mean computes the sums of the tensors' pieces in it. ``look(weights)`` before each
-    step and ``look([])`` after it; then ``squares`` is float64 ``(2, tensors)``, those of the weights and
-    those of the mean, bitwise equal on all ranks, or ``None`` if the step was void.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = tuple(sizes)
-        self.squares: Float64 | None = None
-        self._ends = list(accumulate(self.sizes))
-        self._weights: Sequence[Array] | None = None
-        self._known: dict[tuple[int, int], tuple[Piece, ...]] = {}  # the same few shards in every step
-
-    def look(self, weights: Sequence[Array]) -> None:
-        """Take the weights of the step to come: kept, not copied, unchanged until it is over.
-
-        ``look([])`` lets go of them and leaves ``squares`` as they are.
-        """
-        if not weights and self.sizes:
-            self._weights = None
-            return
-        _expect_sizes([weights], 1, self.sizes)
-        self._weights, self.squares = weights, None
-
-    def count(self, low: int, high: int) -> int:
-        """Return how many numbers there are about entries ``low … high - 1``."""
-        return 2 * len(self._pieces(low, high))
-
-    def numbers(self, low: int, high: int, mean: Array | SparseEntries) -> Float64:
-        """Return the sums of squares about entries ``low … high - 1``; ``mean``: the mean gradient's.
-
-        A new array: a number for each touched tensor, first those of the weights, then those of the mean.
-        """
-        if self._weights is None:
-            raise InvalidArgument("weights: expected a call of look(weights) before each step, got none")
-        pieces = self._pieces(low, high)
-        if not pieces:
-            return np.empty(0)
-        sums = np.empty((2, len(pieces)))
-        _fill(sums[0], self._weights, pieces)
-        sums[1] = [sum_of_squares(entries) for entries in _cut(mean, pieces)]
-        return sums.reshape(-1)
-
-    def arrived(self, shards: Sequence[tuple[int, int, Float64]]) -> None:
-        """Take ``(low, high, numbers)`` of all shards, in the order in which they are added up."""
-        parts = [(_tensors(self._pieces(low, high)), own.reshape(2, -1)) for low, high, own in shards]
-        self.squares = added(parts, 2, len(self.sizes))
-
-    def _pieces(self, low: int, high: int) -> tuple[Piece, ...]:
-        if (low, high) not in self._known:
-            self._known[low, high] = pieces_between(self._ends, low, high)
-        return self._known[low, high]
-
-
-def _tensors(pieces: Sequence[Piece]) -> Intp:
+def tensors_of(pieces: Sequence[Piece]) -> Intp:
+    """Return the number of the tensor that each piece is of."""
     return np.array([piece.tensor for piece in pieces], np.intp)
 
 
-def _fill(sums: Float64, tensors: Sequence[Array], pieces: Sequence[Piece]) -> None:
+def fill(sums: Float64, tensors: Sequence[Array], pieces: Sequence[Piece]) -> None:
     """Put the sum of squares of ``pieces[i]`` into ``sums[i]``."""
     for i, piece in enumerate(pieces):
         sums[i] = sum_of_squares(tensors[piece.tensor].reshape(-1)[piece.low : piece.high])
@@ -294,17 +224,8 @@ def added(parts: Iterable[tuple[Intp, Float64]], lists: int, tensors: int) -> Fl
     return totals
 
 
-def _cut(shard: Array | SparseEntries, pieces: Sequence[Piece]) -> list[Array]:
-    """Return the entries of each piece, or those that a sparse shard has; it is the pieces' concatenation."""
-    cuts = np.cumsum([piece.high - piece.low for piece in pieces])[:-1]
-    if isinstance(shard, np.ndarray):
-        return np.split(shard, cuts)
-    if shard.indices is not None:
-        cuts = np.searchsorted(shard.indices, cuts.astype(shard.indices.dtype))
-    return np.split(shard.values, cuts)
-
-
-def _expect_sizes(lists: Sequence[Sequence[Array]], count: int, sizes: Sequence[int]) -> None:
+def expect_sizes(lists: Sequence[Sequence[Array]], count: int, sizes: Sequence[int]) -> None:
+    """Raise ``InvalidArgument`` unless there are ``count`` lists of tensors of ``sizes`` entries."""
     if len(lists) != count:
         raise InvalidArgument(f"lists: expected {count}, got {len(lists)}")
     for number, tensors in enumerate(lists):

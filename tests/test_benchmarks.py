@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts import draw_benchmarks
-from scripts.draw_benchmarks import Results, all_cells, bars, cells, draw, newest, page, write
+from scripts.draw_benchmarks import page, write
+from scripts.drawing import style
+from scripts.drawing.cluster import all_cells, bars, cells, draw
+from scripts.drawing.results import Results, newest
 from tests.launching import ROOT
 from training.bench.record import Record
 
@@ -153,7 +155,7 @@ def test_a_picture_has_a_panel_a_density_in_which_every_contender_stands(folder)
     write(folder)
     drawn = texts(folder / "cluster-1gbit-1000.svg")
     assert "1gbit, 1,000 entries, 2 nodes × 2 ranks" in drawn
-    assert {"density 1%", "density 0.1%", *draw_benchmarks.STAGES, "waiting", "dense all-reduce"} < set(drawn)
+    assert {"density 1%", "density 0.1%", *style.STAGES, "waiting", "dense all-reduce"} < set(drawn)
     assert [drawn.count(name) for name in ("dense", "mpi", "bare", "hitopk", "hitopk gap+fp16")] == [
         2,
         2,
@@ -168,13 +170,13 @@ def test_a_picture_has_a_panel_a_density_in_which_every_contender_stands(folder)
 def test_a_bar_is_as_high_as_the_step_took():
     parts = list(bars(Record.of(line("hitopk", 0.2, 0.01))))
     assert [round(high - low, 9) for _, low, high in parts] == [25, 25, 25, 25, 100]
-    assert [color for color, _, _ in parts] == [*draw_benchmarks.STAGES.values(), draw_benchmarks.WAITING]
-    assert list(bars(Record.of(allreduce("mpi", 0.8)))) == [(draw_benchmarks.WHOLE, 0, 800)]
+    assert [color for color, _, _ in parts] == [*style.STAGES.values(), style.WAITING]
+    assert list(bars(Record.of(allreduce("mpi", 0.8)))) == [(style.WHOLE, 0, 800)]
 
 
 def test_stages_that_add_up_to_more_than_the_step_are_cut_at_its_end():
     long = {"min": 0.1, "mean": 0.15, "max": 0.2}
-    record = Record.of(line("hitopk", 0.2, stages=dict.fromkeys(draw_benchmarks.STAGES, long)))
+    record = Record.of(line("hitopk", 0.2, stages=dict.fromkeys(style.STAGES, long)))
     assert [high for _, _, high in bars(record)] == [150, 200, 200, 200, 200]
 
 

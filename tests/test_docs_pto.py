@@ -10,7 +10,9 @@ import tensorflow as tf
 # Ranks are threads in the examples, and wait for each other inside TensorFlow's pool.
 tf.config.threading.set_inter_op_parallelism_threads(8)
 
-from scripts.draw_benchmarks import BEGIN, END, newest, page, with_measured, write  # noqa: E402
+from scripts.draw_benchmarks import page, write  # noqa: E402
+from scripts.drawing.pto import BEGIN, END, with_measured  # noqa: E402
+from scripts.drawing.results import newest  # noqa: E402
 from tests.launching import DIGITS, ROOT  # noqa: E402
 from tests.test_benchmarks import fingerprint, keep, seconds, texts  # noqa: E402
 from training.config import load  # noqa: E402

@@ -8,11 +8,13 @@ import tensorflow as tf
 
 from commlib import Communicator
 from training.config import Config
+from training.gpus import see_own_gpu
 from training.job import Place
 
 
 def prepare_tensorflow(config: Config, comm: Communicator, place: Place) -> None:
     """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
+    see_own_gpu(place)
     with suppress(RuntimeError):  # whoever has used TensorFlow before in this process has chosen its threads
         tf.config.threading.set_intra_op_parallelism_threads(place.threads)
         tf.config.threading.set_inter_op_parallelism_threads(place.threads)

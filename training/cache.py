@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 
 from commlib import Topology
-from commlib.transport.mpi import abort_on_error
 from datacache import management
 from datacache.capacity import readable
 from datacache.catalogue import superseded
@@ -13,7 +12,7 @@ from datacache.management import Kept
 from training.bench.record import print_table
 from training.config import ConfigurationError, load
 from training.data import PhaseData, load_data, places_of
-from training.job import LaunchError, refuse, together, world
+from training.job import as_rank, refuse, together
 from training.records import Cache
 from training.train import load_together
 
@@ -38,11 +37,7 @@ def repair(path: str, overrides: Sequence[str]) -> None:
 
 def _phases(path: str, overrides: Sequence[str]):
     """Yield the number and the data of each phase, on every rank of this job."""
-    try:
-        comm = world()
-    except LaunchError as error:
-        refuse(str(error))
-    with abort_on_error():
+    with as_rank() as comm:
         config = load_together(comm, path, overrides)
         if places_of(config.cache) == Places():
             refuse(f"{path}: cache: expected a folder for disk or memory, got none")

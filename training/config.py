@@ -101,6 +101,9 @@ class Config(Record):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
+    transport: Literal["auto", "nccl", "nccl+mpi", "mpi"] = "auto"
+    """``nccl``: gradients stay on GPUs; ``nccl+mpi``: but go through host memory between nodes; ``mpi``:
+    always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
     cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; without it, where ``cloudtrain tune`` puts that of such ranks."""

@@ -2,11 +2,13 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from commlib import Communicator, transport
+from commlib.transport.mpi import abort_on_error
 
 Result = TypeVar("Result")
 
@@ -41,6 +43,20 @@ def world() -> Communicator:
     return comm
 
 
+@contextmanager
+def as_rank() -> Iterator[Communicator]:
+    """Be one rank of this job inside the block, with the communicator of all: an error on one ends them all.
+
+    Where the processes were started in a way that cannot work, they say so in one line and exit.
+    """
+    try:
+        comm = world()
+    except LaunchError as error:
+        refuse(str(error))
+    with abort_on_error():
+        yield comm
+
+
 def is_first() -> bool:
     """Return whether this process speaks for the job, before MPI is asked."""
     return all(os.environ.get(name, "0") == "0" for name in WORLD_RANKS)
@@ -65,6 +81,22 @@ def together(comm: Communicator, function: Callable[[], Result]) -> Result:
         if comm.rank == having[0]:
             complain(f"{problems[having[0]]}{place}")
         leave(comm, USAGE_ERROR)
+    return result  # type: ignore[return-value]
+
+
+def on_first(comm: Communicator, function: Callable[[], Result]) -> Result:
+    """Return on all ranks what ``function()`` returns on rank 0, or raise its ``ValueError`` on all of them.
+
+    For what all must know alike, while their files may differ. The result is pickled.
+    """
+    result, problem = None, None
+    try:
+        result = function() if comm.rank == 0 else None
+    except ValueError as error:
+        problem = str(error)
+    result, problem = comm.allgather_objects((result, problem))[0]
+    if problem is not None:
+        raise ValueError(problem)
     return result  # type: ignore[return-value]
 
 

@@ -7,23 +7,23 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from commlib import REDUCERS, Report, Topology
+from commlib.arrays import is_on_gpu, module_of, to_host
 from commlib.profile import Profile
-from commlib.tensorflow import DistributedGradients
-from commlib.vectors import Float32
+from commlib.tensorflow import DistributedGradients, array_of
 from datacache import Batch
 from pto.keras import LossScale
-from pto.norms import Norms, ShardNorms, sum_of_squares
+from pto.norms import Norms
 from pto.sharded import ShardedUpdate, restore, state_of
 from training.choices import choose_reducers, count_weights
 from training.config import Config
 from training.data import input_dtype
 from training.datasets import Dataset
 from training.models import MODELS
-from training.optimizers import Lars, Optimizer
+from training.norms import StepNorms, norm_of
+from training.optimizers import Lamb, Lars, Optimizer
 from training.records import Phase
 from training.replicas import broadcast_weights
 from training.steps import Average, Backward, Forward, Update
@@ -37,24 +37,6 @@ class Pace:
 
     learning_rate: float
     momentum: float | None
-
-
-class StepNorms:
-    """The sums of squares of a step: those that the reducer brought along, else computed here."""
-
-    def __init__(self, norms: Norms, brought: ShardNorms | None) -> None:
-        self.norms, self.brought = norms, brought
-
-    def squares(self, *lists: Any) -> npt.NDArray[np.float64]:
-        """See :meth:`pto.norms.Norms.squares`."""
-        if self.brought is not None and self.brought.squares is not None:
-            return self.brought.squares
-        return self.norms.squares(*lists)
-
-    def scale_gradients(self, factor: float) -> None:
-        """Let what was brought be of gradients that were multiplied with ``factor`` since."""
-        if self.brought is not None and self.brought.squares is not None:
-            self.brought.squares[1] *= factor**2
 
 
 class Learner:
@@ -79,19 +61,22 @@ class Learner:
         self.norms = self._norms()
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
-        self._weights = tf.function(lambda: [variable.value.read_value() for variable in self.variables])
+        self._norm = norm_of(self.gradients.size, topology.world.arrays)
+        self._mean: Any = None
         self.forward = Forward(self.model)
 
-    def _norms(self) -> StepNorms | None:
+    def _norms(self) -> StepNorms | Norms | None:
         """Return what computes norms on several ranks; one rank computes its own, in the graph."""
-        settings = self.config.optimizer
-        if not settings.adapts or self.topology.world.size == 1:
+        settings, world = self.config.optimizer, self.topology.world
+        if world.size == 1:
+            return None
+        if isinstance(settings, Lars):
+            return StepNorms(self.variables, self.gradients, settings.norms)
+        # The norms of LAMB are of its moments, and those come with its update: a GPU computes them there.
+        if not isinstance(settings, Lamb) or world.arrays is not np:
             return None
         sizes = [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
-        # The norms of LAMB are of its moments as well: they are not there before the mean is.
-        brought = ShardNorms(sizes) if isinstance(settings, Lars) else None
-        self.gradients.passenger = brought
-        return StepNorms(Norms(sizes, self.topology.world, partition=getattr(settings, "norms")), brought)  # noqa: B009
+        return Norms(sizes, world, partition=settings.norms)
 
     def how_norms_are_computed(self) -> list[str]:
         """Return a line for each way, where ranks could share that work."""
@@ -99,13 +84,14 @@ class Learner:
             return []
         numbered = list(enumerate(self.config.phases, 1))
         names = {number: REDUCERS[self.config.reducer_config(phase)["name"]] for number, phase in numbered}
-        carried = [number for number, reducer in names.items() if self.norms.brought and reducer.carries]
         sharded = [number for number, phase in numbered if self._shards(phase)]
+        travels = isinstance(self.norms, StepNorms)
+        carried = [number for number, reducer in names.items() if travels and reducer.carries]
         lines = [f"norms travel with the mean gradient in phases {carried}"] if carried else []
         if sharded:
             lines.append(f"weights are updated in parts in phases {sharded}")
         if set(names) - set(carried) - set(sharded):
-            lines.append(self.norms.norms.choice.reason)
+            lines.append(self.norms.reason if isinstance(self.norms, StepNorms) else self.norms.choice.reason)
         return lines
 
     def _shards(self, phase: Phase) -> bool:
@@ -118,7 +104,7 @@ class Learner:
         if sharded:
             self.optimizer = ShardedUpdate(self.optimizer, self.topology.world)
         else:
-            self.optimizer.norms = self.norms
+            self.optimizer.norms = self.norms.given if isinstance(self.norms, StepNorms) else self.norms
         # Built before any step is traced: what is built inside a trace stays frozen in it.
         self.optimizer.build(self.variables)
         self._update = Update(self.variables, self.optimizer, self.average)
@@ -153,11 +139,15 @@ class Learner:
         """
         config, residual = self.config.reducer_config(phase), None
         if config != self.gradients.config:
-            residual = float(np.linalg.norm(self.gradients.reducer.residual))
+            residual = self.held_back()
             self.gradients.switch(config)
         if self._shards(phase) != isinstance(self.optimizer, ShardedUpdate):
             self._make_optimizer(sharded=self._shards(phase))
         return residual
+
+    def held_back(self) -> float:
+        """Return the norm of what this rank's reducer holds back."""
+        return float(np.linalg.norm(to_host(self.gradients.reducer.residual)))
 
     def set_density(self, density: float) -> None:
         """Select another share of the gradient from the next step on."""
@@ -179,8 +169,10 @@ class Learner:
             loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
         mean, report = self._reduce(gradient)
         if report.finite:
-            self._clip(mean)
+            factor = self._clip(mean)
             self._set(pace)
+            if isinstance(self.norms, StepNorms) and not isinstance(self.optimizer, ShardedUpdate):
+                self.norms.give(mean, factor)
             self._update(mean)
         else:
             backward.put_back(found)
@@ -188,29 +180,31 @@ class Learner:
             self.scale.update(report.finite)
         return loss, report
 
-    def _reduce(self, gradient: Float32) -> tuple[Float32, Report]:
-        """Return the mean over ranks; where LARS' norms can travel with it, they have."""
-        brought = None if self.norms is None else self.norms.brought
-        if brought is not None:
-            brought.squares = None
-            if self.gradients.carried:
-                brought.look([np.asarray(weight) for weight in self._weights()])
+    def _reduce(self, gradient: Any) -> tuple[Any, Report]:
+        """Return the mean over ranks, an array; where LARS' norms can travel with it, they have."""
+        norms = self.norms if isinstance(self.norms, StepNorms) else None
+        array = array_of(gradient, self.topology.world.arrays)
+        if norms is not None:
+            norms.look()
         reducer = self.gradients.reducer
-        mean = reducer.reduce(gradient)
-        if brought is not None:
-            brought.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
+        mean = reducer.reduce(array)
+        if norms is not None:
+            norms.look_away()
+        if is_on_gpu(mean):
+            # TensorFlow knows nothing of CuPy's stream: what was lent to it is given back once read, and
+            # the mean is kept until the next gradient is there, which comes after the update that reads it.
+            module_of(mean).cuda.get_current_stream().synchronize()
+            self._mean = mean
         assert reducer.last is not None
         return mean, reducer.last
 
-    def _clip(self, mean: Float32) -> None:
-        """Scale the mean down to ``clip_norm``, in place; ranks compute the same norm of the same mean."""
-        if (most := self.config.clip_norm) is None:
-            return
-        norm = sum_of_squares(mean) ** 0.5
-        if norm > most:
-            mean *= np.float32(most / norm)
-            if self.norms is not None:
-                self.norms.scale_gradients(float(np.float32(most / norm)))
+    def _clip(self, mean: Any) -> float:
+        """Scale the mean down to ``clip_norm``, in place, on all ranks alike; return the factor."""
+        if (most := self.config.clip_norm) is None or (norm := self._norm(mean)) <= most:
+            return 1.0
+        factor = np.float32(most / norm)
+        mean *= factor
+        return float(factor)
 
     def _set(self, pace: Pace) -> None:
         self.optimizer.learning_rate.assign(pace.learning_rate)
@@ -245,14 +239,12 @@ def _with_slots_for_momentum(config: Config) -> Optimizer:
 
 
 def _accumulated(
-    backward: Backward, loss: float, gradient: Float32, more: list[tuple[Any, Any]]
-) -> tuple[float, Float32]:
+    backward: Backward, loss: float, gradient: Any, more: list[tuple[Any, Any]]
+) -> tuple[float, Any]:
     """Return the mean loss and gradient of a part that is there and of those to come."""
-    total = np.array(gradient)
     for images, labels in more:
         own_loss, own_gradient = backward(images, labels)
         loss += own_loss
-        total += own_gradient
+        gradient += own_gradient
     parts = 1 + len(more)
-    total /= np.float32(parts)
-    return loss / parts, total
+    return loss / parts, gradient / parts

@@ -1,33 +1,33 @@
 """A run: phase after phase, epoch after epoch, tested, recorded and kept."""
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from commlib import Communicator, Report, Topology, cost
+from commlib import Report, Topology
 from commlib.profile import Profile
+from training import events
 from training.backend import prepare_tensorflow
-from training.checkpoints import Checkpoint, Checkpoints
 from training.choices import profile_for
 from training.config import Config, load
 from training.data import Data, load_data
 from training.dawnbench import DawnBench, hardware, summed_up
-from training.job import Place, world
+from training.evaluation import NOT_TESTED, add_up, evaluate
+from training.events import Event
+from training.gpus import with_gpus
+from training.job import Place, on_first, world
 from training.learner import Learner, Pace
 from training.metrics import CHECKPOINTS, RunFolder, to_resume
 from training.phases import PhaseRun
 from training.progress import Progress
-from training.replicas import average_statistics, check_equal_weights
-from training.state import Position, as_tree, own_state, restore, shared_state
-from training.summary import EpochResult, Summary, epoch_line
+from training.saving import Saving
+from training.state import Position
+from training.summary import EpochResult, Summary
 from training.tally import Tally
-
-Result = TypeVar("Result")
 
 VOID_STEPS_IN_A_ROW = 20
 
@@ -58,12 +58,13 @@ class Trainer:
         config = (config if isinstance(config, Config) else load(config)).resolved()
         topology = topology or Topology(world(), ranks_per_node=config.ranks_per_node)
         data = data or load_data(config, topology)
-        if not _of_first(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
+        if not on_first(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
             profile = profile_for(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
-        self.topology, self.data = topology, data
+        self.topology, self._why_not_on_gpus = with_gpus(topology, config)
+        self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = Learner(config, topology, data.dataset, profile)
+        self.learner = Learner(config, self.topology, data.dataset, profile)
         self.config = self.learner.config
         self.model = self.learner.model
         self.phases = [
@@ -72,7 +73,7 @@ class Trainer:
         self.position = Position()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
         self._tally = Tally()
-        self._checkpoints: Checkpoints | None = None
+        self._saving: Saving | None = None
         self._dawnbench: DawnBench | None = None
         self._voided_in_a_row = 0
         self._began = self._boundary = self._last = self._first_step_end = time.perf_counter()
@@ -87,7 +88,7 @@ class Trainer:
             folder = RunFolder(self.config, resumed)
             return folder.path.absolute(), resumed is not None
 
-        path, resume = _of_first(comm, open_folder)
+        path, resume = on_first(comm, open_folder)
         with folder or nullcontext(), Progress(silent=folder is None) as progress:
             self.begin(folder, progress, path, resume=resume)
             return self.run()
@@ -101,17 +102,17 @@ class Trainer:
         where it is of another model.
         """
         self.folder, self.progress = folder, progress
-        resume = _of_first(self.topology.world, lambda: resume)
-        progress.say(self._introduction())
-        self._tell_choices()
+        resume = on_first(self.topology.world, lambda: resume)
+        progress.say(events.introduction(self.data, self.learner))
+        for event in events.choices(self.learner, self._why_not_on_gpus):
+            self._tell(event)
         hosts = self.topology.world.allgather_objects(hardware())
         if folder is not None and self.config.target is not None:
             self._dawnbench = DawnBench(folder, self.config, summed_up(hosts))
         if self.config.checkpoints is not None:
-            keep = self.config.checkpoints.keep
-            self._checkpoints = Checkpoints(path / CHECKPOINTS, self.topology.world, keep=keep)
+            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner)
             if resume:
-                self._resume(self._checkpoints.newest())
+                self._resume(self._saving)
             elif self.config.resume != "never":
                 progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
         if folder is not None:
@@ -131,40 +132,22 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- before
 
-    def _introduction(self) -> str:
-        config, nodes = self.config, [len(node) for node in self.topology.nodes]
-        data = f"{len(self.data.training):,} training and {len(self.data.test):,} test samples"
-        model = f"{config.model}: {self.learner.gradients.size:,} weights"
-        begin = f"{config.dataset.name}: {data}; {model}"
-        if self.size == 1:
-            return f"{begin}; one rank, so nothing is exchanged and no reducer is used"
-        emulated = "emulated " if config.ranks_per_node else ""
-        word = "node" if len(nodes) == 1 else "nodes"
-        return f"{begin}; {self.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
-
-    def _tell_choices(self) -> None:
-        for number, choice in self.learner.choices.items():
-            self.progress.say(f"phase {number + 1}: auto picks {choice.reason}")
-            self._write(
-                "choice",
-                phase=number,
-                reducer=choice.reducer,
-                options=choice.options,
-                predicted_seconds=choice.seconds,
-                predicted_dense_seconds=choice.dense_seconds,
-                reason=choice.reason,
-            )
-        for line in self.learner.how_norms_are_computed():
-            self.progress.say(line)
-            self._write("norms", reason=line)
+    def _resume(self, saving: Saving) -> None:
+        """Go on where the newest checkpoint was made; all ranks call it together."""
+        resumption = saving.resume(self.phases, self.summary)
+        if resumption is None:
+            self.progress.say("resume: there is no checkpoint yet: the run begins anew")
+            return
+        self.position = resumption.position
+        self._tally = resumption.tally or self._tally
+        self._tell(resumption.event)
 
     def _prepare(self) -> None:
         """Compile the steps of all phases to come: at the boundaries nobody waits for that."""
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        seconds = time.perf_counter() - start
-        self._write("prepare", compile_seconds=seconds)
+        self._tell(events.Prepared(time.perf_counter() - start))
 
     # ------------------------------------------------------------------------------------- phases
 
@@ -183,15 +166,10 @@ class Trainer:
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
             return
-        before = self.config.phases[phase.number - 1]
+        before = self.phases[phase.number - 1].result.reducer
         residual = self.learner.begin(phase.phase)
-        if residual is None:
-            return
-        self.progress.say(
-            f"switch from {before.reducer} to {phase.result.reducer}: "
-            f"the residual (norm {residual:.3g} on rank 0) goes into the next step"
-        )
-        self._write("switch", before=before.reducer, after=phase.result.reducer, residual_norm=residual)
+        if residual is not None:
+            self._tell(events.Switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
         """Read what a phase keeps, in the background, so that its first epoch finds it."""
@@ -201,7 +179,8 @@ class Trainer:
     def _train_epoch(self, phase: PhaseRun) -> None:
         """Train on the batches of an epoch that are left, then test."""
         at = self.position
-        self._set_density(phase, at.epoch)
+        if (density := phase.density(at.epoch)) is not None:
+            self.learner.set_density(density)
         self._last = time.perf_counter()
         for batch in phase.data.training_batches(at.run_epoch, at.step):
             self.train_step(phase, batch)
@@ -210,10 +189,6 @@ class Trainer:
         if phase.number > 0 and self.position.phase_steps == len(self._tally.seconds):
             self._note_stall(phase)
         self._finish_epoch(phase)
-
-    def _set_density(self, phase: PhaseRun, epoch: int) -> None:
-        if (density := phase.density(epoch)) is not None:
-            self.learner.set_density(density)
 
     def train_step(self, phase: PhaseRun, batch: Any) -> None:
         """Learn from one batch; all ranks call it together."""
@@ -233,16 +208,10 @@ class Trainer:
             samples=at.samples + phase.global_batch,
         )
         self._watch_for_void_steps(phase, report, pace)
-        self._log_step(phase, loss, report, pace)
-        if self._is_due(phase):
+        self._tell_step(phase, loss, report, pace)
+        if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
             self._save()
             self._last = time.perf_counter()
-
-    def _is_due(self, phase: PhaseRun) -> bool:
-        """Return whether a checkpoint is made after this step; an epoch's last waits for the test."""
-        every, at = self.config.checkpoints and self.config.checkpoints.every_steps, self.position
-        ends = at.step == phase.epoch_steps or at.phase_steps == phase.steps
-        return bool(every) and at.steps % every == 0 and not ends
 
     def _watch_for_void_steps(self, phase: PhaseRun, report: Report, pace: Pace) -> None:
         self._voided_in_a_row = 0 if report.finite else self._voided_in_a_row + 1
@@ -257,195 +226,59 @@ class Trainer:
         """Note how long after the end of the phase before the first step ended, but for a step."""
         seconds = self._first_step_end - self._boundary - float(np.median(self._tally.seconds))
         phase.result.stall_seconds = seconds
-        self._write("stall", phase=phase.number, stall_seconds=seconds)
+        self._tell(events.Stalled(phase.number, seconds))
 
-    # ---------------------------------------------------------------------------------- evaluation
+    # --------------------------------------------------------------------------- what an epoch ends with
 
     def _finish_epoch(self, phase: PhaseRun) -> None:
+        """Test, tell and keep what an epoch came to."""
         at, config = self.position, self.config
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
-        tested = last or number % config.evaluate_every == 0
-        result = self._add_up(phase, self._evaluate(phase) if tested else None)
-        self._report(result)
-        if self._dawnbench is not None:
-            self._dawnbench.add(result)
+        is_tested = last or number % config.evaluate_every == 0
+        answers = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
+        seconds = self.summary.seconds = time.perf_counter() - self._began
+        result = add_up(at.run_epoch, phase, self.learner, self._tally, answers, run_seconds=seconds)
+        self._tell_epoch(result)
         self._tally = Tally()
         self.position = replace(at, epoch=at.epoch + 1, run_epoch=number, step=0, samples=0)
-        is_best = self._judge(result)
-        every = config.checkpoints and config.checkpoints.every_epochs
-        if last or is_best or (every and number % every == 0):
+        is_best = self.summary.judge(result, config.target)
+        if self.summary.reached and config.target is not None:
+            self.progress.say(events.target_line(result, config.target))
+        if last or is_best or (self._saving is not None and self._saving.is_due_after_epoch(number)):
             self._save(best=is_best)
-
-    def _evaluate(self, phase: PhaseRun) -> np.ndarray[Any, Any]:
-        """Return right answers (first, among five) and samples of the test part, each counted once."""
-        learner, counted = self.learner, np.zeros(3, np.int64)
-        average_statistics(learner.model)
-        check_equal_weights(learner.model, self.topology.world)
-        with learner.tested():
-            for batch in phase.data.test_batches():
-                counted[:2] += learner.forward.right(batch.images, batch.labels, batch.counts)
-                counted[2] += batch.counts.sum()
-        return self.topology.world.agree(counted.tolist()).sum(axis=0)
-
-    def _add_up(self, phase: PhaseRun, counted: Any) -> EpochResult:
-        """Add up over all ranks what they did in an epoch; all of them call it together."""
-        tally, size = self._tally, self.learner.gradients.size
-        dense = cost.dense(self.topology.nodes, self.rank, size).inter
-        sums = tally.over_ranks(self.topology.world, dense)
-        phase.result.sent += sums.sent.inter
-        phase.result.dense += sums.dense_inter_bytes
-        seconds = float(np.sum(tally.seconds))
-        self.summary.seconds = time.perf_counter() - self._began
-        return EpochResult(
-            epoch=self.position.run_epoch,
-            reducer=phase.result.reducer,
-            input_size=phase.phase.input_size,
-            steps=tally.steps,
-            loss=sums.loss,
-            correct=None if counted is None else int(counted[0]),
-            correct_of_five=None if counted is None else int(counted[1]),
-            samples=0 if counted is None else int(counted[2]),
-            train_seconds=seconds,
-            run_seconds=self.summary.seconds,
-            images_per_second=len(tally.seconds) * phase.global_batch / seconds if seconds else 0.0,
-            sent_intra_bytes=sums.sent.intra,
-            sent_inter_bytes=sums.sent.inter,
-            dense_inter_bytes=sums.dense_inter_bytes,
-        )
-
-    def _judge(self, result: EpochResult) -> bool:
-        """Note what was reached, and return whether it is the best so far; equal on all ranks."""
-        if result.correct is None:
-            return False
-        summary, target = self.summary, self.config.target
-        summary.correct, summary.samples = result.correct, result.samples
-        summary.correct_of_five = result.correct_of_five or 0
-        metric = "top1" if target is None else target.metric
-        share = result.accuracy if metric == "top1" else result.accuracy_of_five
-        assert share is not None
-        if target is not None and share >= target.at_least:
-            summary.reached = True
-            self.progress.say(
-                f"{metric} {share:.2%} reaches the target of {target.at_least:.2%} "
-                f"after {summary.seconds:.1f} s"
-            )
-        is_best = summary.best is None or share > summary.best
-        summary.best = share if is_best else summary.best
-        return is_best
-
-    # --------------------------------------------------------------------------------- checkpoints
 
     def _save(self, *, best: bool = False) -> None:
         """Write a checkpoint; all ranks call it together."""
-        if self._checkpoints is None:
+        if self._saving is None:
             return
-        start = time.perf_counter()
-        self.summary.seconds = start - self._began
-        shared = shared_state(self.learner)
-        shared |= {"position": as_tree(self.position), "summary": asdict(self.summary)}
-        own = own_state(self.learner) | {"tally": self._tally.as_tree()}
-        self._checkpoints.save(self.position.steps, shared, own, best=best)
-        self._write("checkpoint", steps=self.position.steps, save_seconds=time.perf_counter() - start)
-
-    def _resume(self, checkpoint: Checkpoint | None) -> None:
-        """Go on where a checkpoint was made; all ranks call it together."""
-        if checkpoint is None:
-            self.progress.say("resume: there is no checkpoint yet: the run begins anew")
-            return
-        shared: Any = checkpoint.shared
-        position = Position(**shared["position"])
-        phase = self.phases[min(position.phase, len(self.phases) - 1)]
-        self.learner.begin(phase.phase)
-        # A density is a setting of the reducer: the state to come is of the epoch that it was made in.
-        self._set_density(phase, position.epoch if position.step else max(0, position.epoch - 1))
-        lines = restore(self.learner, checkpoint)
-        self.summary.restore(shared["summary"])
-        own: Any = checkpoint.own
-        if own is not None:
-            self._tally = Tally.of(own["tally"])
-        self.position = phase.place(position)
-        lines += _moved(position, self.position, phase)
-        self._tell_resumption(checkpoint, lines)
-
-    def _tell_resumption(self, checkpoint: Checkpoint, lines: list[str]) -> None:
-        at, name = self.position, checkpoint.path.name
-        self.progress.say(
-            f"resumed from {name}: step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
-        )
-        for line in lines:
-            self.progress.say(line)
-        self._write("resume", checkpoint=name, changes=lines, **asdict(at))
-
-    # ------------------------------------------------------------------------------------ telling
-
-    def _log_step(self, phase: PhaseRun, loss: float, report: Report, pace: Pace) -> None:
-        at = self.position
-        self.progress.update(
-            f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps} of"
-            f" {phase.result.reducer} at {phase.phase.input_size} px  loss {loss:.3f} (rank 0)"
-        )
-        if at.steps % self.config.log_every == 0:
-            self._write(
-                "step",
-                epoch=at.run_epoch,
-                step=at.phase_steps,
-                loss=loss if np.isfinite(loss) else None,
-                learning_rate=pace.learning_rate,
-                momentum=pace.momentum,
-                loss_scale=None if self.learner.scale is None else float(self.learner.scale.scale.numpy()),
-                finite=report.finite,
-                selected=report.selected,
-                applied=report.applied,
-                traffic=asdict(report.traffic),
-                stage_seconds=asdict(report.seconds),
-            )
-
-    def _report(self, result: EpochResult) -> None:
-        at, width = self.position, max(len(phase.result.reducer) for phase in self.phases)
-        now, *later = self.phases[at.phase :]
-        to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
-        self.progress.say(epoch_line(result, epochs=result.epoch + 1 + to_come, width=width))
-        self._write(
-            "epoch", accuracy=result.accuracy, accuracy_of_five=result.accuracy_of_five, **asdict(result)
-        )
-
-    def _write(self, kind: str, **values: Any) -> None:
-        if self.folder is not None:
-            self.folder.write(kind, **values)
+        self.summary.seconds = time.perf_counter() - self._began
+        self._tell(self._saving.save(self.position, self.summary, self._tally, best=best))
 
     def _end(self) -> Summary:
         summary = self.summary
         summary.seconds = time.perf_counter() - self._began
-        summary.held_back = float(np.linalg.norm(self.learner.gradients.reducer.residual))
-        reads = self.data.read_so_far()
-        for line in reads.lines():
-            self.progress.say(line)
-        self._write("cache", **reads.counts, stand_ins=reads.stand_ins)
+        summary.held_back = self.learner.held_back()
+        self._tell(events.CacheRead(self.data.read_so_far()))
         if self.folder is not None:
             with self.learner.tested():
                 self.folder.save_weights(self.model)
             self.folder.end(summary)
         return summary
 
+    # ------------------------------------------------------------------------------------ telling
 
-def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
-    """Return a line that tells where an epoch goes on, where its steps take another number of samples."""
-    if before == after:
-        return []
-    return [
-        f"a step takes {phase.global_batch} samples now: {before.samples} of the epoch are read, it goes on "
-        f"with step {after.step + 1} of {phase.epoch_steps}"
-    ]
+    def _tell(self, event: Event) -> None:
+        for line in event.lines():
+            self.progress.say(line)
+        if self.folder is not None:
+            self.folder.write(event.kind, **event.record())
 
+    def _tell_step(self, phase: PhaseRun, loss: float, report: Report, pace: Pace) -> None:
+        self.progress.update(events.live_line(phase, self.position, loss))
+        if self.position.steps % self.config.log_every == 0:
+            self._tell(events.StepTaken.of(self.position, loss, report, pace, self.learner))
 
-def _of_first(comm: Communicator, function: Callable[[], Result]) -> Result:
-    """Return what ``function()`` returns on rank 0, or raise its ``ValueError``, on all ranks."""
-    result, problem = None, None
-    try:
-        result = function() if comm.rank == 0 else None
-    except ValueError as error:
-        problem = str(error)
-    result, problem = comm.allgather_objects((result, problem))[0]
-    if problem is not None:
-        raise ValueError(problem)
-    return result  # type: ignore[return-value]
+    def _tell_epoch(self, result: EpochResult) -> None:
+        self._tell(events.EpochEnded.of(result, self.phases, self.position))
+        if self._dawnbench is not None:
+            self._dawnbench.add(result)

@@ -18,9 +18,9 @@ class RunFolder:
     """The folder of one run, written by rank 0.
 
     ``config.yaml``: the resolved configuration. ``metrics.jsonl``: one JSON object a line, of the kinds
-    ``choice``, ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``,
-    ``checkpoint``, ``cache`` and ``summary``, each with ``seconds`` since the start of the process. What is
-    not finite is ``null`` there. ``summary.json`` is there when the run has ended.
+    ``gpus``, ``choice``, ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``,
+    ``checkpoint``, ``cache`` (:mod:`training.events`) and ``summary``, each with ``seconds`` since the start
+    of the process. What is not finite is ``null`` there. ``summary.json`` is there when the run has ended.
     """
 
     def __init__(self, config: Config, path: Path | None = None) -> None:

@@ -60,10 +60,10 @@ class Backward:
         # What a forward pass changes: statistics of BatchNormalization, states of random generators.
         self._changed = [each.value for each in model.variables if not each.trainable]
 
-    def __call__(self, images: Array, labels: Array) -> tuple[float, Float32]:
-        """Return the mean loss of the samples, and its gradient as a view of TensorFlow's memory."""
+    def __call__(self, images: Array, labels: Array) -> tuple[float, Any]:
+        """Return the mean loss of the samples, and its gradient: a float32 tensor, one entry a weight."""
         loss, flat, self.found = self._backward(images, labels)
-        return float(loss), np.asarray(flat)
+        return float(loss), flat
 
     def put_back(self, found: Sequence[Any]) -> None:
         """Give the model the statistics that a call has ``found``: that of a step that does not count."""
@@ -95,7 +95,7 @@ class Update:
         self._update = update
 
     def __call__(self, mean: Float32) -> None:
-        """Move the weights; ``mean`` is float32, one entry for each trainable weight."""
+        """Move the weights; ``mean``: float32 of NumPy or CuPy, one entry for each trainable weight."""
         self._update(tensor_of(mean))
 
 

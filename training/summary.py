@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.records import Target
+
 
 @dataclass
 class PhaseResult:
@@ -55,6 +57,10 @@ class EpochResult:
         """Return the share of the test samples whose label was among the first five."""
         return None if self.correct_of_five is None else self.correct_of_five / self.samples
 
+    def share(self, metric: str) -> float | None:
+        """Return the share of the test samples that counts for ``metric``, ``"top1"`` or ``"top5"``."""
+        return self.accuracy if metric == "top1" else self.accuracy_of_five
+
 
 @dataclass
 class Summary:
@@ -83,6 +89,18 @@ class Summary:
     def accuracy_of_five(self) -> float:
         """Return the share of the test samples whose label was among the first five."""
         return self.correct_of_five / self.samples if self.samples else 0.0
+
+    def judge(self, result: EpochResult, target: Target | None) -> bool:
+        """Note what an epoch reached, and return whether it is the best so far; equal on all ranks."""
+        share = result.share("top1" if target is None else target.metric)
+        if result.correct is None or share is None:
+            return False
+        self.correct, self.samples = result.correct, result.samples
+        self.correct_of_five = result.correct_of_five or 0
+        self.reached = self.reached or (target is not None and share >= target.at_least)
+        is_best = self.best is None or share > self.best
+        self.best = share if is_best else self.best
+        return is_best
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Take over what ``asdict`` gave of another; phases that are not there any more are left out."""

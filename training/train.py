@@ -3,18 +3,16 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
 from commlib.profile import Profile
-from commlib.transport.mpi import abort_on_error
 from training.checkpoints import CheckpointFailed
 from training.choices import profile_for
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
 from training.dry_run import generated, tiny
-from training.job import FAILURE, LaunchError, complain, leave, refuse, together, world
+from training.job import FAILURE, as_rank, complain, leave, on_first, together
 from training.metrics import RunFolder, to_resume
 from training.progress import Progress
 from training.quiet import import_tensorflow
@@ -32,11 +30,7 @@ def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None
 
 def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
     """Run a configuration; with ``work``, a folder that nobody keeps, no more than a dry run."""
-    try:
-        comm = world()
-    except LaunchError as error:
-        refuse(str(error))
-    with abort_on_error():
+    with as_rank() as comm:
         config = load_together(comm, path, overrides, dict if work is None else generated)
         if work is not None:
             whole = config
@@ -63,12 +57,11 @@ def load_together(
 
     ``change``: see :func:`training.config.load_with_warnings`.
     """
-    loaded = together(comm, lambda: load_with_warnings(path, overrides, change) if comm.rank == 0 else None)
-    if loaded is not None:
+    loaded = together(comm, lambda: on_first(comm, lambda: load_with_warnings(path, overrides, change)))
+    if comm.rank == 0:
         for line in loaded.warnings:
             complain(f"warning: {line}")
-    config: Config = comm.allgather_objects(loaded and loaded.config)[0]
-    return config
+    return loaded.config
 
 
 def _trainer(config: Config, topology: Topology, data: Data, profile: Profile | None) -> "Trainer":
@@ -82,7 +75,7 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool) -> None:
     from training.loop import TrainingDiverged
 
     comm = trainer.topology.world
-    path: Path = comm.allgather_objects(folder and folder.path.absolute())[0]
+    path = on_first(comm, lambda: folder.path.absolute())
     try:
         with Progress(silent=folder is None) as progress:
             together(comm, lambda: trainer.begin(folder, progress, path, resume=resume))

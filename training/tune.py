@@ -5,16 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from commlib import Communicator, Link, Topology
+from commlib import Link, Topology
 from commlib.probe import measure
 from commlib.profile import Profile
-from commlib.transport.mpi import abort_on_error
 from commlib.trials import try_out
 from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.choices import count_weights, profile_path
 from training.config import Config, load
-from training.job import LaunchError, refuse, together, world
+from training.job import as_rank, on_first, together
 from training.memory import keep_freed_memory
 from training.models import MODELS
 from training.quiet import import_tensorflow
@@ -84,12 +83,8 @@ def _counts(layout: str | None) -> int | list[int] | None:
 
 def tune(request: Request) -> None:
     """Measure on all ranks of this job; rank 0 writes the profile and prints."""
-    try:
-        comm = world()
-    except LaunchError as error:
-        refuse(str(error))
-    with abort_on_error():
-        asked = _resolve(comm, request)
+    with as_rank() as comm:
+        asked = together(comm, lambda: on_first(comm, request.resolve))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         keep_freed_memory()
         path, cases = profile_path(asked.profile, topology), _cases(topology, asked.config)
@@ -112,14 +107,6 @@ def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
             print(f"trying reducers on {size:,} entries at density {shares} …", flush=True)
         profile = try_out(topology, profile, size, densities)
     return profile
-
-
-def _resolve(comm: Communicator, request: Request) -> Resolved:
-    """Return what rank 0 was asked, on all ranks: copies of the configuration may differ."""
-    resolved: Resolved = comm.allgather_objects(
-        together(comm, lambda: request.resolve() if comm.rank == 0 else None)
-    )[0]
-    return resolved
 
 
 def _save(profile: Profile, path: Path) -> None:
@@ -164,16 +151,18 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
         return []
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
-    size = None
-    if topology.world.rank == 0:
-        dataset = config.dataset.make()
-        import_tensorflow()
-        size = count_weights(MODELS[config.model](dataset.channels, dataset.classes))
-    size = topology.world.allgather_objects(size)[0]
+    size = on_first(topology.world, lambda: _weights_of(config))
     return [
         Case(f"phase {number}: ", size, config.density_of(phase))
         for number, phase in enumerate(config.phases, 1)
     ]
+
+
+def _weights_of(config: Config) -> int:
+    """Return the entries of the gradient of a configuration's model, which is made to count them."""
+    dataset = config.dataset.make()
+    import_tensorflow()
+    return count_weights(MODELS[config.model](dataset.channels, dataset.classes))
 
 
 def _row(case: Case, choice: Choice) -> list[str]:

@@ -241,7 +241,7 @@ def digits(make, seed=0):
 
 
 FITTING = {
-    "lars": lambda **options: LARS(1.0, trust=0.1, weight_decay=1e-4, **options),
+    "lars": lambda **options: LARS(0.1, trust=0.1, weight_decay=1e-4, **options),
     "lamb": lambda **options: LAMB(0.02, weight_decay=1e-4, **options),
 }
 

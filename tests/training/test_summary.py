@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from training.records import Target
 from training.summary import EpochResult, PhaseResult, Summary, closing_lines, epoch_line
 
 
@@ -54,6 +55,28 @@ def test_a_summary_takes_over_another_and_leaves_out_phases_that_are_gone():
     summary = Summary(phases=[PhaseResult("gtopk", 6, 9)])
     summary.restore(before)
     assert summary == Summary(3, 4, 5, 6.0, 0.75, True, 0.0, [PhaseResult("gtopk", 6, 9, 1, 2, 3, 0.5)])
+
+
+def test_a_summary_keeps_the_last_test_and_the_best_of_what_counts():
+    summary = Summary()
+    target = Target(metric="top5", at_least=0.995)
+    shares = [(90, 99), (95, 98), (None, None), (80, 99)]
+    results = [
+        epoch(correct=first, correct_of_five=five, samples=0 if first is None else 100)
+        for first, five in shares
+    ]
+    assert [summary.judge(result, target) for result in results] == [True, False, False, False]
+    assert (summary.correct, summary.correct_of_five, summary.samples, summary.best) == (80, 99, 100, 0.99)
+    assert not summary.reached
+    assert summary.judge(epoch(correct=50, correct_of_five=100), target)
+    assert summary.reached
+
+
+def test_without_a_target_the_first_label_counts():
+    summary = Summary()
+    epochs = [epoch(correct=90, correct_of_five=99), epoch(correct=91, correct_of_five=95)]
+    assert [summary.judge(result, None) for result in epochs] == [True, True]
+    assert (summary.best, summary.reached) == (0.91, False)
 
 
 def test_an_epoch_on_one_node_without_a_finite_loss_says_so():

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
 from commlib.probe import job_of
 from commlib.profile import Profile
-from tests.launching import DIGITS, launch, run, tail
+from tests.launching import DIGITS, launch, mpirun, run, tail
 from tests.test_tuner import SPEEDS
-from training import choices, tune
+from training import choices, job, tune
 from training.choices import choose_reducers, default_path, profile_for
 from training.cli import app
 from training.config import load
@@ -226,7 +226,7 @@ def tuned(monkeypatch, capsys, request, ranks, measure=None):
     """Run the command on simulated ranks and return what was printed."""
     own = threading.local()
     monkeypatch.setattr(tune, "SIZES", (1_003, 70_001))
-    monkeypatch.setattr(tune, "world", lambda: own.comm)
+    monkeypatch.setattr(job, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
 
@@ -335,7 +335,6 @@ def test_wrong_words_are_one_line_and_exit_status_2(words, message):
 # ------------------------------------------------------------------ real processes
 
 
-@pytest.mark.launch
 def test_tuning_loads_no_tensorflow_and_training_alone_needs_no_profile(tmp_path):
     path = tmp_path / "profile.json"
     program = (
@@ -368,7 +367,7 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
 
     words = (DIGITS, *BRIEF, "reducer=auto", alone_on_nodes, f"profile={path}")
     Profile(Profile.load(path).job, Network(FAST, SLOW), SPEEDS).save(path)
-    result = launch(2, *words, cwd=tmp_path)
+    result = mpirun(2, "cloudtrain", "train", *words, cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     (folder,) = (tmp_path / "runs").iterdir()
     first, second = yaml.safe_load((folder / "config.yaml").read_text())["phases"]

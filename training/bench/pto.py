@@ -10,7 +10,6 @@ from typing import Any
 
 from commlib import Topology
 from commlib.errors import InvalidArgument, look_up
-from commlib.transport.mpi import abort_on_error
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way
 from training.bench.checks import WrongResult
@@ -21,7 +20,7 @@ from training.bench.record import Record, command, milliseconds, print_lines, pr
 from training.bench.shapes import SHAPES
 from training.bench.timing import WARM_UP_RUNS
 from training.bench.turns import Turns, take_turns
-from training.job import FAILURE, LaunchError, Place, complain, leave, refuse, together, world
+from training.job import FAILURE, Place, as_rank, complain, leave, refuse, together
 from training.launch import INTERRUPTED
 from training.quiet import import_tensorflow
 
@@ -112,11 +111,7 @@ def _start(sweep: Sweep, as_json: bool) -> int:
 
 def _as_rank(sweep: Sweep, asked: Sequence[int], as_json: bool) -> int:
     """Measure as one rank of a job."""
-    try:
-        comm = world()
-    except LaunchError as error:
-        refuse(str(error))
-    with abort_on_error():
+    with as_rank() as comm:
         together(comm, lambda: _expect_ranks(asked, comm.size))
         records = measure(sweep, Topology(comm))
         try:

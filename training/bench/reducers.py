@@ -7,7 +7,6 @@ from typing import Any
 
 from commlib import Communicator, Reducer, cost
 from commlib.errors import UnknownName
-from commlib.transport.mpi import abort_on_error
 from training.bench.allreduce import BUSY, FLOOR, PEERS
 from training.bench.checks import WrongResult
 from training.bench.memory import dense_vectors, traced
@@ -16,7 +15,7 @@ from training.bench.plan import Plan, has_ranks
 from training.bench.record import Record, print_lines
 from training.bench.steps import CLOCKS, Measurement, take_turns
 from training.bench.tables import print_records
-from training.job import FAILURE, LaunchError, complain, leave, refuse, together, world
+from training.job import FAILURE, as_rank, complain, leave, refuse, together
 
 Nodes = Sequence[Sequence[int]]
 
@@ -29,11 +28,7 @@ def bench(as_json: bool, **options: Any) -> int:
         except ValueError as error:
             refuse(str(error))
         return _print(plan, as_json, None)
-    try:
-        comm = world()
-    except LaunchError as error:
-        refuse(str(error))
-    with abort_on_error():
+    with as_rank() as comm:
         return _print(together(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
 
 

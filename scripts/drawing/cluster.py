@@ -1,0 +1,183 @@
+"""What reducers take on emulated clusters, beside all-reduces."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from scripts.drawing.results import Results, fingerprint
+from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
+from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
+from training.bench.record import Record, milliseconds, times
+
+CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
+
+TEXT = """## {title}
+
+Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
+slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
+named; "× peer" is beside the faster of them. `bare` is the exchange of `hitopk`'s bytes through MPI alone,
+without the work. Stages are ms, means over ranks; the rest of a step is waiting for the slowest.
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured on a cluster at one rate and size, and the picture of it."""
+
+    kind: str
+    rate: str
+    size: int
+    nodes: Sequence[int]
+    records: Sequence[Record]
+
+    @property
+    def measured(self) -> list[Record]:
+        """Return the records but for the probing of MPI's algorithms."""
+        return [record for record in self.records if record.bench != "probe"]
+
+    @property
+    def densities(self) -> list[float]:
+        """Return the densities, in the order in which they were measured."""
+        found = (record.case["density"] for record in self.measured)
+        return list(dict.fromkeys(density for density in found if density is not None)) or [1.0]
+
+    def at(self, density: float) -> list[Record]:
+        """Return the records of a density, with those that have none; all-reduces come last."""
+        own = [record for record in self.measured if record.case["density"] in (None, density)]
+        return sorted(own, key=is_allreduce)
+
+    @property
+    def title(self) -> str:
+        """Return what tells it from others."""
+        return f"{self.rate}, {self.size:,} entries, {world(self.nodes)}"
+
+    @property
+    def picture(self) -> str:
+        """Return the name of the picture."""
+        return f"{self.kind}-{self.rate}-{self.size}.svg"
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of the records, which the picture has among its metadata."""
+        return fingerprint(self.measured)
+
+
+def cells(results: Results) -> list[Cell]:
+    """Return the records of clusters, by ranks, rate and size."""
+
+    def place(record: Record) -> tuple[str, int, list[int]]:
+        return record.case["rate"], record.case["size"], record.case["ranks_of_nodes"]
+
+    return [Cell(results.kind, *key, list(own)) for key, own in groupby(results.records, key=place)]
+
+
+def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
+    """Return what there is to draw."""
+    return [cell for each in newest_results if each.kind.startswith(CLUSTER) for cell in cells(each)]
+
+
+def is_allreduce(record: Record) -> bool:
+    """Return whether it is beside what the others were measured."""
+    return "beside" not in record.more
+
+
+def tables(results: Results) -> Iterator[str]:
+    """Yield a heading, a picture and a table for each cell, and what MPI's algorithms took there."""
+    header = ["reducer", "density", "ms", "min", "max", "× peer", "× bare", *STAGES, "sent inter kB"]
+    for cell in cells(results):
+        yield f"### {cell.title}\n"
+        yield f"{probed(cell)}\n"
+        yield f"![Time by stage and bytes between nodes: {cell.title}]({cell.picture})\n"
+        first = cell.densities[0]
+        rows = [
+            row_of(record)
+            for density in cell.densities
+            for record in cell.at(density)
+            if density == first or record.case["density"] is not None
+        ]
+        yield table(header, rows)
+
+
+def row_of(record: Record) -> list[str]:
+    """Return the row of one contender."""
+    stages, bare = record.more["stages"] or {}, record.more.get("beside", {}).get("bare")
+    seconds = record.seconds
+    return [
+        *(f"`{label(record)}`", percent(record.case["density"])),
+        *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
+        times(record.ratio),
+        times(bare["median"] / seconds.median if bare else None),
+        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        kilobytes(record.bytes.inter) if record.bytes else NOTHING,
+    ]
+
+
+def probed(cell: Cell) -> str:
+    """Return the line about MPI's algorithms."""
+    beside = [
+        f"{record.case['mpi_algorithm']} {milliseconds(record.peer_seconds.median)} ms"
+        f" ({times(record.seconds.median / record.peer_seconds.median)} × `dense`)"
+        for record in cell.records
+        if record.bench == "probe"
+    ]
+    chosen = cell.measured[0].case["mpi_algorithm"]
+    steps = cell.measured[0].seconds.runs
+    if not beside:
+        return f"All-reduce of Open MPI: {chosen}. {steps} steps."
+    return f"All-reduce of Open MPI, by algorithm: {', '.join(beside)}; used: {chosen}. {steps} steps."
+
+
+def draw(cell: Cell, path: Path) -> None:
+    """Write the picture of a cell: for each density time by stage, and below it the bytes between nodes."""
+    densities = cell.densities
+    with picture(path, 0.8 + 4.1 * len(densities), 5.6, cell.fingerprint) as figure:
+        rows = figure.subplots(
+            2, len(densities), sharey="row", sharex="col", squeeze=False, height_ratios=(3, 2)
+        )
+        for density, time, sent in zip(densities, *rows, strict=True):
+            records = cell.at(density)
+            time.set_title(f"density {percent(density)}")
+            draw_time(time, records)
+            draw_bytes(sent, records)
+            for axes in (time, sent):
+                open_up(axes)
+            sent.set_xticks(range(len(records)), [label(each) for each in records], rotation=90)
+        name_rows(rows, ("ms a step", "MB between nodes,\nbusiest rank"))
+        legend(figure, STAGES | {"waiting": WAITING, "dense all-reduce": WHOLE})
+        figure.suptitle(cell.title)
+
+
+def draw_time(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw a bar for each contender; above it how many times as fast it is as its peer."""
+    for place, record in enumerate(records):
+        for color, low, high in bars(record):
+            axes.bar(place, high - low, bottom=low, color=color, width=0.75)
+        if record.ratio is not None:
+            note(axes, place, record.seconds.median * 1e3, f"{record.ratio:.3g}×")
+
+
+def bars(record: Record) -> Iterator[tuple[str, float, float]]:
+    """Yield color, begin and end in ms of the parts of a bar, which is as high as the step took."""
+    total = record.seconds.median * 1e3
+    stages = record.more["stages"]
+    if stages is None:
+        yield WHOLE, 0.0, total
+        return
+    low = 0.0
+    for stage, color in STAGES.items():
+        high = min(total, low + stages[stage]["mean"] * 1e3)  # medians of parts may add up to more
+        yield color, low, high
+        low = high
+    yield WAITING, low, total
+
+
+def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw what the busiest rank sends between nodes; of MPI's own exchanges nobody knows."""
+    megabytes = [record.bytes.inter / 1e6 if record.bytes else None for record in records]
+    for place, sent in enumerate(megabytes):
+        if sent is not None:
+            axes.bar(place, sent, color=STAGES["inter"], width=0.75)
+        note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.3g}")

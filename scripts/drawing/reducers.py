@@ -1,0 +1,46 @@
+"""What reducers take on simulated ranks, beside dense."""
+
+from collections.abc import Iterator
+
+from scripts.drawing.results import Results
+from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
+from training.bench.record import Record, milliseconds, times
+
+TEXT = """## Reducers on simulated ranks
+
+By the virtual clock: messages take what the α-β model predicts. Sent is what the busiest rank sends in a
+step; memory is what a rank holds beside its gradient, in vectors as long as that.
+"""
+
+
+def tables(results: Results) -> Iterator[str]:
+    """Yield the table of simulated ranks, after a line about them."""
+    first = results.records[0]
+    yield f"{world(first.case['ranks_of_nodes'])}, {first.case['size']:,} entries, {links(first)}.\n"
+    header = ["reducer", "density", "ms", "× dense", "intra ms", "inter ms", "predicted ms", "sent intra kB"]
+    header += ["sent inter kB", "selected", "applied", "memory"]
+    rows = []
+    for record in results.records:
+        more, sent = record.more, record.bytes
+        rows.append(
+            [
+                *(f"`{label(record)}`", percent(record.case["density"])),
+                *(milliseconds(record.seconds.median), times(record.ratio)),
+                *(milliseconds(more["stages"][link]["max"]) for link in ("intra", "inter")),
+                milliseconds(more["prediction"]["seconds"]) if more["prediction"] else NOTHING,
+                *(kilobytes(sent.intra), kilobytes(sent.inter)),
+                *(f"{more['entries'][name]:,}" for name in ("selected", "applied")),
+                f"{more['memory']['dense_vectors']:.2f}",
+            ]
+        )
+    yield table(header, rows)
+
+
+def links(record: Record) -> str:
+    """Return what the virtual clock took for the links."""
+    network = record.case["network"]
+    told = (
+        f"{name} {network[link]['alpha'] * 1e6:g} µs and {8 / network[link]['beta'] / 1e9:g} Gbit/s"
+        for link, name in (("intra", "inside nodes"), ("inter", "between them"))
+    )
+    return ", ".join(told)

@@ -1,0 +1,32 @@
+"""What selectors take on one core."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from scripts.drawing.results import Results
+from scripts.drawing.text import NOTHING, percent, table
+from training.bench.record import milliseconds, times
+
+TEXT = """## Selection
+
+Selecting on one core, beside what one would call instead, and beside a bare read of the vector.
+"""
+
+
+def tables(results: Results) -> Iterator[str]:
+    """Yield a table for each law that the vectors were drawn from."""
+    peers = list(dict.fromkeys(record.peer for record in results.records))
+    for law, of_law in groupby(results.records, key=lambda record: record.case["input"]):
+        rows = []
+        for (size, density, subject), own in groupby(
+            of_law, key=lambda record: (record.case["size"], record.case["density"], record.subject)
+        ):
+            beside = {record.peer: record for record in own}
+            seconds = next(iter(beside.values())).seconds
+            ratios = [times(beside[peer].ratio) if peer in beside else NOTHING for peer in peers]
+            rows.append(
+                [f"`{subject}`", f"{size:,}", percent(density), milliseconds(seconds.median), *ratios]
+            )
+        header = ["selector", "entries", "density", "ms", *(f"× {peer}" for peer in peers)]
+        yield f"Entries: {law}.\n"
+        yield table(header, rows)

@@ -1,0 +1,55 @@
+"""What all pictures share: a style, colours, and what is written above a bar."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+# Of Okabe and Ito's palette; all-reduces, whose stages nobody sees, are grey.
+STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
+WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
+
+# Text stays text, and elements have the same names in every run.
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float, fingerprint: str) -> Iterator[Figure]:
+    """Give a figure of so many inches, which is written when the block ends.
+
+    ``fingerprint``: of the records, which the file has among its metadata.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+        yield figure
+        figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": fingerprint})
+
+
+def open_up(axes: Axes) -> None:
+    """Leave out the lines above and to the right, and the ticks of what are no numbers."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+
+
+def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
+    """Say beside the first of each row of axes what is high there."""
+    for axes, name in zip(rows[:, 0], names, strict=True):
+        axes.set_ylabel(name)
+        axes.margins(y=0.1)  # for what is written above the bars
+
+
+def legend(figure: Figure, colors: Mapping[str, str]) -> None:
+    """Say below all axes what each colour is."""
+    patches = [Patch(color=color, label=name) for name, color in colors.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+
+
+def note(axes: Axes, place: float, height: float, text: str) -> None:
+    """Write above a bar."""
+    axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6)

@@ -1,0 +1,28 @@
+"""What Ok-Topk takes of the processor, beside the paper's algorithm as NumPy has it."""
+
+from collections.abc import Iterator
+
+from scripts.drawing.results import Results
+from scripts.drawing.text import label, percent, table, world
+from training.bench.record import milliseconds, times
+
+TEXT = """## Ok-Topk beside its transcription
+
+Processor time of a rank; the peer is the paper's algorithm 1, written down in NumPy.
+"""
+
+
+def tables(results: Results) -> Iterator[str]:
+    """Yield the table of processor time."""
+    first = results.records[0]
+    yield f"{world(first.case['ranks_of_nodes'])} (simulated), {first.case['size']:,} entries.\n"
+    header = ["reducer", "density", "ms", "× peer", "selected", "applied"]
+    rows = [
+        [
+            *(f"`{label(record)}`", percent(record.case["density"])),
+            *(milliseconds(record.seconds.median), times(record.ratio)),
+            *(f"{record.more['entries'][name]:,}" for name in ("selected", "applied")),
+        ]
+        for record in results.records
+    ]
+    yield table(header, rows)

@@ -1,0 +1,300 @@
+"""Training whose gradients lie on GPUs: the weights are those of the CPU, to the bit, and nothing is copied.
+
+TensorFlow's part of a GPU is the CPU here, where the fake arrays lie; the kernels are run by the emulator.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+import threading
+from contextlib import contextmanager, nullcontext
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import commlib.gpu.norms
+from commlib import Topology
+from commlib import tensorflow as adapter
+from commlib.transport import mpi, simulated
+from datacache import Batch
+from tests.gpu.emulator.engine import COMPILER
+from tests.gpu.fake_cupy import FakeCuPy, installed
+from tests.gpu.on_gpu import GPURanks
+from tests.gpu.test_reducers_with_kernels import engine_for
+from tests.launching import DIGITS
+from tests.training.small import phase, trainer
+from training import gpus
+from training.config import load
+from training.datasets import make_dataset
+from training.job import Place
+from training.learner import Learner, Pace
+from training.models import MODELS
+from training.models.ends import image_input
+from training.schema import ConfigurationError
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+BATCH = 8
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def gpus_that_are_processors(monkeypatch):
+    monkeypatch.setattr(adapter, "tensorflow_device", lambda gpu: "CPU:0")
+    monkeypatch.setattr(gpus, "tensorflow_device", lambda gpu: "CPU:0")
+    monkeypatch.setitem(MODELS, "two_layers", two_layers)
+
+
+@contextmanager
+def kernels_for(cupy):
+    """Let the emulator run all kernels, those of the norms as well."""
+    norms = commlib.gpu.norms
+    with engine_for(cupy):
+        before, norms.current_engine = norms.current_engine, commlib.kernels.current_engine
+        try:
+            yield
+        finally:
+            norms.current_engine = before
+
+
+# ---------------------------------------------------------------------------------------- a learner
+
+
+def two_layers(channels, classes, *, normalised=False):
+    images, x = image_input(channels, normalised=normalised)
+    x = layers.Flatten()(layers.Resizing(4, 4, interpolation="area")(x))
+    x = layers.BatchNormalization()(layers.Dense(20, activation="relu")(x))
+    return keras.Model(images, layers.Dense(classes, dtype="float32")(x))
+
+
+two_layers.smallest_side = 4
+WEIGHTS = 16 * 20 + 20 + 2 * 20 + 20 * 10 + 10
+
+
+def batch_of(rank, step):
+    random = np.random.default_rng((rank, step))
+    images = random.integers(0, 256, (BATCH, 8, 8, 1), np.uint8)
+    return Batch(images, random.integers(0, 10, BATCH), np.arange(BATCH), np.ones(BATCH, bool))
+
+
+def learned(comm, config, dataset, spoil):
+    """Return the weights after each step of two phases, and what was held back at the switch."""
+    topology = Topology(comm, ranks_per_node=2)
+    keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
+    learner = Learner(config, topology, dataset, None)
+    seen = []
+    for number, each in enumerate(config.phases):
+        if number:
+            seen.append(learner.begin(each))
+        backward = learner.backward_of(each, 1)
+        for step in range(STEPS):
+            batch = batch_of(comm.rank, STEPS * number + step)
+            if spoil == (comm.rank, STEPS * number + step):
+                learner.variables[-1].assign(np.full(learner.variables[-1].shape, np.nan, np.float32))
+            before = [variable.numpy() for variable in learner.variables]
+            _, report = learner.step(backward, batch, Pace(0.1, 0.9))
+            seen.append((report.finite, report.selected, report.traffic))
+            if not report.finite:
+                for variable, value in zip(learner.variables, before, strict=True):
+                    np.testing.assert_array_equal(variable.numpy(), value)
+        seen.append([variable.numpy().tobytes() for variable in learner.variables])
+    norms = [] if config.phases[-1].reducer == "torus2d" else [learner.held_back()]
+    return seen, norms
+
+
+LARS = "optimizer={name: lars, weight_decay: 0.01, trust: 0.1, norms: layers}"
+CASES = {
+    "plain": (),
+    "clipped": ("clip_norm=0.01",),
+    "lars, norms that travel": (LARS,),
+    "lars, clipped": (LARS, "clip_norm=0.01"),
+    "in parts": ("accumulate=2",),
+    "lamb": ("optimizer={name: lamb, norms: local}",),
+    "scaled": ("precision=float16",),
+    "average": ("average=0.9",),
+}
+
+
+def config_of(*words, reducers=("hitopk", "dense")):
+    densities = [", density: 0.05" if name in ("hitopk", "oktopk", "hioktopk") else "" for name in reducers]
+    phases = ", ".join(
+        f"{{input_size: 8, batch_size: {BATCH}, epochs: 1, reducer: {name}{density}, "
+        "learning_rate: {start: 0.1, end: 0.1}}"
+        for name, density in zip(reducers, densities, strict=True)
+    )
+    plain = ("model=two_layers", "density=null", "reducer=dense", "cache={}")
+    return load(DIGITS, [f"phases=[{phases}]", "ranks_per_node=2", *plain, *words])
+
+
+def on_both(config, world_size=3, spoil=None):
+    hvd.init()
+    dataset = make_dataset("digits")
+    body = lambda comm: learned(comm, config, dataset, spoil)  # noqa: E731
+    ranks = GPURanks(world_size, engine=kernels_for)
+    return simulated.run(body, world_size), ranks.run(body), ranks.cupy
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "lamb"])
+def test_weights_are_those_of_the_cpu_to_the_bit(case):
+    on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]))
+    assert on_gpu == on_cpu
+
+
+def test_norms_of_lamb_are_computed_in_the_graph_and_the_weights_are_those_of_the_cpu_to_rounding():
+    on_cpu, on_gpu, _ = on_both(config_of(*CASES["lamb"]))
+    for (one, _), (other, _) in zip(on_cpu, on_gpu, strict=True):
+        for left, right in zip(one[STEPS], other[STEPS], strict=True):
+            np.testing.assert_allclose(
+                np.frombuffer(left, np.float32), np.frombuffer(right, np.float32), rtol=1e-3, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("reducers", [("torus2d", "hioktopk"), ("oktopk", "torus2d")], ids="-".join)
+def test_norms_travel_or_are_computed_with_every_reducer(reducers):
+    on_cpu, on_gpu, _ = on_both(config_of(LARS, reducers=reducers))
+    assert on_gpu == on_cpu
+
+
+@pytest.mark.parametrize("case", ["plain", "lars, norms that travel"])
+def test_a_void_step_changes_nothing_on_gpus_either(case):
+    on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]), spoil=(1, 1))
+    assert [[entry[0] for entry in seen[:STEPS]] for seen, _ in on_gpu] == [[True, False, False]] * 3
+    assert [seen[:STEPS] for seen, _ in on_gpu] == [seen[:STEPS] for seen, _ in on_cpu]
+
+
+def test_no_step_copies_a_vector_to_the_host():
+    config = config_of(LARS, "clip_norm=0.01", reducers=("torus2d",))
+    _, _, cupy = on_both(config)
+    assert max(cupy.copied_to_host) < 4 * WEIGHTS
+
+
+# ---------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture
+def cupy_of_one_process():
+    cupy = FakeCuPy()
+    cupy.nccl.speaks_as(mpi.world())
+    with installed(cupy), kernels_for(cupy):
+        yield cupy
+
+
+def test_a_run_whose_rank_has_a_gpu_ends_with_the_weights_of_the_cpu(
+    tmp_path, monkeypatch, cupy_of_one_process
+):
+    words = ("checkpoints={every_epochs: 1}", "clip_norm=0.5")
+    ends = []
+    for name, seen in (("cpu", 0), ("gpu", 1)):
+        monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda seen=seen: seen)
+        run = trainer(tmp_path / name, *words, phases=(phase(steps=4), phase(steps=3)))
+        run.fit()
+        ends.append([variable.numpy().tobytes() for variable in run.model.weights])
+        is_on_gpu = run.topology.world.arrays is cupy_of_one_process
+        assert is_on_gpu == bool(seen)
+    assert ends[0] == ends[1]
+
+
+def test_mpi_by_name_keeps_gradients_in_host_memory(tmp_path, monkeypatch, cupy_of_one_process):
+    monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: 1)
+    assert trainer(tmp_path, "transport=mpi").topology.world.arrays is np
+
+
+# ---------------------------------------------------------------------------------------- whose GPU it is
+
+
+@pytest.mark.parametrize(
+    ("visible", "here", "number", "expected"),
+    [
+        (None, 0, 3, None),
+        (None, 1, 3, None),
+        (None, 4, 3, "3"),
+        (None, 4, 6, "2"),
+        ("2,5", 8, 0, "2"),
+        ("2,5", 8, 1, "5"),
+        ("GPU-1f,GPU-2a,GPU-3b", 3, 2, "GPU-3b"),
+        ("7", 8, 3, "7"),
+        ("", 8, 3, ""),
+    ],
+)
+def test_a_rank_sees_the_gpu_of_its_place_alone(monkeypatch, visible, here, number, expected):
+    monkeypatch.setattr(gpus, "_gpus_here", lambda: here)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(gpus.VISIBLE, visible)
+    gpus.see_own_gpu(Place(number, 8))
+    assert os.environ.get(gpus.VISIBLE) == expected
+    gpus.see_own_gpu(Place(number, 8))  # of a second run in the process
+    assert os.environ.get(gpus.VISIBLE) == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What ranks find: GPUs that TensorFlow sees on each, those of CuPy, device files."""
+
+    seen: tuple[int, ...] = (1, 1)
+    cupy: FakeCuPy | None = None
+    files: int = 2
+
+
+def outcome(monkeypatch, machine, *words):
+    """Return whether each of two ranks is on a GPU, and what is said about it."""
+    here = threading.local()
+
+    def body(comm):
+        here.rank = comm.rank
+        if machine.cupy is not None:
+            machine.cupy.nccl.speaks_as(comm)
+        topology, why = gpus.with_gpus(Topology(comm, ranks_per_node=2), config_of(*words))
+        return topology.world.arrays is not np, why
+
+    monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: machine.seen[here.rank])
+    monkeypatch.setattr(gpus, "_gpus_here", lambda: machine.files)
+    with nullcontext() if machine.cupy is None else installed(machine.cupy):
+        return simulated.run(body, world_size=2)
+
+
+def test_gpus_are_used_where_every_rank_has_one(monkeypatch):
+    assert outcome(monkeypatch, Machine(cupy=FakeCuPy())) == [(True, None)] * 2
+
+
+def test_nothing_is_said_where_there_is_no_gpu(monkeypatch):
+    assert outcome(monkeypatch, Machine(seen=(0, 0), files=0)) == [(False, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (Machine(seen=(0, 0)), "TensorFlow sees no GPU on rank 0"),
+        (Machine(seen=(1, 0), cupy=FakeCuPy()), "TensorFlow sees no GPU on rank 1"),
+        (Machine(), "rank 0: CuPy cannot be imported"),
+        (Machine(cupy=FakeCuPy(gpus=1)), "ranks 0 and 1 share GPU 0000:00:00.0"),
+    ],
+    ids=["no CUDA in TensorFlow", "one has none", "no CuPy", "shared"],
+)
+def test_why_a_gpu_is_left_out_is_said_alike_on_all_ranks(monkeypatch, machine, why):
+    if machine.cupy is None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    (first, said), (second, also_said) = outcome(monkeypatch, machine)
+    assert (first, second) == (False, False)
+    assert said == also_said
+    assert said.startswith(f"gradients go through host memory: {why}")
+
+
+@pytest.mark.parametrize("transport", ["nccl", "nccl+mpi"])
+def test_a_transport_by_name_that_cannot_be_is_refused(monkeypatch, transport):
+    with pytest.raises(
+        ConfigurationError, match=f"transport: expected GPUs .*got {re.escape(transport)}: TensorFlow"
+    ):
+        outcome(monkeypatch, Machine(seen=(0, 0)), f"transport={transport}")
+
+
+def test_gpus_that_tensorflow_numbers_otherwise_are_left_out(monkeypatch):
+    def refuse(gpu):
+        raise gpus.InvalidArgument("other numbers")
+
+    monkeypatch.setattr(gpus, "tensorflow_device", refuse)
+    (_, said), _ = outcome(monkeypatch, Machine(cupy=FakeCuPy()))
+    assert said.startswith("gradients go through host memory: TensorFlow and CUDA number the GPUs of rank 0")

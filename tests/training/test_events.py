@@ -1,0 +1,61 @@
+"""What happens in a run: the lines that a user reads, and the records beside them."""
+
+import json
+
+import pytest
+
+from tests.training.test_summary import epoch
+from training import events
+from training.data import Reads
+from training.records import Target
+from training.state import Position
+
+COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
+AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
+
+
+@pytest.mark.parametrize(
+    ("event", "lines"),
+    [
+        (
+            events.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
+            ["phase 2: auto picks hitopk: 0.5 s"],
+        ),
+        (events.NormsShared("norms by slices"), ["norms by slices"]),
+        (events.Prepared(1.5), []),
+        (
+            events.Resumed("step-00000043", ["random states begin anew"], AT),
+            ["resumed from step-00000043: step 43, phase 2, epoch 5", "random states begin anew"],
+        ),
+        (
+            events.Switched("hitopk", "dense", 0.12345),
+            ["switch from hitopk to dense: the residual (norm 0.123 on rank 0) goes into the next step"],
+        ),
+        (events.Stalled(1, 0.25), []),
+        (events.CheckpointSaved(43, 0.5), []),
+        (
+            events.CacheRead(Reads(COUNTS, ["x: sample 7 stands in"])),
+            ["3 damaged records of the cache were read anew", "x: sample 7 stands in"],
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_an_event_has_its_lines_and_a_record_that_json_can_hold(event, lines):
+    assert list(event.lines()) == lines
+    assert json.loads(json.dumps(event.record(), allow_nan=False)) == event.record()
+
+
+def test_records_are_flat():
+    resumed = events.Resumed("step-00000043", [], AT).record()
+    assert resumed["run_epoch"] == 4
+    assert "at" not in resumed
+    assert events.CacheRead(Reads(COUNTS, [])).record() == {**COUNTS, "stand_ins": []}
+    ended = events.EpochEnded(epoch(), 20, 8)
+    assert ended.record()["accuracy"] == 0.9
+    assert not {"result", "epochs", "width"} & set(ended.record())
+    assert [line[:12] for line in ended.lines()] == ["epoch  3/20 "]
+
+
+def test_the_line_of_a_target_names_what_counts():
+    target = Target(metric="top5", at_least=0.93)
+    assert events.target_line(epoch(), target) == "top5 99.00% reaches the target of 93.00% after 20.0 s"

@@ -1,0 +1,80 @@
+"""The GPUs of a run: one for each rank, and gradients that stay there where NCCL can reach all of them."""
+
+import os
+from glob import glob
+
+import numpy as np
+import tensorflow as tf
+
+from commlib import Communicator, InvalidArgument, Topology
+from commlib.tensorflow import tensorflow_device
+from commlib.transport import nccl
+from training.config import Config
+from training.job import Place
+from training.schema import ConfigurationError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
+
+
+def see_own_gpu(place: Place) -> None:
+    """Let this process see one GPU of its machine, that of its place: TensorFlow and CuPy number it alike.
+
+    For a process that has not asked CUDA for anything; where it has, nothing changes.
+    """
+    given = os.environ.get(VISIBLE)
+    gpus = [str(number) for number in range(_gpus_here())] if given is None else given.split(",")
+    if len(gpus) > 1:
+        os.environ[VISIBLE] = gpus[place.number % len(gpus)]
+
+
+def _gpus_here() -> int:
+    """Return how many GPUs the driver shows to this machine or container; asking CUDA would settle which."""
+    return len(glob("/dev/nvidia[0-9]*"))
+
+
+def with_gpus(topology: Topology, config: Config) -> tuple[Topology, str | None]:
+    """Return the topology over GPUs and NCCL, where ``config.transport`` and the ranks have it so.
+
+    Else the one that there is; and, where a GPU is left out of it, a line that says why, equal on all ranks.
+    All of them call it together. Raises ``ConfigurationError`` where NCCL was asked for by name.
+    """
+    comm, asked = topology.world, config.transport
+    if asked == "mpi" or comm.arrays is not np:
+        return topology, None
+    why = obstacle(comm)
+    if why is None:
+        world = nccl.over(comm, between=BETWEEN[asked])
+        return Topology(world, ranks_per_node=config.ranks_per_node), None
+    if asked != "auto":
+        raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {asked}: {why}")
+    there = any(comm.allgather_objects(bool(_gpus_here() or _seen_by_tensorflow())))
+    return topology, f"gradients go through host memory: {why}" if there else None
+
+
+def obstacle(comm: Communicator) -> str | None:
+    """Return why gradients cannot stay on the GPUs of all ranks, the same on all of them, or ``None``."""
+    for rank, gpus in enumerate(comm.allgather_objects(_seen_by_tensorflow())):
+        if not gpus:
+            return f"TensorFlow sees no GPU on rank {rank}"
+    why = nccl.obstacle(comm)
+    if why is not None:
+        return why
+    for rank, alike in enumerate(comm.allgather_objects(_are_numbered_alike())):
+        if not alike:
+            return f"TensorFlow and CUDA number the GPUs of rank {rank} differently: set {VISIBLE} for each"
+    return None
+
+
+def _seen_by_tensorflow() -> int:
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def _are_numbered_alike() -> bool:
+    import cupy
+
+    try:
+        tensorflow_device(cupy.cuda.Device().id)
+    except InvalidArgument:
+        return False
+    return True
