@@ -40,6 +40,12 @@ def to_host(array: Any) -> Array:
     return array.get() if is_on_gpu(array) else array  # type: ignore[no-any-return]
 
 
+def finish(arrays: ModuleType) -> None:
+    """Wait until the current GPU has done all that it was asked for, where ``arrays`` are CuPy's."""
+    if arrays is not np:
+        arrays.cuda.Device().synchronize()
+
+
 def expect_module(name: str, array: Any, arrays: ModuleType) -> None:
     """Raise ``InvalidArgument`` where ``array`` does not lie where those of the module ``arrays`` do.
 

@@ -10,17 +10,18 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from commlib.arrays import finish
 from commlib.cost import Speeds
 from commlib.cost.step import Group
 from commlib.density import entries
 from commlib.gradients import Gradients
+from commlib.kernels import kernels_of
 from commlib.network import Link, Network
 from commlib.profile import WIRES, Job, Profile, processor
-from commlib.selection import make_selector
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.vectors import SparseVector, total, zeros
-from commlib.wire import make_codec
+from commlib.wire import Codec
 
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
@@ -32,8 +33,11 @@ ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 
 def job_of(topology: Topology) -> Job:
     """Return what a profile of these ranks belongs to; all ranks call it together."""
-    cores = len(os.sched_getaffinity(0))
-    told = topology.world.allgather_objects((topology.world.host, f"{cores} cores of {processor()}"))
+    world, parts = topology.world, f"{len(os.sched_getaffinity(0))} cores of {processor()}"
+    if world.arrays is not np:
+        cuda = world.arrays.cuda
+        parts += f", {cuda.runtime.getDeviceProperties(cuda.Device().id)['name'].decode()}"
+    told = world.allgather_objects((world.host, parts))
     hosts, processors = zip(*dict.fromkeys(told), strict=True)
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
 
@@ -61,7 +65,7 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
         return None
     terms, seconds = [[Link(1.0, 0.0).agreement_seconds(ranks, 0), 0.0]], [slowest(world, comm.barrier)]
     for length in MESSAGE_BYTES:
-        outgoing, incoming = np.zeros(length, np.uint8), np.empty(length, np.uint8)
+        outgoing, incoming = world.arrays.zeros((2, length), np.uint8)
         seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
         terms.append([1.0, sharing * length])
     rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
@@ -72,8 +76,8 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
 def _incast(topology: Topology, inter: Link) -> float:
     """Return how many times as long all ranks take to send to all others as the link says."""
     world, nodes = topology.world, topology.nodes
-    outgoing = [np.zeros(INCAST_BYTES, np.uint8)] * world.size
-    incoming = list(np.empty((world.size, INCAST_BYTES), np.uint8))
+    outgoing = [world.arrays.zeros(INCAST_BYTES, np.uint8)] * world.size
+    incoming = list(world.arrays.empty((world.size, INCAST_BYTES), np.uint8))
     group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
     seconds = slowest(world, lambda: world.exchange(outgoing, incoming))
     return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
@@ -94,6 +98,7 @@ def slowest(world: Communicator, action: Callable[[], object]) -> float:
         world.barrier()
         start = world.now()
         action()
+        finish(world.arrays)
         own.append(world.now() - start)
     return float(np.median(np.max(world.allgather_objects(own), axis=0)[WARM_UP_RUNS:]))
 
@@ -101,10 +106,11 @@ def slowest(world: Communicator, action: Callable[[], object]) -> float:
 def _speeds(world: Communicator) -> Speeds:
     """Measure every kernel on all ranks at the same time."""
     size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
-    gradients = Gradients(size)
-    gradient, residual = (gradients.of(world.rank, step) for step in range(2))
-    out, selector = np.empty_like(gradient), make_selector("mstopk")
-    selected = [make_selector("mstopk").select(np.roll(gradient, turn), many) for turn in range(ADDED_UP)]
+    gradients, arrays, kernels = Gradients(size), world.arrays, kernels_of(world.arrays)
+    host, residual = gradients.of(world.rank, 0), arrays.asarray(gradients.of(world.rank, 1))
+    gradient, out, selector = arrays.asarray(host), zeros(size, arrays), kernels.make_selector("mstopk")
+    turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
+    selected = [kernels.make_selector("mstopk").select(vector, many) for vector in turned]
 
     def seconds(action: Callable[[], object]) -> float:
         return slowest(world, action)
@@ -113,15 +119,17 @@ def _speeds(world: Communicator) -> Speeds:
     keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: zeros(size)) / size,
+        fill=seconds(lambda: zeros(size, arrays)) / size,
         select=max(0.0, selecting[few] - few * keep) / size,
         keep=keep,
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
         entry=seconds(lambda: total(selected)) / (ADDED_UP * many),
-        code={wire: seconds(lambda: _code(wire, selected[0])) / many for wire in WIRES},  # noqa: B023
+        code={
+            wire: seconds(lambda: _code(codec, selected[0])) / many  # noqa: B023
+            for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
+        },
     )
 
 
-def _code(wire: str, vector: SparseVector) -> SparseVector:
-    codec = make_codec(wire)
+def _code(codec: Codec, vector: SparseVector) -> SparseVector:
     return codec.decode(codec.encode(vector), vector.size)

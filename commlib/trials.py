@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from commlib.arrays import finish
 from commlib.density import check_density
 from commlib.gradients import Gradients
 from commlib.probe import SHORTEST_SECONDS
@@ -29,7 +30,8 @@ def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable
     if topology.world.size == 1:
         return profile
     made_up = Gradients(size)
-    gradients = [made_up.of(topology.world.rank, step) for step in range(GRADIENTS)]
+    world = topology.world
+    gradients = [world.arrays.asarray(made_up.of(world.rank, step)) for step in range(GRADIENTS)]
     del made_up  # it is larger than a reducer
     for density in densities:
         case = Case(topology.nodes, size, check_density(density))
@@ -66,6 +68,7 @@ def _with_trial(
         world.barrier()
         start = world.now()
         reducer.reduce(gradient)
+        finish(world.arrays)
         world.barrier()
         taken.append(max(world.allgather_objects(world.now() - start)))
         if len(taken) > WARM_UP_STEPS and sum(taken) > TRIAL_SECONDS:

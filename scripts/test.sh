@@ -7,5 +7,11 @@ cd "$(dirname "$0")/.."
 [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
 ./scripts/check.sh
 .venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
-# These start processes of their own, as many as there are cores and more: one after the other.
-exec .venv/bin/python -m pytest -m "launch or cluster"
+# The others start processes of their own. Only the files that have such tests: to collect all takes a while.
+marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
+# Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
+# shellcheck disable=SC2046 # a name is a word
+.venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
+# These measure what passes the links of a cluster, and want the cores for themselves.
+# shellcheck disable=SC2046
+exec .venv/bin/python -m pytest -m cluster $(marked cluster)

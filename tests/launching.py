@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "PATH": f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",  # CI and containers run as root; without effect for others
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave the core to those that they wait for
 }
 MPIRUN = ("mpirun", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "-np")
 
@@ -35,9 +36,9 @@ def mpirun(ranks: int, *words: str, cwd: Path | None = None) -> subprocess.Compl
     return run(*MPIRUN, str(ranks), *words, cwd=cwd)
 
 
-def python_on_ranks(ranks: int, program: str) -> subprocess.CompletedProcess[str]:
+def python_on_ranks(ranks: int, program: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a Python program on real MPI ranks."""
-    return mpirun(ranks, sys.executable, "-c", program)
+    return mpirun(ranks, sys.executable, "-c", program, cwd=cwd)
 
 
 def launch(ranks: int, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

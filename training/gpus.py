@@ -1,16 +1,18 @@
-"""The GPUs of a run: one for each rank, and gradients that stay there where NCCL can reach all of them."""
+"""The GPUs of a run: one for each rank, and gradients that stay there where NCCL can reach all of them.
+
+TensorFlow is imported only where there is a GPU.
+"""
 
 import os
+from collections.abc import Sequence
 from glob import glob
 
 import numpy as np
-import tensorflow as tf
 
 from commlib import Communicator, InvalidArgument, Topology
-from commlib.tensorflow import tensorflow_device
 from commlib.transport import nccl
-from training.config import Config
 from training.job import Place
+from training.quiet import import_tensorflow
 from training.schema import ConfigurationError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,32 +25,33 @@ def see_own_gpu(place: Place) -> None:
     For a process that has not asked CUDA for anything; where it has, nothing changes.
     """
     given = os.environ.get(VISIBLE)
-    gpus = [str(number) for number in range(_gpus_here())] if given is None else given.split(",")
+    gpus = [str(number) for number in range(gpus_here())] if given is None else given.split(",")
     if len(gpus) > 1:
         os.environ[VISIBLE] = gpus[place.number % len(gpus)]
 
 
-def _gpus_here() -> int:
+def gpus_here() -> int:
     """Return how many GPUs the driver shows to this machine or container; asking CUDA would settle which."""
-    return len(glob("/dev/nvidia[0-9]*"))
+    return len(glob("/dev/nvidia[0-9]*") or glob("/dev/dxg"))  # the latter of Linux inside Windows
 
 
-def with_gpus(topology: Topology, config: Config) -> tuple[Topology, str | None]:
-    """Return the topology over GPUs and NCCL, where ``config.transport`` and the ranks have it so.
+def with_gpus(
+    topology: Topology, transport: str, ranks_per_node: int | Sequence[int] | None
+) -> tuple[Topology, str | None]:
+    """Return the topology over GPUs and NCCL, where ``transport`` (see the configuration) and ranks allow it.
 
     Else the one that there is; and, where a GPU is left out of it, a line that says why, equal on all ranks.
     All of them call it together. Raises ``ConfigurationError`` where NCCL was asked for by name.
     """
-    comm, asked = topology.world, config.transport
-    if asked == "mpi" or comm.arrays is not np:
+    comm = topology.world
+    if transport == "mpi" or comm.arrays is not np:
         return topology, None
-    why = obstacle(comm)
+    there = any(comm.allgather_objects(gpus_here() > 0))
+    why = obstacle(comm) if there else "no machine has one"
     if why is None:
-        world = nccl.over(comm, between=BETWEEN[asked])
-        return Topology(world, ranks_per_node=config.ranks_per_node), None
-    if asked != "auto":
-        raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {asked}: {why}")
-    there = any(comm.allgather_objects(bool(_gpus_here() or _seen_by_tensorflow())))
+        return Topology(nccl.over(comm, between=BETWEEN[transport]), ranks_per_node), None
+    if transport != "auto":
+        raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {transport}: {why}")
     return topology, f"gradients go through host memory: {why}" if there else None
 
 
@@ -67,11 +70,16 @@ def obstacle(comm: Communicator) -> str | None:
 
 
 def _seen_by_tensorflow() -> int:
+    import_tensorflow()
+    import tensorflow as tf
+
     return len(tf.config.list_physical_devices("GPU"))
 
 
 def _are_numbered_alike() -> bool:
     import cupy
+
+    from commlib.tensorflow import tensorflow_device
 
     try:
         tensorflow_device(cupy.cuda.Device().id)

@@ -64,6 +64,7 @@ class Learner:
         self._norm = norm_of(self.gradients.size, topology.world.arrays)
         self._mean: Any = None
         self.forward = Forward(self.model)
+        self._backwards: dict[tuple[Any, ...], Backward] = {}
 
     def _norms(self) -> StepNorms | Norms | None:
         """Return what computes norms on several ranks; one rank computes its own, in the graph."""
@@ -125,12 +126,14 @@ class Learner:
             restore(self.optimizer, self.variables, state)
 
     def backward_of(self, phase: Phase, channels: int) -> Backward:
-        """Return what computes the gradients of a phase."""
+        """Return what computes the gradients of a phase; phases of equal inputs share it."""
         size = phase.input_size
         shape = (phase.batch_size // self.config.accumulate, size, size, channels)
-        inputs = tf.TensorSpec(shape, input_dtype(self.config))
-        scale = None if self.scale is None else self.scale.scale.value
-        return Backward(self.model, inputs, smoothing=phase.label_smoothing, scale=scale)
+        key = shape, phase.label_smoothing
+        if key not in self._backwards:
+            inputs = tf.TensorSpec(shape, input_dtype(self.config))
+            self._backwards[key] = Backward(self.model, inputs, smoothing=key[1], scale=self.scale)
+        return self._backwards[key]
 
     def begin(self, phase: Phase) -> float | None:
         """Take over what a phase has of its own; return the norm of the residual that changes the reducer.

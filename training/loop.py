@@ -58,10 +58,10 @@ class Trainer:
         config = (config if isinstance(config, Config) else load(config)).resolved()
         topology = topology or Topology(world(), ranks_per_node=config.ranks_per_node)
         data = data or load_data(config, topology)
-        if not on_first(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
-            profile = profile_for(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
-        self.topology, self._why_not_on_gpus = with_gpus(topology, config)
+        self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport, config.ranks_per_node)
+        if not on_first(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
+            profile = profile_for(config, self.topology)
         self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
         self.learner = Learner(config, self.topology, data.dataset, profile)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from commlib.tensorflow import cut_up, tensor_of
 from commlib.vectors import Float32
+from pto.keras import LossScale
 
 Array = npt.NDArray[Any]
 
@@ -30,14 +31,19 @@ def _losses(logits: Any, labels: Any, smoothing: float) -> Any:
 class Backward:
     """Loss and gradient of one input and batch size, one graph for it.
 
-    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of what it takes. ``scale``: a
-    variable that the loss is multiplied with and the gradient divided by, in float32, or ``None``.
+    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of what it takes. ``scale``: what the
+    loss is scaled by, where it is.
 
     ``found``: the statistics of the inputs as the latest call found them, see :meth:`put_back`.
     """
 
     def __init__(
-        self, model: keras.Model, inputs: tf.TensorSpec, *, smoothing: float = 0.0, scale: Any = None
+        self,
+        model: keras.Model,
+        inputs: tf.TensorSpec,
+        *,
+        smoothing: float = 0.0,
+        scale: LossScale | None = None,
     ) -> None:
         labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
         variables = [variable.value for variable in model.trainable_variables]
@@ -49,13 +55,14 @@ class Backward:
             found = [tf.identity(variable) for variable in self._statistics]
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(_losses(model(images, training=True), labels, smoothing))
-                scaled = loss if scale is None else loss * scale
+                scaled = loss if scale is None else scale.scaled(loss)
             gradients = tape.gradient(scaled, variables)
             flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], axis=0)
-            return loss, flat if scale is None else flat / scale, found
+            return loss, flat if scale is None else scale.unscaled([flat])[0], found
 
         self._backward = backward
         self._inputs = inputs
+        self._is_prepared = False
         self.found: list[Any] = []
         # What a forward pass changes: statistics of BatchNormalization, states of random generators.
         self._changed = [each.value for each in model.variables if not each.trainable]
@@ -72,6 +79,9 @@ class Backward:
 
     def prepare(self) -> None:
         """Compile and run it once, and leave all as it was: the first step is as fast as the others."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
         before = [variable.numpy() for variable in self._changed]
         shape = self._inputs.shape
         self._backward(tf.zeros(shape, self._inputs.dtype), tf.zeros(shape[:1], tf.int64))

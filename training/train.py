@@ -6,9 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
-from commlib.profile import Profile
 from training.checkpoints import CheckpointFailed
-from training.choices import profile_for
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
 from training.dry_run import generated, tiny
@@ -37,9 +35,8 @@ def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
             config = together(comm, lambda: tiny(whole, comm.size, work))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         data = together(comm, lambda: load_data(config, topology))
-        profile = profile_for(config, topology)
         resumed = together(comm, lambda: to_resume(config) if comm.rank == 0 else None)
-        trainer = _trainer(config, topology, data, profile)
+        trainer = _trainer(config, topology, data)
         folder = together(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
         with folder or nullcontext():
             _run(trainer, folder, resume=resumed is not None)
@@ -64,11 +61,11 @@ def load_together(
     return loaded.config
 
 
-def _trainer(config: Config, topology: Topology, data: Data, profile: Profile | None) -> "Trainer":
+def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
     import_tensorflow()
     from training.loop import Trainer
 
-    return together(topology.world, lambda: Trainer(config, topology=topology, data=data, profile=profile))
+    return together(topology.world, lambda: Trainer(config, topology=topology, data=data))
 
 
 def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool) -> None:

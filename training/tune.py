@@ -13,7 +13,8 @@ from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.choices import count_weights, profile_path
 from training.config import Config, load
-from training.job import as_rank, on_first, together
+from training.gpus import see_own_gpu, with_gpus
+from training.job import Place, as_rank, on_first, together
 from training.memory import keep_freed_memory
 from training.models import MODELS
 from training.quiet import import_tensorflow
@@ -86,12 +87,23 @@ def tune(request: Request) -> None:
     with as_rank() as comm:
         asked = together(comm, lambda: on_first(comm, request.resolve))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
+        topology = together(comm, lambda: _on_gpus(topology, asked))
         keep_freed_memory()
         path, cases = profile_path(asked.profile, topology), _cases(topology, asked.config)
         profile = _measure(topology, cases)
         together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
             _tell(profile, path, topology, cases)
+
+
+def _on_gpus(topology: Topology, asked: Resolved) -> Topology:
+    """Return the topology that training will have, over the GPUs where there are some."""
+    see_own_gpu(Place.of(topology.world))
+    transport = "auto" if asked.config is None else asked.config.transport
+    topology, why_not = with_gpus(topology, transport, asked.ranks_per_node)
+    if why_not is not None and topology.world.rank == 0:
+        print(why_not, flush=True)
+    return topology
 
 
 def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:

@@ -375,6 +375,7 @@ class FakeCuPy(ModuleType):
         cuda.alloc_pinned_memory = pinned_memory  # type: ignore[attr-defined]
         cuda.runtime = ModuleType("cupy.cuda.runtime")  # type: ignore[attr-defined]
         cuda.runtime.getDeviceCount = lambda: gpus  # type: ignore[attr-defined]
+        cuda.runtime.getDeviceProperties = lambda number: {"name": b"A GPU"}  # type: ignore[attr-defined]
         cuda.runtime.runtimeGetVersion = lambda: 12_090  # type: ignore[attr-defined]
         for name in MAKERS:
             setattr(self, name, functools.partial(self.make, getattr(np, name)))

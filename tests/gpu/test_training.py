@@ -44,7 +44,6 @@ STEPS = 3
 @pytest.fixture(autouse=True)
 def gpus_that_are_processors(monkeypatch):
     monkeypatch.setattr(adapter, "tensorflow_device", lambda gpu: "CPU:0")
-    monkeypatch.setattr(gpus, "tensorflow_device", lambda gpu: "CPU:0")
     monkeypatch.setitem(MODELS, "two_layers", two_layers)
 
 
@@ -189,6 +188,7 @@ def test_a_run_whose_rank_has_a_gpu_ends_with_the_weights_of_the_cpu(
     ends = []
     for name, seen in (("cpu", 0), ("gpu", 1)):
         monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda seen=seen: seen)
+        monkeypatch.setattr(gpus, "gpus_here", lambda seen=seen: seen)
         run = trainer(tmp_path / name, *words, phases=(phase(steps=4), phase(steps=3)))
         run.fit()
         ends.append([variable.numpy().tobytes() for variable in run.model.weights])
@@ -199,6 +199,7 @@ def test_a_run_whose_rank_has_a_gpu_ends_with_the_weights_of_the_cpu(
 
 def test_mpi_by_name_keeps_gradients_in_host_memory(tmp_path, monkeypatch, cupy_of_one_process):
     monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: 1)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: 1)
     assert trainer(tmp_path, "transport=mpi").topology.world.arrays is np
 
 
@@ -220,7 +221,7 @@ def test_mpi_by_name_keeps_gradients_in_host_memory(tmp_path, monkeypatch, cupy_
     ],
 )
 def test_a_rank_sees_the_gpu_of_its_place_alone(monkeypatch, visible, here, number, expected):
-    monkeypatch.setattr(gpus, "_gpus_here", lambda: here)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: here)
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
     if visible is not None:
         monkeypatch.setenv(gpus.VISIBLE, visible)
@@ -239,7 +240,7 @@ class Machine:
     files: int = 2
 
 
-def outcome(monkeypatch, machine, *words):
+def outcome(monkeypatch, machine, transport="auto"):
     """Return whether each of two ranks is on a GPU, and what is said about it."""
     here = threading.local()
 
@@ -247,11 +248,11 @@ def outcome(monkeypatch, machine, *words):
         here.rank = comm.rank
         if machine.cupy is not None:
             machine.cupy.nccl.speaks_as(comm)
-        topology, why = gpus.with_gpus(Topology(comm, ranks_per_node=2), config_of(*words))
+        topology, why = gpus.with_gpus(Topology(comm), transport, ranks_per_node=2)
         return topology.world.arrays is not np, why
 
     monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: machine.seen[here.rank])
-    monkeypatch.setattr(gpus, "_gpus_here", lambda: machine.files)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: machine.files)
     with nullcontext() if machine.cupy is None else installed(machine.cupy):
         return simulated.run(body, world_size=2)
 
@@ -288,13 +289,13 @@ def test_a_transport_by_name_that_cannot_be_is_refused(monkeypatch, transport):
     with pytest.raises(
         ConfigurationError, match=f"transport: expected GPUs .*got {re.escape(transport)}: TensorFlow"
     ):
-        outcome(monkeypatch, Machine(seen=(0, 0)), f"transport={transport}")
+        outcome(monkeypatch, Machine(seen=(0, 0)), transport)
 
 
 def test_gpus_that_tensorflow_numbers_otherwise_are_left_out(monkeypatch):
     def refuse(gpu):
         raise gpus.InvalidArgument("other numbers")
 
-    monkeypatch.setattr(gpus, "tensorflow_device", refuse)
+    monkeypatch.setattr(adapter, "tensorflow_device", refuse)
     (_, said), _ = outcome(monkeypatch, Machine(cupy=FakeCuPy()))
     assert said.startswith("gradients go through host memory: TensorFlow and CUDA number the GPUs of rank 0")

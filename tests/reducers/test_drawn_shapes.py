@@ -105,9 +105,12 @@ def test_fifty_steps_keep_every_promise(name, shape):
         topology = Topology(comm)
         reducer = make_reducer(name, topology, size, **density)
         formula = cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **density)
-        applied, means = np.zeros(size), []
+        given_, magnitude, applied, means = np.zeros(size), np.zeros(size), np.zeros(size), []
         for step in range(STEPS):
-            mean = reducer.reduce(gradient(comm.rank, step))
+            own = gradient(comm.rank, step)
+            given_ += own
+            magnitude += np.abs(own)
+            mean = reducer.reduce(own)
             assert reducer.last.finite
             assert reducer.last.traffic.sent.inter <= formula.inter
             assert reducer.last.traffic.sent.intra <= formula.intra
@@ -117,17 +120,13 @@ def test_fifty_steps_keep_every_promise(name, shape):
                 state = reducer.state_dict()
                 reducer = make_reducer(name, topology, size, **density)
                 reducer.load_state_dict(state)
-        return applied, means, reducer.residual.astype(np.float64)
+        return means, applied, reducer.residual.astype(np.float64), given_, magnitude
 
     seen = simulated.run(body, world_size, shape["ranks_per_node"])
-    assert all(means == seen[0][1] for _, means, _ in seen)
-    given_, magnitude = np.zeros(size), np.zeros(size)
-    for rank in range(world_size):
-        for step in range(STEPS):
-            given_ += gradient(rank, step)
-            magnitude += np.abs(gradient(rank, step))
-    held_back = sum(residual for _, _, residual in seen)
-    lost = np.abs(world_size * seen[0][0] + held_back - given_)
+    assert all(means == seen[0][0] for means, *_ in seen)
+    applied = seen[0][1]
+    held_back, given_, magnitude = (sum(each) for each in list(zip(*seen, strict=True))[2:])
+    lost = np.abs(world_size * applied + held_back - given_)
     # Each term is rounded in at most one sum a step and rank; denormals in units of 2⁻¹⁴⁹.
     terms = STEPS + world_size
     np.testing.assert_array_less(lost, terms * 2.0**-23 * magnitude + terms * world_size * 2.0**-148 + 1e-300)

@@ -4,6 +4,8 @@ The same bodies run on the simulated transport at several world sizes, and under
 (``mpirun -np 4 python -m pytest tests/reducers/test_promises.py``).
 """
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -73,11 +75,14 @@ def layouts(size: int) -> list:
     return [2, size, 1, uneven]
 
 
+@functools.cache  # every case and every layout takes the same ones
 def gradient(size: int, rank: int, step: int) -> np.ndarray:
     """Heavy-tailed, different on every rank and step, one third shared so that selections overlap."""
     own = np.random.default_rng([size, rank, step]).standard_t(2, size)
     shared = np.random.default_rng([size, step]).standard_t(2, size)
-    return (own + 2 * shared).astype(np.float32)
+    drawn = (own + 2 * shared).astype(np.float32)
+    drawn.flags.writeable = False  # it stays the caller's, and as it is
+    return drawn
 
 
 def train(comm, name, options, size, ranks_per_node, steps=STEPS):
@@ -115,17 +120,17 @@ def test_every_reducer_has_a_case_and_a_formula():
 @pytest.mark.parametrize("size", SIZES)
 def test_agreement_and_nothing_lost(ranks, case, size):
     name, options = case
+    gradients = [gradient(size, rank, step) for rank in range(ranks.size) for step in range(STEPS)]
+    given = np.sum(gradients, axis=0, dtype=np.float64)
+    magnitude = np.abs(gradients).sum(axis=0)
     for ranks_per_node in layouts(ranks.size):
         seen = ranks.run(lambda comm: train(comm, name, options, size, ranks_per_node))  # noqa: B023
         for other in seen[1:]:
             for mean, first in zip(other["means"], seen[0]["means"], strict=True):
                 assert mean.tobytes() == first.tobytes()
-        gradients = [gradient(size, rank, step) for rank in range(ranks.size) for step in range(STEPS)]
-        given = np.sum(gradients, axis=0, dtype=np.float64)
         applied = ranks.size * np.sum(seen[0]["means"], axis=0, dtype=np.float64)
         held_back = sum(each["residual"].astype(np.float64) for each in seen)
         # float32 sums of at most P·STEPS = 40 terms, each rounding by half an ulp of the partial sum
-        magnitude = np.abs(gradients).sum(axis=0)
         np.testing.assert_array_less(np.abs(applied + held_back - given), 40 * 2.0**-23 * magnitude + 1e-30)
 
 

@@ -22,6 +22,7 @@ from training.replicas import average_statistics
 from training.state import held_back, own_state, shared_state
 
 STEPS, BOUNDARY = 40, 25
+END = STEPS - 4  # a run that is stopped ends before this step
 RATE = "learning_rate: {start: 0.05, end: 0.02}"
 # With 48 samples a rank and two ranks, an epoch has 14 steps.
 PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
@@ -124,12 +125,14 @@ class Stopped(Exception):
 
 
 class Run:
-    """A trainer of a configuration that notes what its steps read; it may be stopped before a step."""
+    """A trainer of a configuration that notes what its steps read, and calls ``at_end`` before step END."""
 
-    def __init__(self, config: Config, topology: Topology, stop_before: int | None = None) -> None:
+    def __init__(
+        self, config: Config, topology: Topology, at_end: Callable[["Run"], None] | None = None
+    ) -> None:
         keras.utils.clear_session()
         self.trainer = Trainer(config, topology=topology)
-        self.stop_before = stop_before
+        self.at_end = at_end
         self.first: dict[str, Any] | None = None
         self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
         self._step = self.trainer.learner.step
@@ -137,8 +140,8 @@ class Run:
 
     def _noted(self, backward: Any, batch: Any, pace: Any) -> Any:
         at, learner = self.trainer.position, self.trainer.learner
-        if at.steps == self.stop_before:
-            raise Stopped
+        if at.steps == END and self.at_end is not None:
+            self.at_end(self)
         if self.first is None:
             self.first = {"steps": at.steps, "residual": learner.gradients.reducer.residual}
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
@@ -185,23 +188,58 @@ def copy_until(folder: Path, copy: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
+@dataclass(frozen=True)
+class Before:
+    """A ``whole`` run, and what it, or one that was stopped there, had read and was before step END."""
+
+    whole: Run
+    read: list[tuple[int, int, list[int]]]
+    state: dict[str, bytes]
+    statistics: dict[str, Any] | None = None
+
+
+def run_twice(scenario: Scenario, folder: Path, topology: Topology) -> Before:
+    """Train to the end without checkpoints, and with checkpoints in ``folder/stopped`` until step END."""
+
+    def stop(run: Run) -> None:
+        raise Stopped
+
+    whole = Run(configuration(folder / "whole", scenario), topology).fit()
+    config = configuration(folder / "stopped", scenario, checkpointed(scenario))
+    stopped = Run(config, topology, stop).fit()
+    state = stopped.state()
+    return Before(whole, stopped.read, state, _facts_of_statistics(whole, stopped))
+
+
+def run_once(scenario: Scenario, folder: Path, topology: Topology) -> Before:
+    """Train to the end with checkpoints, and copy what a crash before step END would leave to ``stopped``."""
+    seen: list[Any] = []
+
+    def look(run: Run) -> None:
+        seen.extend((list(run.read), run.state()))
+        if topology.world.rank == 0:
+            shutil.copytree(folder / "whole", folder / "stopped")
+        topology.world.barrier()
+
+    config = configuration(folder / "whole", scenario, checkpointed(scenario))
+    return Before(Run(config, topology, look).fit(), *seen)
+
+
 def facts_of(name: str, scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
     """Return what came of a run that was not stopped, and of those that went on; equal on all ranks."""
     comm = topology.world
-    whole = Run(configuration(folder / "whole", scenario), topology).fit()
-    stopped = Run(
-        configuration(folder / "stopped", scenario, checkpointed(scenario)), topology, STEPS - 4
-    ).fit()
-    expected, before = whole.state(), stopped.state()
+    before = (run_twice if name == OTHER_WORLD else run_once)(scenario, folder, topology)
+    whole, expected = before.whole, before.whole.state()
     facts: dict[str, Any] = {
-        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
+        "moved": any(
+            expected[key] != before.state[key] for key in expected if key.startswith("/shared/weights")
+        ),
         "resumed": {},
+        "statistics": before.statistics,
     }
-    read = comm.allgather_objects(stopped.read)
-    if name == OTHER_WORLD and comm.rank == 0:
+    read = comm.allgather_objects(before.read)
+    if comm.rank == 0:
         (folder / "read.json").write_text(json.dumps(read))
-    if stopped.trainer.model.non_trainable_weights:
-        facts["statistics"] = _facts_of_statistics(whole, stopped)
     for stop in scenario.stops:
         copy = folder / f"from-{stop}"
         if comm.rank == 0:
@@ -252,12 +290,12 @@ def _epochs(folder: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def on_two_ranks(folder: str, half: int) -> None:
-    """Run one half of the scenarios, 0 or 1; rank 0 prints their facts."""
+def on_two_ranks(folder: str) -> None:
+    """Run all scenarios; rank 0 prints their facts."""
     comm = transport.mpi.world()
     with abort_on_error():
         topology = Topology(comm, ranks_per_node=1)
-        for number, (name, scenario) in list(enumerate(SCENARIOS.items()))[half::2]:
+        for number, (name, scenario) in enumerate(SCENARIOS.items()):
             facts = facts_of(name, scenario, Path(folder) / str(number), topology)
             if comm.rank == 0:
                 print(f"FACTS {json.dumps({name: facts})}", flush=True)

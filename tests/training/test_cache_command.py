@@ -6,8 +6,6 @@ from tests.launching import DIGITS, run, tail
 from training.data import places_of
 from training.records import Cache
 
-pytestmark = pytest.mark.launch
-
 
 @pytest.fixture
 def cache(tmp_path):

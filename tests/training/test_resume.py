@@ -15,12 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, launch, python_on_ranks, run, tail
+from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
 from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
 from training.config import ConfigurationError
 
-LONG = pytest.mark.timeout(900)
+LONG = pytest.mark.timeout(1500)
 
 
 # ------------------------------------------------------------------------------------- to the bit
@@ -33,30 +33,24 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(folder):
-    """Return a function that gives the facts of a scenario: both halves of them are run once."""
+    """Return the facts of all scenarios, which one job of two ranks has run."""
+    program = f"from tests.training import resuming; resuming.on_two_ranks({str(folder)!r})"
+    # Two dozen runs one after the other: minutes where the cores have other work.
+    result = run(*MPIRUN, "2", sys.executable, "-c", program, timeout=1400)
+    assert result.returncode == 0, tail(result)
     found = {}
-
-    def of(name):
-        if name not in found:
-            half = list(SCENARIOS).index(name) % 2
-            program = f"from tests.training import resuming; resuming.on_two_ranks({str(folder)!r}, {half})"
-            # A dozen runs one after the other: minutes where the cores have other work.
-            result = run(*MPIRUN, "2", sys.executable, "-c", program, timeout=800)
-            assert result.returncode == 0, tail(result)
-            for line in result.stdout.splitlines():
-                if line.startswith("FACTS "):
-                    found.update(json.loads(line.removeprefix("FACTS ")))
-        return found[name]
-
-    return of
+    for line in result.stdout.splitlines():
+        if line.startswith("FACTS "):
+            found.update(json.loads(line.removeprefix("FACTS ")))
+    return found
 
 
 @pytest.mark.launch
 @LONG
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_stopped_run_goes_on_to_the_bit(facts, name):
-    assert facts(name)["moved"]  # between the stop and the end, so that equal ends say something
-    resumed = facts(name)["resumed"]
+    assert facts[name]["moved"]  # between the stop and the end, so that equal ends say something
+    resumed = facts[name]["resumed"]
     assert sorted(map(int, resumed)) == sorted(SCENARIOS[name].stops)
     for stop, fact in resumed.items():
         assert fact["began at"] == [int(stop)] * 2
@@ -70,7 +64,7 @@ def test_a_stopped_run_goes_on_to_the_bit(facts, name):
 @pytest.mark.launch
 @LONG
 def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_their_mean(facts):
-    statistics = facts("sgd, hitopk then dense")["statistics"]
+    statistics = facts["sgd, hitopk then dense"]["statistics"]
     assert statistics["differ at the end"] == 0
     assert statistics["differ between tests"] > 1e-3
     assert statistics["error of the mean"] <= 1e-6  # of variances around 1, in float32
@@ -85,8 +79,8 @@ def test_the_scenarios_stop_before_at_and_behind_the_boundary():
 @pytest.mark.launch
 @LONG
 @pytest.mark.parametrize("size", [3, 1])
-def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(facts, folder, size):
-    facts("sgd, hitopk then dense")  # leaves the checkpoints of two ranks
+@pytest.mark.usefixtures("facts")  # leaves the checkpoints of two ranks
+def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(folder, size):
     program = (
         f"from tests.training.resuming import in_another_world; in_another_world({str(folder)!r}, stop=17)"
     )
@@ -145,12 +139,13 @@ def test_ranks_that_were_killed_go_on_to_the_same_weights(tmp_path):
     words = [DIGITS, "phases.0.epochs=2", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    whole = launch(2, *words, cwd=tmp_path / "whole")
+    train = ("cloudtrain", "train", *words)
+    whole = mpirun(2, *train, cwd=tmp_path / "whole")
     assert whole.returncode == 0, tail(whole)
     kill_when_a_checkpoint_is_there(words, tmp_path / "killed")
     (killed,) = (tmp_path / "killed" / "runs").iterdir()
     assert not (killed / "summary.json").exists()
-    resumed = launch(2, *words, "resume=auto", cwd=tmp_path / "killed")
+    resumed = mpirun(2, *train, "resume=auto", cwd=tmp_path / "killed")
     assert resumed.returncode == 0, tail(resumed)
     assert "resumed from step-" in resumed.stdout
     assert list((tmp_path / "killed" / "runs").iterdir()) == [killed]

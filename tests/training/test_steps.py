@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from datacache import Batch
+from pto.keras import LossScale
 from tests.training.small import phase, trainer
 from training.learner import Pace
 from training.models.resnet8 import resnet8
@@ -53,8 +54,11 @@ def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
     model = flat_linear()
     images = random.standard_normal((6, 2, 2, 1)).astype(np.float32)
     labels = random.integers(0, 3, 6)
-    variable = None if scale is None else tf.Variable(scale)
-    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=variable)
+    loss_scale = None
+    if scale is not None:
+        loss_scale = LossScale()
+        loss_scale.scale.assign(scale)
+    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=loss_scale)
     loss, gradient = backward(images, labels)
     expected, expected_gradient = reference(model, images, labels, smoothing)
     assert gradient.dtype == np.float32

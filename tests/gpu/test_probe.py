@@ -1,0 +1,71 @@
+"""What ``cloudtrain tune`` measures of ranks whose gradients lie on GPUs."""
+
+from dataclasses import fields
+
+import pytest
+
+from commlib import InvalidArgument, Link, Network, Topology, probe
+from commlib.arrays import finish
+from commlib.cost import Speeds
+from commlib.profile import WIRES
+from commlib.transport import nccl, simulated
+from commlib.trials import try_out
+from tests.gpu.fake_cupy import FakeCuPy, installed
+from tests.gpu.on_gpu import fake_kernels_in_use
+
+NETWORK = Network(Link(1e-6, 1e-10), Link(1e-5, 8e-10))
+SIZE = 4_099
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 14)
+    cupy = FakeCuPy()
+    with installed(cupy), fake_kernels_in_use():
+        yield cupy
+
+
+def on_gpus(cupy, function, ranks=4):
+    def body(comm):
+        cupy.nccl.speaks_as(comm)
+        return function(Topology(nccl.over(comm), ranks_per_node=2))
+
+    return simulated.run(body, ranks, network=NETWORK)
+
+
+def test_links_are_those_between_gpus_and_kernels_are_theirs(cupy):
+    profiles = on_gpus(cupy, probe.measure)
+    assert len({repr(profile) for profile in profiles}) == 1
+    profile = profiles[0]
+    for link in (profile.network.intra, profile.network.inter):
+        assert link.beta >= 0
+        assert link.alpha > 0
+    speeds = [getattr(profile.speeds, field.name) for field in fields(Speeds) if field.name != "code"]
+    assert all(speed >= 0 for speed in speeds)
+    assert set(profile.speeds.code) == set(WIRES)
+
+
+def test_a_profile_of_gpus_is_none_of_processors(cupy):
+    there = on_gpus(cupy, probe.measure)[0]
+    assert all(processor.endswith(", A GPU") for processor in there.job.processors)
+    here = simulated.run(lambda comm: probe.job_of(Topology(comm, ranks_per_node=2)), 4)[0]
+    with pytest.raises(InvalidArgument, match="A GPU.* there, .* here"):
+        there.check(here)
+
+
+def test_reducers_are_tried_on_gpus(cupy):
+    profile = on_gpus(cupy, lambda topology: try_out(topology, probe.measure(topology), SIZE, [0.01]))[0]
+    assert profile.trials
+    assert all(trial.size == SIZE for trial in profile.trials)
+
+
+def test_a_run_is_over_when_the_gpu_is_done(cupy, monkeypatch):
+    waits = []
+    monkeypatch.setattr(probe, "finish", lambda arrays: (waits.append(arrays), finish(arrays)))
+
+    def body(topology):
+        waits.clear()
+        return probe.slowest(topology.world, lambda: None)
+
+    on_gpus(cupy, body, ranks=1)
+    assert waits == [cupy] * (probe.RUNS + probe.WARM_UP_RUNS)

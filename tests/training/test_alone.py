@@ -1,0 +1,61 @@
+"""The command as users start it in one process: alone, and where it refuses before it starts any other."""
+
+import pytest
+
+from commlib import REDUCERS
+from tests.launching import DIGITS, launch, run, tail
+from tests.training.small import metrics_of
+
+BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
+
+
+def test_one_process_trains_alone(tmp_path):
+    result = run("cloudtrain", "train", DIGITS, *BRIEF, cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    assert "one rank, so nothing is exchanged" in result.stdout
+    assert result.stderr == ""
+    (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
+    assert summary["accuracy"] > 0.9
+    assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
+
+
+def test_alone_and_through_launch_a_wrong_configuration_exits_with_status_2(tmp_path):
+    for command in (("train",), ("launch", "-np", "4")):
+        result = run("cloudtrain", *command, DIGITS, "reducer=hitopkk", cwd=tmp_path)
+        assert result.returncode == 2
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert (
+            f'unknown reducer "hitopkk" (known: {", ".join(REDUCERS)}, auto), did you mean "hitopk"?' in line
+        )
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_ranks_that_do_not_see_each_other_are_refused(tmp_path, name):
+    result = run("env", f"{name}=4", "cloudtrain", "train", DIGITS, cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{name} says that 4 ranks were started and MPI sees 1" in line
+    assert "cloudtrain launch -np 4 CONFIG" in line
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("localhost 2", "-H: expected host:slots,host:slots,…, got 'localhost 2'"),
+        ("localhost:1", "-H: expected slots for 2 ranks, got 1 in localhost:1"),
+    ],
+)
+def test_hosts_that_cannot_hold_the_ranks_are_refused(hosts, message):
+    result = launch(2, DIGITS, "-H", hosts)
+    assert result.returncode == 2
+    assert result.stderr == f"cloudtrain: {message}\n"
+
+
+def test_the_command_names_its_version_and_refuses_what_it_does_not_know():
+    assert run("cloudtrain", "--version").stdout == "cloudtrain 0.1.0\n"
+    for words in (("trian", DIGITS), ("train",), ("launch", DIGITS), ("launch", "-np", "0", DIGITS)):
+        result = run("cloudtrain", *words)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert "Error" in result.stderr
