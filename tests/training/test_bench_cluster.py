@@ -21,7 +21,8 @@ from training import memory
 from training.bench import cluster, options
 from training.bench.allreduce import ALLREDUCES
 from training.bench.checks import WrongResult
-from training.bench.cluster import Failed, Sweep, best_algorithm, environment
+from training.bench.cluster import Sweep, best_algorithm, environment
+from training.bench.jobs import Failed
 from training.bench.options import Options
 from training.bench.plan import Plan
 from training.bench.record import Record

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
 from training.bench.allreduce import PEERS
+from training.bench.jobs import Failed
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.tables import print_records
-from training.job import FAILURE, complain, refuse
-from training.launch import INTERRUPTED, LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, command_line
+from training.bench.telling import Told, pass_on
+from training.job import refuse
+from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, command_line
 from training.quiet import NOISE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
@@ -39,12 +41,6 @@ DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-Told = dict[str, Any]  # a record as its line has it
-
-
-class Failed(Exception):
-    """A cluster that does not come up, or a job that did not end well; one line says how."""
 
 
 @dataclass(frozen=True)
@@ -175,22 +171,7 @@ def bench(as_json: bool, **options: Any) -> int:
         refuse(str(error))
     if not SCRIPT.exists():
         refuse(f"--cluster: expected a checkout of cloudtrain, got an installation without {SCRIPT}")
-    told: list[Told] = []
-    try:
-        with closing(_measured(sweep)) as measured:
-            for each in measured:
-                told.append(each)
-                if as_json:
-                    print(json.dumps(each, allow_nan=False, ensure_ascii=False), flush=True)
-    except Failed as failure:
-        complain(str(failure))
-        return FAILURE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        if not as_json:
-            _print_tables(told)
-    return 0
+    return pass_on(_measured(sweep), as_json=as_json, show=_print_tables)
 
 
 def _measured(sweep: Sweep) -> Generator[Told, None, None]:

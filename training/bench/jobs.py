@@ -21,7 +21,7 @@ OWN = "cloudtrain: "
 
 
 class Failed(Exception):
-    """A job that did not end well; one line says how."""
+    """A cluster that does not come up, or a job that did not end well; one line says how."""
 
 
 def command_line(ranks: int, words: Sequence[str]) -> list[str]:

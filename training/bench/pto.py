@@ -1,7 +1,7 @@
 """``cloudtrain bench pto``: norms in parts on real ranks, beside every rank computing all of them."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,16 +12,15 @@ from commlib import Topology
 from commlib.errors import InvalidArgument, look_up
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way
-from training.bench.checks import WrongResult
-from training.bench.jobs import Failed, lines
+from training.bench.jobs import lines
 from training.bench.norms import Tensors, check_squares
 from training.bench.plan import has_ranks
-from training.bench.record import Record, command, milliseconds, print_lines, print_table, times
+from training.bench.record import Record, command, milliseconds, print_table, times
 from training.bench.shapes import SHAPES
+from training.bench.telling import Told, pass_on, tell
 from training.bench.timing import WARM_UP_RUNS
 from training.bench.turns import Turns, take_turns
-from training.job import FAILURE, Place, as_rank, complain, leave, refuse, together
-from training.launch import INTERRUPTED
+from training.job import Place, as_rank, refuse, together
 from training.quiet import import_tensorflow
 
 RANKS = (2, 4)
@@ -88,44 +87,24 @@ def bench(
 
 def _start(sweep: Sweep, as_json: bool) -> int:
     """Start the ranks, one number of them after the other, and pass on what they measure."""
-    told: list[dict[str, Any]] = []
-    try:
-        for ranks in sweep.ranks:
-            with closing(lines(ranks, sweep.words)) as said:
-                for line in said:
-                    if not line.startswith("{"):
-                        continue
-                    told.append(json.loads(line) | {"command": command()})
-                    if as_json:
-                        print(json.dumps(told[-1], allow_nan=False, ensure_ascii=False), flush=True)
-    except Failed as failure:
-        complain(str(failure))
-        return FAILURE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    finally:
-        if not as_json:
-            _print([Record.of(each) for each in told])
-    return 0
+    return pass_on(
+        _measured(sweep), as_json=as_json, show=lambda told: _print([Record.of(each) for each in told])
+    )
+
+
+def _measured(sweep: Sweep) -> Generator[Told, None, None]:
+    for ranks in sweep.ranks:
+        with closing(lines(ranks, sweep.words)) as said:
+            for line in said:
+                if line.startswith("{"):
+                    yield json.loads(line) | {"command": command()}
 
 
 def _as_rank(sweep: Sweep, asked: Sequence[int], as_json: bool) -> int:
     """Measure as one rank of a job."""
     with as_rank() as comm:
         together(comm, lambda: _expect_ranks(asked, comm.size))
-        records = measure(sweep, Topology(comm))
-        try:
-            if comm.rank == 0 and as_json:
-                print_lines(records)
-            else:
-                measured = list(records)
-                if comm.rank == 0:
-                    _print(measured)
-        except WrongResult as error:  # on all ranks, in the same step
-            if comm.rank == 0:
-                complain(str(error))
-            leave(comm, FAILURE)
-    return 0
+        return tell(measure(sweep, Topology(comm)), as_json=as_json, show=_print, comm=comm)
 
 
 def _expect_ranks(asked: Sequence[int], size: int) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 from commlib import Communicator, Reducer, cost
 from commlib.errors import UnknownName
 from training.bench.allreduce import BUSY, FLOOR, PEERS
-from training.bench.checks import WrongResult
 from training.bench.memory import dense_vectors, traced
 from training.bench.options import TRANSCRIPTIONS, Contender, Options
 from training.bench.plan import Plan, has_ranks
-from training.bench.record import Record, print_lines
+from training.bench.record import Record
 from training.bench.steps import CLOCKS, Measurement, take_turns
 from training.bench.tables import print_records
-from training.job import FAILURE, as_rank, complain, leave, refuse, together
+from training.bench.telling import tell
+from training.job import as_rank, refuse, together
 
 Nodes = Sequence[Sequence[int]]
 
@@ -27,29 +27,13 @@ def bench(as_json: bool, **options: Any) -> int:
             plan = Plan.of(Options(**options), None)
         except ValueError as error:
             refuse(str(error))
-        return _print(plan, as_json, None)
+        return _tell(plan, as_json, None)
     with as_rank() as comm:
-        return _print(together(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
+        return _tell(together(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
 
 
-def _print(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
-    """Measure on all ranks and print on rank 0."""
-    speaks = comm is None or comm.rank == 0
-    records = measure(plan)
-    try:
-        if as_json and speaks:
-            print_lines(records)
-        else:
-            measured = list(records)
-            if speaks:
-                print_records(measured)
-    except WrongResult as error:  # on all ranks, in the same step
-        if speaks:
-            complain(str(error))
-        if comm is not None:
-            leave(comm, FAILURE)
-        return FAILURE
-    return 0
+def _tell(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
+    return tell(measure(plan), as_json=as_json, show=print_records, comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:
