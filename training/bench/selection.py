@@ -174,5 +174,5 @@ def note_of(record: Record) -> str:
     """Return what is to be said of a record's peer."""
     if record.peer_seconds is None:
         return f"× {record.peer}: {record.missing}"
-    median = milliseconds(record.peer_seconds.median)
-    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {record.seconds.runs}"
+    median, runs = milliseconds(record.peer_seconds.median), record.peer_seconds.runs
+    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {runs}"
