@@ -36,7 +36,8 @@ def job_of(topology: Topology) -> Job:
     world, parts = topology.world, f"{len(os.sched_getaffinity(0))} cores of {processor()}"
     if world.arrays is not np:
         cuda = world.arrays.cuda
-        parts += f", {cuda.runtime.getDeviceProperties(cuda.Device().id)['name'].decode()}"
+        gpu = cuda.runtime.getDeviceProperties(cuda.Device().id)["name"].decode()
+        parts += f", {gpu} by {getattr(world, 'between', 'nccl')}"
     told = world.allgather_objects((world.host, parts))
     hosts, processors = zip(*dict.fromkeys(told), strict=True)
     return Job(hosts, processors, tuple(map(len, topology.nodes)))

@@ -82,7 +82,7 @@ class DistributedGradients:
 
     ``variables``: tf.Variables or Keras variables of static shape. ``config``: the name of a reducer and its
     options, ``{"name": "hitopk", "density": 0.01}``. All gradients travel as one float32 vector of ``size``
-    entries. ``reducer`` is there, and ``config`` is that of it.
+    entries, ``sizes`` of each variable. ``reducer`` is there, and ``config`` is that of it.
 
     With a transport of GPUs the vector is on this rank's GPU throughout: gradients elsewhere are brought
     there by TensorFlow. Steps then run as ``tf.py_function`` on it, else as ``tf.numpy_function`` on the CPU.
@@ -92,7 +92,8 @@ class DistributedGradients:
         self.topology = topology
         self._names = [variable.name for variable in variables]
         self._shapes = [tuple(variable.shape) for variable in variables]
-        self.size = sum(int(np.prod(shape, dtype=np.int64)) for shape in self._shapes)
+        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
+        self.size = sum(self.sizes)
         self._passenger: Passenger | None = None
         self._gpu: Any = None  # CuPy's device
         if topology.world.arrays is not np:

@@ -63,7 +63,8 @@ class Traffic:
 class Topology:
     """The ranks of ``world`` by node, and the communicators of this rank.
 
-    Nodes are discovered by host name, or emulated with ``ranks_per_node`` (see :func:`node_of_ranks`).
+    Nodes are discovered by host name, or emulated with ``ranks_per_node`` (see :func:`node_of_ranks`), which
+    is kept as it was given.
 
     ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
     place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
@@ -75,7 +76,7 @@ class Topology:
     def __init__(self, world: "Communicator", ranks_per_node: int | Sequence[int] | None = None) -> None:
         hosts = world.allgather_objects(world.host)
         node_of_rank = _discover(hosts) if ranks_per_node is None else _emulate(hosts, ranks_per_node)
-        self.world = world
+        self.world, self.ranks_per_node = world, ranks_per_node
         self.nodes = tuple(
             tuple(rank for rank in range(world.size) if node_of_rank[rank] == node)
             for node in range(max(node_of_rank) + 1)

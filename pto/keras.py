@@ -48,12 +48,13 @@ class Measures(Protocol):
 class GivenSquares:
     """Sums of squares that are there before a step, such as those that travelled with its mean gradient.
 
-    ``give`` them before each step; the step reads a variable, and hands no tensor to anybody. For LARS, whose
-    norms are those of weights and mean gradients; of LAMB's moments nobody knows any before the step.
+    ``give`` them before each step; the step reads a variable, and hands no tensor to anybody. They are NaN
+    until then. For LARS, whose norms are those of weights and mean gradients; of LAMB's moments nobody knows
+    any before the step.
     """
 
     def __init__(self, tensors: int) -> None:
-        self.variable = tf.Variable(tf.zeros((2, tensors), tf.float64), trainable=False)
+        self.variable = tf.Variable(tf.fill((2, tensors), tf.constant(np.nan, tf.float64)), trainable=False)
 
     def give(self, squares: Squares) -> None:
         """Take the sums, float64 ``(2, tensors)``: those of the weights, then those of the mean gradient."""
@@ -135,9 +136,9 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
 
     ``norms`` computes the sums of squares: a :class:`pto.norms.Norms`, on all ranks together, in float64 and
     bitwise the same on all of them; or has them, :class:`GivenSquares`; or ``None``, TensorFlow on this rank
-    alone, in float32, for one process. Which of these is decided when a step is traced; which Norms is asked
-    in every step, and XLA compiles no step that has some: ``model.compile(jit_compile=False)``. They belong
-    to the process, so are not saved.
+    alone, in float32: for one process, or where equal GPUs compute the same. Which of these is decided when a
+    step is traced; which Norms is asked in every step, and XLA compiles no step that has some:
+    ``model.compile(jit_compile=False)``. They belong to the process, so are not saved.
 
     ``momentum``: a variable, to be assigned between steps; ``None`` where the rule has no momentum.
     """
@@ -306,10 +307,12 @@ class LAMB(LayerWise):
         least_norm: float = 0.0,
         largest_norm: float | None = None,
         exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | GivenSquares | None = None,
+        norms: Measures | None = None,
         name: str = "lamb",
         **options: Any,
     ) -> None:
+        if isinstance(norms, GivenSquares):
+            raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
         rule = Lamb(beta_1, beta_2, epsilon, weight_decay, least_norm, largest_norm)
         super().__init__(
             rule, learning_rate, exclude=exclude, norms=norms, name=name, weight_decay=weight_decay, **options

@@ -63,6 +63,8 @@ def _remedy(config: Config, topology: Topology) -> str:
         words += ["--ranks-per-node", ",".join(map(str, counts))]
     if config.profile is not None:
         words += ["--profile", config.profile]
+    if config.transport != "auto":
+        words += ["--transport", config.transport]
     return shlex.join(words)
 
 

@@ -95,6 +95,9 @@ def tune(
     profile: Annotated[
         str | None, typer.Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
     ] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+    ] = None,
 ) -> None:
     """Measure links and kernels of a job's ranks, for `reducer: auto`.
 
@@ -105,7 +108,7 @@ def tune(
     from training.tune import Request
     from training.tune import tune as run
 
-    request = Request(config, overrides or [], ranks_per_node, profile)
+    request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:
         there = Ranks(ranks, hosts, network_interface)
         raise typer.Exit(launch(there, request.words(), check=request.resolve))

@@ -17,6 +17,12 @@ INSTALL = "run ./scripts/install.sh"
 WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "cloudtrain", "wheels")
 REBUILD = f"remove {WHEELS} and .venv, then {INSTALL}"
 PATIENCE_SECONDS = 60
+# Prints why gradients cannot stay on this machine's GPUs; an empty line where they can.
+WHY_NOT_ON_GPUS = """
+import tensorflow as tf
+from commlib.transport import nccl
+print(nccl.missing() or ("" if tf.config.list_physical_devices("GPU") else "TensorFlow sees none"))
+"""
 
 
 @dataclass(frozen=True)
@@ -107,18 +113,19 @@ def check_tensorflow() -> Finding:
 
 
 def check_gpus() -> Finding:
-    """Find GPUs, and CuPy to use them with."""
+    """Find GPUs, and what keeps gradients there: CuPy, NCCL, a TensorFlow that sees them."""
     if shutil.which("nvidia-smi") is None:
         return Finding("GPUs", "none; training runs on the CPU", is_note=True)
     asked = _run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     gpus = asked.stdout.splitlines()
     if asked.returncode or not gpus:
         return Finding("GPUs", f"nvidia-smi finds none: {_first_line(asked)}", "mend the NVIDIA driver")
-    try:
-        cupy = version("cupy-cuda12x")
-    except PackageNotFoundError:
-        return Finding("GPUs", f"{len(gpus)} × {gpus[0]}, but no CuPy", "run ./scripts/install.sh gpu")
-    return Finding("GPUs", f"{len(gpus)} × {gpus[0]}, CuPy {cupy}")
+    found = f"{len(gpus)} × {gpus[0]}"
+    tried = _run(sys.executable, "-c", WHY_NOT_ON_GPUS)
+    why_not = _first_line(tried) if tried.returncode else tried.stdout.strip()
+    if why_not:
+        return Finding("GPUs", f"{found}, but {why_not}", "run ./scripts/install.sh gpu")
+    return Finding("GPUs", f"{found}; gradients stay there and travel by NCCL")
 
 
 def check_shared_memory() -> Finding:

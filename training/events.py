@@ -84,6 +84,7 @@ class OnGPUs(Event):
 
     kind = "gpus"
     ranks: int
+    transport: str
     why_not: str | None
 
     def lines(self) -> Iterable[str]:
@@ -91,13 +92,14 @@ class OnGPUs(Event):
         if self.why_not is not None:
             yield self.why_not
         elif self.ranks > 1:
-            yield "gradients stay on the GPUs, one for each rank, and travel by NCCL"
+            by = "NCCL inside nodes and MPI between them" if self.transport == "nccl+mpi" else "NCCL"
+            yield f"gradients stay on the GPUs, one for each rank, and travel by {by}"
 
 
 def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
     """Yield what was chosen where the configuration leaves the choice."""
     if why_not_on_gpus is not None or learner.topology.world.arrays is not np:
-        yield OnGPUs(learner.topology.world.size, why_not_on_gpus)
+        yield OnGPUs(learner.topology.world.size, learner.config.transport, why_not_on_gpus)
     for number, choice in learner.choices.items():
         yield ReducerChosen(
             phase=number,

@@ -4,7 +4,6 @@ TensorFlow is imported only where there is a GPU.
 """
 
 import os
-from collections.abc import Sequence
 from glob import glob
 
 import numpy as np
@@ -16,6 +15,7 @@ from training.quiet import import_tensorflow
 from training.schema import ConfigurationError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+TRANSPORTS = ("auto", "nccl", "nccl+mpi", "mpi")
 BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
 
 
@@ -35,21 +35,23 @@ def gpus_here() -> int:
     return len(glob("/dev/nvidia[0-9]*") or glob("/dev/dxg"))  # the latter of Linux inside Windows
 
 
-def with_gpus(
-    topology: Topology, transport: str, ranks_per_node: int | Sequence[int] | None
-) -> tuple[Topology, str | None]:
+def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]:
     """Return the topology over GPUs and NCCL, where ``transport`` (see the configuration) and ranks allow it.
 
     Else the one that there is; and, where a GPU is left out of it, a line that says why, equal on all ranks.
     All of them call it together. Raises ``ConfigurationError`` where NCCL was asked for by name.
     """
     comm = topology.world
-    if transport == "mpi" or comm.arrays is not np:
+    if comm.arrays is not np:
+        if transport == "mpi":
+            raise ConfigurationError("transport: expected nccl or auto with a topology of GPUs, got mpi")
+        return topology, None
+    if transport == "mpi":
         return topology, None
     there = any(comm.allgather_objects(gpus_here() > 0))
     why = obstacle(comm) if there else "no machine has one"
     if why is None:
-        return Topology(nccl.over(comm, between=BETWEEN[transport]), ranks_per_node), None
+        return Topology(nccl.over(comm, between=BETWEEN[transport]), topology.ranks_per_node), None
     if transport != "auto":
         raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {transport}: {why}")
     return topology, f"gradients go through host memory: {why}" if there else None

@@ -1,6 +1,6 @@
 """A model that learns on all ranks together: what one step of training does, and what lies between phases."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +61,7 @@ class Learner:
         self.norms = self._norms()
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
-        self._norm = norm_of(self.gradients.size, topology.world.arrays)
+        self._norm_of: Callable[[Any], float] | None = None
         self._mean: Any = None
         self.forward = Forward(self.model)
         self._backwards: dict[tuple[Any, ...], Backward] = {}
@@ -76,13 +76,13 @@ class Learner:
         # The norms of LAMB are of its moments, and those come with its update: a GPU computes them there.
         if not isinstance(settings, Lamb) or world.arrays is not np:
             return None
-        sizes = [int(np.prod(variable.shape, dtype=np.int64)) for variable in self.variables]
-        return Norms(sizes, world, partition=settings.norms)
+        return Norms(self.gradients.sizes, world, partition=settings.norms)
 
     def how_norms_are_computed(self) -> list[str]:
         """Return a line for each way, where ranks could share that work."""
         if self.norms is None:
-            return []
+            alone = self.topology.world.size == 1 or not self.config.optimizer.adapts
+            return [] if alone else ["norms in the graph of each GPU, in float32"]
         numbered = list(enumerate(self.config.phases, 1))
         names = {number: REDUCERS[self.config.reducer_config(phase)["name"]] for number, phase in numbered}
         sharded = [number for number, phase in numbered if self._shards(phase)]
@@ -203,7 +203,11 @@ class Learner:
 
     def _clip(self, mean: Any) -> float:
         """Scale the mean down to ``clip_norm``, in place, on all ranks alike; return the factor."""
-        if (most := self.config.clip_norm) is None or (norm := self._norm(mean)) <= most:
+        if (most := self.config.clip_norm) is None:
+            return 1.0
+        if self._norm_of is None:
+            self._norm_of = norm_of(self.gradients.size, self.topology.world.arrays)
+        if (norm := self._norm_of(mean)) <= most:
             return 1.0
         factor = np.float32(most / norm)
         mean *= factor

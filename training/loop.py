@@ -59,7 +59,7 @@ class Trainer:
         topology = topology or Topology(world(), ranks_per_node=config.ranks_per_node)
         data = data or load_data(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
-        self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport, config.ranks_per_node)
+        self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)
         if not on_first(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
             profile = profile_for(config, self.topology)
         self.data = data

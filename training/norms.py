@@ -28,7 +28,7 @@ def norm_of(size: int, arrays: ModuleType) -> Callable[[Float32], float]:
     return lambda vector: float(to_host(plan.squares(vector))[0] ** 0.5)
 
 
-class Place(Protocol):
+class NormsThere(Protocol):
     """Where weights and mean gradient lie, and how their sums of squares are computed there.
 
     ``passenger``: travels with the reducers that carry one. ``reason``: how the sums come about without one.
@@ -54,11 +54,11 @@ class HostNorms:
         self._read = tf.function(lambda: [variable.value.read_value() for variable in variables])
 
     def weights(self) -> list[Any]:
-        """See :meth:`Place.weights`."""
+        """See :meth:`NormsThere.weights`."""
         return [array_of(weight) for weight in self._read()]
 
     def squares(self, mean: Float32) -> Float64:
-        """See :meth:`Place.squares`; all ranks call it together."""
+        """See :meth:`NormsThere.squares`; all ranks call it together."""
         return self._norms.squares(self.weights(), np.split(mean, self._ends))
 
 
@@ -74,11 +74,11 @@ class GPUNorms:
         )
 
     def weights(self) -> list[Any]:
-        """See :meth:`Place.weights`; one vector of all."""
+        """See :meth:`NormsThere.weights`; one vector of all."""
         return [array_of(self._read(), self._arrays)]
 
     def squares(self, mean: Any) -> Float64:
-        """See :meth:`Place.squares`."""
+        """See :meth:`NormsThere.squares`."""
         return np.stack([to_host(self._plan.squares(vector)) for vector in (*self.weights(), mean)])
 
 
@@ -90,11 +90,11 @@ class StepNorms:
     """
 
     def __init__(self, variables: Sequence[Any], gradients: DistributedGradients, way: Way) -> None:
-        sizes = [int(np.prod(variable.shape, dtype=np.int64)) for variable in variables]
+        sizes = gradients.sizes
         world = gradients.topology.world
         self.given = GivenSquares(len(sizes))
         self._gradients = gradients
-        self._place: Place = (
+        self._place: NormsThere = (
             HostNorms(variables, sizes, world, way)
             if world.arrays is np
             else GPUNorms(variables, sizes, world.arrays)

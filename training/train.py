@@ -10,7 +10,8 @@ from training.checkpoints import CheckpointFailed
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
 from training.dry_run import generated, tiny
-from training.job import FAILURE, as_rank, complain, leave, on_first, together
+from training.gpus import see_own_gpu
+from training.job import FAILURE, Place, as_rank, complain, leave, on_first, together
 from training.metrics import RunFolder, to_resume
 from training.progress import Progress
 from training.quiet import import_tensorflow
@@ -62,6 +63,7 @@ def load_together(
 
 
 def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
+    see_own_gpu(Place.of(topology.world))  # before TensorFlow, whose import looks at them
     import_tensorflow()
     from training.loop import Trainer
 

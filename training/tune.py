@@ -13,7 +13,7 @@ from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.choices import count_weights, profile_path
 from training.config import Config, load
-from training.gpus import see_own_gpu, with_gpus
+from training.gpus import TRANSPORTS, see_own_gpu, with_gpus
 from training.job import Place, as_rank, on_first, together
 from training.memory import keep_freed_memory
 from training.models import MODELS
@@ -28,30 +28,37 @@ class Request:
     """What is to be measured: the ranks as nodes of ``layout``, or as a configuration says.
 
     ``layout``: ranks on each node, or of each, joined by commas. ``profile``: where the result goes.
+    ``transport``: as of a configuration, ``auto`` without one.
     """
 
     path: str | None
     overrides: Sequence[str]
     layout: str | None
     profile: str | None
+    transport: str | None = None
 
     def words(self) -> list[str]:
         """Return the command line that asks for this on one rank of a job."""
-        options = {"--ranks-per-node": self.layout, "--profile": self.profile}
+        options = {
+            "--ranks-per-node": self.layout,
+            "--profile": self.profile,
+            "--transport": self.transport,
+        }
         given = [word for name, value in options.items() if value is not None for word in (name, value)]
         return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
 
     def resolve(self) -> "Resolved":
         """Return what the request and its configuration say; ``ValueError`` names what is wrong."""
         if self.path is None:
-            return Resolved(None, _counts(self.layout), self.profile)
+            return Resolved(None, _counts(self.layout), self.profile, _known(self.transport))
         config = load(self.path, self.overrides)
-        if self.layout is not None:
-            raise ValueError(
-                f"--ranks-per-node: expected none beside {self.path} (there it is ranks_per_node=…), "
-                f"got {self.layout}"
-            )
-        return Resolved(config, config.ranks_per_node, self.profile or config.profile)
+        for option, value in (("ranks-per-node", self.layout), ("transport", self.transport)):
+            if value is not None:
+                key = option.replace("-", "_")
+                raise ValueError(
+                    f"--{option}: expected none beside {self.path} (there it is {key}=…), got {value}"
+                )
+        return Resolved(config, config.ranks_per_node, self.profile or config.profile, config.transport)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Resolved:
     config: Config | None
     ranks_per_node: int | list[int] | None
     profile: str | None
+    transport: str
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,12 @@ class Case:
     label: str
     size: int
     density: float
+
+
+def _known(transport: str | None) -> str:
+    if transport is not None and transport not in TRANSPORTS:
+        raise ValueError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    return transport or "auto"
 
 
 def _counts(layout: str | None) -> int | list[int] | None:
@@ -99,8 +113,7 @@ def tune(request: Request) -> None:
 def _on_gpus(topology: Topology, asked: Resolved) -> Topology:
     """Return the topology that training will have, over the GPUs where there are some."""
     see_own_gpu(Place.of(topology.world))
-    transport = "auto" if asked.config is None else asked.config.transport
-    topology, why_not = with_gpus(topology, transport, asked.ranks_per_node)
+    topology, why_not = with_gpus(topology, asked.transport)
     if why_not is not None and topology.world.rank == 0:
         print(why_not, flush=True)
     return topology
@@ -174,6 +187,9 @@ def _weights_of(config: Config) -> int:
     """Return the entries of the gradient of a configuration's model, which is made to count them."""
     dataset = config.dataset.make()
     import_tensorflow()
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # there is to be room on it for what is measured
     return count_weights(MODELS[config.model](dataset.channels, dataset.classes))
 
 

@@ -1,18 +1,15 @@
 """A GPU as CuPy knows it: the kernels are compiled for it, and launched."""
 
 import ctypes
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.folders import user_cache
+from commlib.gpu import kept
 from commlib.gpu.engine import THREADS, Array, Engine, Source
 from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
 
@@ -106,25 +103,16 @@ class CuPyEngine(Engine):
         """
         compiler = self._cupy.cuda.compiler
         options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
-        version = self._cupy.cuda.nvrtc.getVersion()
-        key = repr((source.text, options, self._capability, version)).encode()
-        kept = user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
-        binary = kept.read_bytes() if kept.exists() else None
+        versions = self._cupy.__version__, self._cupy.cuda.nvrtc.getVersion()
+        path = kept.path_of(repr((source.text, options, self._capability, versions)).encode())
+        binary = kept.read(path)
         if binary is None:
             binary = compiler.compile_using_nvrtc(source.text, options)[0]
-            with suppress(OSError):  # a folder that cannot be written costs some seconds the next time
-                _write(kept, binary)
+            binary = binary.encode() if isinstance(binary, str) else binary  # PTX, for a GPU newer than NVRTC
+            kept.write(path, binary)
         module = self._cupy.cuda.function.Module()
         module.load(binary)
         return module
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that other processes see whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 class _Prepared:

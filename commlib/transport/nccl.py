@@ -56,14 +56,15 @@ class _Posted(Request):
 class GPUCommunicator(Communicator):
     """Ranks that have a GPU each, and reach each other by ``control`` in all that is not on it.
 
-    ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is.
+    ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is. ``between``: by
+    what machines reach each other's GPUs, ``nccl`` or ``mpi``.
     """
 
     def __init__(self, control: Communicator, between: str) -> None:
         super().__init__(control.rank, control.size, control.host)
         self.arrays = _cupy()
         self.device = self.arrays.cuda.Device()
-        self._control, self._between = control, between
+        self._control, self.between = control, between
         self._stream = self.arrays.cuda.Stream(non_blocking=True)
         self._posted: list[_Posted] = []
 
@@ -73,7 +74,7 @@ class GPUCommunicator(Communicator):
     def split(self, color: int) -> "GPUCommunicator":
         """See :meth:`Communicator.split`."""
         self.start()
-        return _communicator(self._control.split(color), self._between)
+        return _communicator(self._control.split(color), self.between)
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""

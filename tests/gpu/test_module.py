@@ -15,6 +15,7 @@ from commlib.gpu import (
     GpuUnavailable,
     OutOfDeviceMemory,
     current_engine,
+    kept,
     make_device_selector,
 )
 from commlib.gpu.cupy_engine import CuPyEngine
@@ -41,6 +42,7 @@ class FakeCuPy(SimpleNamespace):
 
     def __init__(self, capability=(9, 0), devices=1, compile_error=None):
         self.launched, self.compiled, self.loaded = [], [], []
+        self.__version__ = "14.2.0"
         properties = {
             "name": b"A Device",
             "major": capability[0],
@@ -150,6 +152,35 @@ def test_another_process_finds_what_was_compiled(monkeypatch, tmp_path):
         CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
         assert (len(cupy.compiled), cupy.loaded) == (compiled, [b"a cubin"])
     assert len(list((tmp_path / "cloudtrain" / "kernels").iterdir())) == 2  # and nothing half written
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: b"", lambda whole: whole[:-1], lambda whole: b"0" + whole[1:]]
+)
+def test_what_is_damaged_is_compiled_anew_and_mended(monkeypatch, tmp_path, damage):
+    for run, compiled in enumerate((1, 1, 0)):
+        cupy = FakeCuPy()
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
+        assert (len(cupy.compiled), cupy.loaded) == (compiled, [b"a cubin"])
+        [file] = (tmp_path / "cloudtrain" / "kernels").iterdir()
+        if run == 0:
+            file.write_bytes(damage(file.read_bytes()))
+
+
+@pytest.mark.parametrize("place", ["/dev/null/cache", None], ids=["cannot be written", "no home"])
+def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    cupy = FakeCuPy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    if place is None:
+        monkeypatch.setattr(kept, "user_cache", no_home)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", place)
+    CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
+    assert cupy.loaded == [b"a cubin"]
 
 
 class FakeArray(SimpleNamespace):

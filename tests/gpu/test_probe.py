@@ -1,12 +1,9 @@
 """What ``cloudtrain tune`` measures of ranks whose gradients lie on GPUs."""
 
-from dataclasses import fields
-
 import pytest
 
 from commlib import InvalidArgument, Link, Network, Topology, probe
 from commlib.arrays import finish
-from commlib.cost import Speeds
 from commlib.profile import WIRES
 from commlib.transport import nccl, simulated
 from commlib.trials import try_out
@@ -36,18 +33,13 @@ def on_gpus(cupy, function, ranks=4):
 def test_links_are_those_between_gpus_and_kernels_are_theirs(cupy):
     profiles = on_gpus(cupy, probe.measure)
     assert len({repr(profile) for profile in profiles}) == 1
-    profile = profiles[0]
-    for link in (profile.network.intra, profile.network.inter):
-        assert link.beta >= 0
-        assert link.alpha > 0
-    speeds = [getattr(profile.speeds, field.name) for field in fields(Speeds) if field.name != "code"]
-    assert all(speed >= 0 for speed in speeds)
-    assert set(profile.speeds.code) == set(WIRES)
+    assert set(profiles[0].speeds.code) == set(WIRES)
+    assert cupy.nccl.launches.count("send") >= 4 * len(probe.MESSAGE_BYTES)  # from each GPU, over both links
 
 
 def test_a_profile_of_gpus_is_none_of_processors(cupy):
     there = on_gpus(cupy, probe.measure)[0]
-    assert all(processor.endswith(", A GPU") for processor in there.job.processors)
+    assert all(processor.endswith(", A GPU by nccl") for processor in there.job.processors)
     here = simulated.run(lambda comm: probe.job_of(Topology(comm, ranks_per_node=2)), 4)[0]
     with pytest.raises(InvalidArgument, match="A GPU.* there, .* here"):
         there.check(here)

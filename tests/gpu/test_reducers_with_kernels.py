@@ -102,7 +102,7 @@ def test_a_nan_on_one_rank_voids_the_step_on_all_and_leaves_no_trace(name, step)
         for each in range(step):
             reducer.reduce(gradient(SIZE, comm.rank, each))
             twin.reduce(gradient(SIZE, comm.rank, each))
-        poisoned = gradient(SIZE, comm.rank, 7)
+        poisoned = gradient(SIZE, comm.rank, 7).copy()
         poisoned[comm.rank * 100] = np.nan if comm.rank == 2 else 1
         voided = reducer.reduce(poisoned)
         later = [each.reduce(gradient(SIZE, comm.rank, 8)).tobytes() for each in (reducer, twin)]

@@ -15,7 +15,7 @@ import keras  # noqa: E402
 
 from commlib.transport import simulated  # noqa: E402
 from pto.errors import InvalidArgument  # noqa: E402
-from pto.keras import LAMB, LARS, LossScale  # noqa: E402
+from pto.keras import LAMB, LARS, GivenSquares, LossScale  # noqa: E402
 from pto.norms import Norms  # noqa: E402
 from pto.rules import LossScaling  # noqa: E402
 from tests.pto import reference  # noqa: E402
@@ -277,6 +277,18 @@ def test_fit_uses_norms_when_given(make):
     model.optimizer.norms = Counted(sizes, None)
     model.fit(points, labels, batch_size=64, epochs=2, verbose=0)
     assert calls == [[6, 6]] * 8
+
+
+def test_squares_are_given_before_a_step_or_nothing_is_right():
+    given = GivenSquares(1)
+    assert np.isnan(one([6, 8], [3, 4], LARS(1.0, trust=0.1, norms=given))).all()
+    given.give(np.array([[100.0], [25.0]]))
+    np.testing.assert_allclose(one([6, 8], [3, 4], LARS(1.0, trust=0.1, norms=given)), [5.4, 7.2], rtol=1e-6)
+
+
+def test_lamb_takes_no_squares_that_are_given():
+    with pytest.raises(InvalidArgument, match="norms: expected Norms or None, .* got GivenSquares"):
+        LAMB(norms=GivenSquares(1))
 
 
 def test_clipping_comes_before_the_norms_and_decay_inside_them():

@@ -1,10 +1,13 @@
 """The command as users start it in one process: alone, and where it refuses before it starts any other."""
 
+import os
+
 import pytest
 
 from commlib import REDUCERS
 from tests.launching import DIGITS, launch, run, tail
 from tests.training.small import metrics_of
+from training import gpus, train
 
 BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
 
@@ -59,3 +62,18 @@ def test_the_command_names_its_version_and_refuses_what_it_does_not_know():
         assert result.returncode == 2
         assert "Traceback" not in result.stderr
         assert "Error" in result.stderr
+
+
+def test_a_rank_has_its_gpu_before_tensorflow_looks_at_them(monkeypatch):
+    """An import of TensorFlow asks CUDA for its GPUs, and CUDA asks for the variable only once."""
+    seen = []
+
+    def imported():
+        seen.append(os.environ[gpus.VISIBLE])
+        raise NotImplementedError
+
+    monkeypatch.setenv(gpus.VISIBLE, "5,6")
+    monkeypatch.setattr(train, "import_tensorflow", imported)
+    with pytest.raises(NotImplementedError):
+        train.train(str(DIGITS), ["cache={}"])
+    assert seen == ["5"]

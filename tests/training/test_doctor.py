@@ -1,5 +1,6 @@
 """Every check of the doctor, well and ill."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,36 @@ def test_a_missing_tool_that_is_not_always_needed_is_a_note(monkeypatch):
         assert finding.verdict == "note"
         assert finding.remedy.startswith("apt-get install")
     assert doctor.check_gpus().verdict == "note"
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'A GPU'\necho 'A GPU'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_gpus_that_nothing_can_use_are_a_problem(nvidia_smi):
+    finding = doctor.check_gpus()
+    assert finding.verdict == "problem"
+    assert finding.text.startswith("2 × A GPU, but CuPy cannot be imported")
+    assert finding.remedy == "run ./scripts/install.sh gpu"
+
+
+@pytest.mark.parametrize(
+    ("says", "verdict", "text"),
+    [
+        ("print()", "ok", "2 × A GPU; gradients stay there"),
+        ("print('TensorFlow sees none')", "problem", "2 × A GPU, but TensorFlow sees none"),
+        ("raise SystemExit('no libcuda')", "problem", "2 × A GPU, but no libcuda"),
+    ],
+)
+def test_what_keeps_gradients_off_the_gpus_is_said(nvidia_smi, monkeypatch, says, verdict, text):
+    monkeypatch.setattr(doctor, "WHY_NOT_ON_GPUS", says)
+    finding = doctor.check_gpus()
+    assert finding.verdict == verdict
+    assert finding.text.startswith(text)
 
 
 def test_an_unsupported_python_is_a_problem(monkeypatch):

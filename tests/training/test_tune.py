@@ -19,6 +19,7 @@ from training import choices, job, tune
 from training.choices import choose_reducers, default_path, profile_for
 from training.cli import app
 from training.config import load
+from training.gpus import gpus_here
 from training.launch import Ranks, command_line
 from training.tune import Request
 
@@ -187,6 +188,7 @@ def test_the_way_to_measure_names_the_hosts_of_the_job(monkeypatch, tmp_path):
     assert "cloudtrain tune -np 3 -H node0:2,node1:1 --profile" in line
     line = refusal(monkeypatch, tmp_path / "none", "ranks_per_node=[3,1]")
     assert "cloudtrain tune -np 4 --ranks-per-node 3,1 --profile" in line
+    assert refusal(monkeypatch, tmp_path / "none", "transport=mpi").endswith(" --transport mpi")
 
 
 def test_a_profile_of_another_world_size_is_refused(monkeypatch, tmp_path):
@@ -322,6 +324,14 @@ def test_the_job_is_started_by_horovodrun():
             ["-np", "2", "--ranks-per-node", "2", DIGITS],
             f"--ranks-per-node: expected none beside {DIGITS} (there it is ranks_per_node=…), got 2",
         ),
+        (
+            ["-np", "2", "--transport", "mpi", DIGITS],
+            f"--transport: expected none beside {DIGITS} (there it is transport=…), got mpi",
+        ),
+        (
+            ["-np", "2", "--transport", "ncl"],
+            "--transport: expected one of auto, nccl, nccl+mpi, mpi, got 'ncl'",
+        ),
         (["-np", "2", DIGITS, "density=7"], f"{DIGITS}: density: expected a number in (0, 1], got 7"),
         (["-np", "2", "-H", "a:1"], "-H: expected slots for 2 ranks, got 1 in a:1"),
     ],
@@ -335,6 +345,7 @@ def test_wrong_words_are_one_line_and_exit_status_2(words, message):
 # ------------------------------------------------------------------ real processes
 
 
+@pytest.mark.skipif(gpus_here() > 0, reason="TensorFlow is asked whether it sees this machine's GPUs")
 def test_tuning_loads_no_tensorflow_and_training_alone_needs_no_profile(tmp_path):
     path = tmp_path / "profile.json"
     program = (
