@@ -1,6 +1,6 @@
 """Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures beside it.
 
-Of those of pto the tables stand in docs/pto.md, too. It needs no more than the records:
+Some stand on a page of docs/, too. It needs no more than the records:
 python scripts/draw_benchmarks.py
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.drawing import cache, cluster, pto, reducers, selection, transcription
+from scripts.drawing import cache, cluster, gpu, pto, reducers, selection, transcription
 from scripts.drawing.cluster import CLUSTER, all_cells
+from scripts.drawing.pages import Page
 from scripts.drawing.results import Results, newest
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-PTO_PAGE = FOLDER.parent / "docs" / "pto.md"
 
 HEAD = """# Benchmarks
 
@@ -27,12 +27,17 @@ says how many times as fast as the peer named; subject and peer take turns in on
 # By the kind of results, in the order of the page: each has a ``TEXT`` and makes ``tables``.
 SECTIONS = {
     "selection": selection,
+    "gpu-selection": gpu,
     "reducers": reducers,
     "oktopk-numpy": transcription,
     "cache": cache,
     "pto": pto,
 }
-PICTURES = {"cache": cache.draw, "pto": pto.draw}
+PICTURES = {"cache": cache.draw, "gpu-selection": gpu.draw, "pto": pto.draw}
+PAGES = (
+    Page("docs/pto.md", "pto", pto.tables, "scripts/bench.sh"),
+    Page("docs/gpu.md", "gpu-selection", gpu.tables, "scripts/gpu.sh"),
+)
 
 
 def page(found: dict[str, Results]) -> str:
@@ -65,4 +70,6 @@ def write(folder: Path) -> None:
 
 if __name__ == "__main__":
     write(FOLDER)
-    PTO_PAGE.write_text(pto.with_measured(PTO_PAGE.read_text(), newest(FOLDER / "results")))
+    for each in PAGES:
+        file = FOLDER.parent / each.path
+        file.write_text(each.with_measured(file.read_text(), newest(FOLDER / "results")))

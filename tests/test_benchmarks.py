@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts.draw_benchmarks import page, write
+from scripts.draw_benchmarks import PICTURES, page, write
 from scripts.drawing import style
 from scripts.drawing.cluster import all_cells, bars, cells, draw
 from scripts.drawing.results import Results, newest
@@ -90,7 +90,7 @@ def test_the_page_is_of_the_newest_results():
 def test_the_pictures_are_of_the_newest_results():
     found = newest(FOLDER / "results")
     expected = {cell.picture: cell.fingerprint for cell in all_cells(found.values())}
-    expected |= {f"{kind}.svg": found[kind].fingerprint for kind in ("cache", "pto") if kind in found}
+    expected |= {f"{kind}.svg": found[kind].fingerprint for kind in PICTURES if kind in found}
     assert {path.name: fingerprint(path) for path in FOLDER.glob("*.svg")} == expected
 
 

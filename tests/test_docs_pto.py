@@ -10,8 +10,8 @@ import tensorflow as tf
 # Ranks are threads in the examples, and wait for each other inside TensorFlow's pool.
 tf.config.threading.set_inter_op_parallelism_threads(8)
 
-from scripts.draw_benchmarks import page, write  # noqa: E402
-from scripts.drawing.pto import BEGIN, END, with_measured  # noqa: E402
+from scripts.draw_benchmarks import PAGES, page, write  # noqa: E402
+from scripts.drawing.pages import BEGIN, END  # noqa: E402
 from scripts.drawing.results import newest  # noqa: E402
 from tests.launching import DIGITS, ROOT  # noqa: E402
 from tests.test_benchmarks import fingerprint, keep, seconds, texts  # noqa: E402
@@ -77,14 +77,19 @@ def test_every_link_leads_somewhere():
     assert [link for link in links if not link.startswith("#") and not (PATH.parent / link).exists()] == []
 
 
-def test_the_page_shows_the_newest_results():
+(OF_PTO,) = (each for each in PAGES if each.kind == "pto")
+
+
+@pytest.mark.parametrize("measured", PAGES, ids=lambda measured: measured.kind)
+def test_the_page_shows_the_newest_results(measured):
     # To write it anew: python scripts/draw_benchmarks.py
-    assert with_measured(PAGE, newest(ROOT / "benchmarks" / "results")) == PAGE
+    text = (ROOT / measured.path).read_text()
+    assert measured.with_measured(text, newest(ROOT / "benchmarks" / "results")) == text
 
 
 def test_the_page_gets_the_tables_that_the_benchmarks_have(folder):
     found = newest(folder / "results")
-    text = with_measured(f"before\n{BEGIN}old\n{END}after\n", found)
+    text = OF_PTO.with_measured(f"before\n{BEGIN}old\n{END}after\n", found)
     assert text.startswith(f"before\n{BEGIN}\n`cloudtrain bench pto --json` on 2 cores of abacus, 4.0 GiB (")
     assert text.endswith(f"\n\n{END}after\n")
     assert "old" not in text
@@ -106,17 +111,17 @@ def test_the_page_gets_the_tables_that_the_benchmarks_have(folder):
 
 
 def test_without_records_the_page_says_so_and_without_marks_it_is_refused():
-    assert "Nothing has been measured yet" in with_measured(f"{BEGIN}{END}", {})
+    assert "Nothing has been measured yet" in OF_PTO.with_measured(f"{BEGIN}{END}", {})
     for text in ("", END + BEGIN, BEGIN):
         with pytest.raises(ValueError, match=r"docs/pto\.md: expected the lines"):
-            with_measured(text, {})
+            OF_PTO.with_measured(text, {})
 
 
 def test_written_twice_the_page_is_the_same(folder):
     found = newest(folder / "results")
-    once = with_measured(PAGE, found)
+    once = OF_PTO.with_measured(PAGE, found)
     assert once != PAGE
-    assert with_measured(once, found) == once
+    assert OF_PTO.with_measured(once, found) == once
 
 
 def test_the_picture_has_a_column_a_number_of_ranks_and_says_how_many_times(folder):

@@ -16,17 +16,12 @@ WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e
 PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
 NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
 
-# Between these lines of docs/pto.md stands what was measured.
-BEGIN = "<!-- measured: written by scripts/draw_benchmarks.py -->\n"
-END = "<!-- end of what was measured -->\n"
-
 TEXT = """## Norms in parts
 
 Sums of squares of all weights and gradients of a network, on real ranks of one machine, whose cores they
 share: every rank has all tensors. CPU is the processor's time of a rank, the mean over ranks, and ms is from
 barrier to barrier, slowest rank. `local`: every rank computes everything, with the same kernel.
 """
-NOTHING_YET = "Nothing has been measured yet: `scripts/bench.sh` does.\n"
 
 
 def tables(results: Results, folder: str = "") -> Iterator[str]:
@@ -86,18 +81,6 @@ def balances(record: Record) -> list[str]:
     balance = record.more["balance"]
     gain = balance["by layer"] / balance["slices"]
     return [*(f"{balance[name]:.3f}" for name in PARTITIONS), times(gain)]
-
-
-def with_measured(text: str, found: dict[str, Results]) -> str:
-    """Return the text of docs/pto.md with the newest records between its marks."""
-    if not 0 <= text.find(BEGIN) < text.find(END):
-        raise ValueError(f"docs/pto.md: expected the lines {BEGIN!r} and {END!r}, in this order")
-    before, after = text[: text.index(BEGIN)], text[text.index(END) :]
-    measured = NOTHING_YET
-    if "pto" in found:
-        link = found["pto"].source.replace("](results/", "](../benchmarks/results/")
-        measured = "\n".join([link, *tables(found["pto"], "../benchmarks/")])
-    return f"{before}{BEGIN}\n{measured}\n{after}"
 
 
 def draw(results: Results, path: Path) -> None:

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts import draw_gpu
-from scripts.draw_gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, newest, of_entry, table
+from scripts.drawing.gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, of_entry, tables
+from scripts.drawing.results import newest
 
 SVG = "{http://www.w3.org/2000/svg}"
 PEERS = {"copy": 2.0, "torch.topk": 20.0, "mstopk, 30 passes": 30.0}  # times what a read takes
@@ -30,7 +30,7 @@ def line(subject: str, peer: str, size: int, entry: str = "float32") -> dict:
         "bytes": None,
         "floor_seconds": read if subject == SUBJECT else 3 * read,
         "gpu": {"name": "abacus"},
-        "machine": {},
+        "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
         "command": "cloudtrain bench selection --device gpu --json",
     }
 
@@ -56,7 +56,9 @@ def write(path, lines):
 
 
 def test_each_contender_has_a_curve_of_its_own_medians(folder):
-    drawn = {curve.name: curve for curve in curves(of_entry(newest(folder), "float16"))}
+    drawn = {
+        curve.name: curve for curve in curves(of_entry(newest(folder)["gpu-selection"].records, "float16"))
+    }
     sizes = [1 << 18, 1 << 20]  # longer ones are not in the paper's figure
     assert {name: curve.sizes for name, curve in drawn.items()} == dict.fromkeys(drawn, sizes)
     reads = [size * PERIOD / 2 for size in sizes]
@@ -68,7 +70,7 @@ def test_each_contender_has_a_curve_of_its_own_medians(folder):
 
 def test_a_point_stands_at_its_length_and_its_time(folder, tmp_path):
     picture = tmp_path / "picture.svg"
-    draw(newest(folder), picture)
+    draw(newest(folder)["gpu-selection"], picture)
     tree = ElementTree.parse(picture)
     texts = [each.text for each in tree.iter(f"{SVG}text")]
     assert {"abacus", "float32, density 0.1%", "float16, density 0.1%", "256 K", "1 M"} <= set(texts)
@@ -96,18 +98,12 @@ def marker_heights(tree, color):
 
 
 def test_the_table_has_a_row_a_length_and_type_of_entries(folder):
-    header, _, *rows = [
-        [cell.strip() for cell in row.split("|")[1:-1]] for row in table(newest(folder)).splitlines()
-    ]
+    picture, table = tables(newest(folder)["gpu-selection"], "there/")
+    assert "(there/gpu-selection.svg)" in picture
+    header, _, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
     assert header[-3:] == ["× mstopk, 30 passes", "× jax.lax.approx_max_k", "× torch.topk"]
     assert [row[:2] for row in rows] == [
         [entry, size] for entry in ("float32", "float16") for size in ("256 K", "1 M", "512 M")
     ]
     # 1 M float32: a read takes 1.049 ms, the selection half as much again, the sweep four times as much.
     assert rows[1] == ["float32", "1 M", "1.573", "1.50", "4.194", "1.33", "20", "–", "13.3"]
-
-
-def test_without_records_a_line_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(draw_gpu, "RESULTS", tmp_path)
-    assert draw_gpu.main() == 1
-    assert "expected a file DAY-gpu-selection.jsonl" in capsys.readouterr().err
