@@ -2,7 +2,6 @@
 
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +159,7 @@ class Trainer:
         self._boundary = time.perf_counter()
         phase.close()
         if not self.summary.reached:
-            at = self.position
-            self.position = Position(phase.number + 1, steps=at.steps, run_epoch=at.run_epoch)
+            self.position = self.position.after_phase()
 
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
@@ -200,13 +198,7 @@ class Trainer:
         self._last = now
         if at.phase_steps == 0:
             self._first_step_end = now
-        self.position = replace(
-            at,
-            step=at.step + 1,
-            phase_steps=at.phase_steps + 1,
-            steps=at.steps + 1,
-            samples=at.samples + phase.global_batch,
-        )
+        self.position = at.after_step(phase.global_batch)
         self._watch_for_void_steps(phase, report, pace)
         self._tell_step(phase, loss, report, pace)
         if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
@@ -240,7 +232,7 @@ class Trainer:
         result = add_up(at.run_epoch, phase, self.learner, self._tally, answers, run_seconds=seconds)
         self._tell_epoch(result)
         self._tally = Tally()
-        self.position = replace(at, epoch=at.epoch + 1, run_epoch=number, step=0, samples=0)
+        self.position = at.after_epoch()
         is_best = self.summary.judge(result, config.target)
         if self.summary.reached and config.target is not None:
             self.progress.say(events.target_line(result, config.target))

@@ -34,6 +34,28 @@ class Position:
     samples: int = 0
     run_epoch: int = 0
 
+    def after_step(self, samples: int) -> "Position":
+        """Return the place one step further, in which all ranks together learnt from ``samples``.
+
+        >>> Position(step=2, phase_steps=7, steps=9, samples=64).after_step(32)
+        Position(phase=0, epoch=0, step=3, phase_steps=8, steps=10, samples=96, run_epoch=0)
+        """
+        return replace(
+            self,
+            step=self.step + 1,
+            phase_steps=self.phase_steps + 1,
+            steps=self.steps + 1,
+            samples=self.samples + samples,
+        )
+
+    def after_epoch(self) -> "Position":
+        """Return where the next epoch of the phase begins."""
+        return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
+
+    def after_phase(self) -> "Position":
+        """Return where the next phase begins."""
+        return Position(self.phase + 1, steps=self.steps, run_epoch=self.run_epoch)
+
     def in_world(self, global_batch: int, epoch_steps: int) -> "Position":
         """Return the same place where steps take ``global_batch`` samples: none of the epoch is read again.
 
