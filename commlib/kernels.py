@@ -4,7 +4,7 @@ A run gives the same bits on both: the same entries are selected, but for ``gaus
 added in another order, and messages are the same bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,10 +13,18 @@ import numpy as np
 
 from commlib.arrays import module_of
 from commlib.errors import NonFiniteInput, look_up
-from commlib.gpu import DEVICE_SELECTORS, DeviceCodec, DeviceSelector, Selection, current_engine
+from commlib.gpu import (
+    DEVICE_SELECTORS,
+    DeviceCodec,
+    DeviceSelector,
+    RankSum,
+    Selection,
+    add_rows,
+    current_engine,
+)
 from commlib.selection import SELECTORS, Selector, make_selector
 from commlib.selection.reused import Reused
-from commlib.vectors import Float32, SparseVector, index_dtype
+from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, total
 from commlib.wire import Codec, Message, make_codec
 
 MOST_PLANS = 512  # of a codec, which hold buffers: the regions of oktopk change their sizes now and then
@@ -24,10 +32,16 @@ MOST_PLANS = 512  # of a codec, which hold buffers: the regions of oktopk change
 
 @dataclass(frozen=True)
 class Kernels:
-    """Makers of a selector and of a codec, by name; a name that there is not raises ``UnknownName``."""
+    """Makers of a selector and of a codec, by name, and sums.
+
+    A name that there is not raises ``UnknownName``. ``total`` and ``sum_rows``: those of ``commlib.vectors``,
+    bit by bit; ``total`` of sparse vectors only.
+    """
 
     make_selector: Callable[[str], Selector]
     make_codec: Callable[[str], Codec]
+    total: Callable[[Sequence[SparseVector]], SparseVector]
+    sum_rows: Callable[[Float32, Float32, int], Float32]
 
 
 class GPUSelector(Selector):
@@ -151,8 +165,24 @@ def make_gpu_codec(name: str) -> Codec:
     return codec if name in ("fp32", "raw32", "raw32+fp32", "fp32+raw32") else GPUCodec(name)
 
 
-HOST = Kernels(make_selector, make_codec)
-GPU = Kernels(make_gpu_selector, make_gpu_codec)
+def total_on_gpu(vectors: Sequence[SparseVector]) -> SparseVector:
+    """Return what ``commlib.vectors.total`` does, of sparse vectors of one size, at least 1.
+
+    Where the sum is sparse, this waits for the GPU: how many entries it has.
+    """
+    size = vectors[0].size
+    ranks = RankSum(size, engine=current_engine())
+    is_dense = sum(vector.entries for vector in vectors) >= delta(size)
+    return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
+
+
+def sum_rows_on_gpu(others: Float32, own: Float32, place: int) -> Float32:
+    """Return what ``commlib.vectors.sum_rows`` does."""
+    return add_rows(others, own, place, engine=current_engine())  # type: ignore[no-any-return]
+
+
+HOST = Kernels(make_selector, make_codec, total, sum_rows)
+GPU = Kernels(make_gpu_selector, make_gpu_codec, total_on_gpu, sum_rows_on_gpu)
 
 
 def kernels_of(arrays: ModuleType) -> Kernels:

@@ -21,6 +21,7 @@ Index = npt.NDArray[np.signedinteger[Any]]
 
 VALUE_BYTES = 4
 ALIGNMENT_BYTES = 64  # at such addresses TensorFlow takes an array over as it is, at others it copies
+ROW_MULTIPLE = 4  # entries: rows of such lengths all begin where a GPU loads as many at once
 
 
 def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
@@ -246,16 +247,6 @@ def _add_equal(indices: Index, values: Float32, order: npt.NDArray[np.int64]) ->
     return distinct[:filled].copy(), sums[:filled].copy()
 
 
-def _add_equal_on_gpu(vectors: Sequence[SparseVector]) -> tuple[Index, Float32]:
-    """Return what ``_add_equal`` does; one vector after the other, none of which has an index twice."""
-    arrays = module_of(vectors[0].values)
-    distinct = arrays.unique(np.concatenate([vector.places for vector in vectors]))
-    sums = arrays.zeros(len(distinct), np.float32)
-    for vector in vectors:
-        sums[np.searchsorted(distinct, vector.places)] += vector.values
-    return distinct, sums
-
-
 def void(size: int, arrays: ModuleType = np) -> SparseVector:
     """Return the sum that stands for one that is not finite: a NaN at index 0."""
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
@@ -291,13 +282,31 @@ def total(vectors: Sequence[SparseVector]) -> SparseVector:
         raise InvalidArgument(f"vectors: expected one or more of equal size, got sizes {sorted(sizes)}")
     size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
+    if size and len(sparse) == len(vectors) and is_on_gpu(sparse[0]):
+        from commlib.kernels import kernels_of  # which needs this module
+
+        return kernels_of(module_of(sparse[0])).total(vectors)
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
         dense = zeros(size, module_of(vectors[0].values))
         for vector in vectors:
             vector.add_to(dense)
         return SparseVector(size, None, dense)
-    if is_on_gpu(sparse[0]):
-        return SparseVector(size, *_add_equal_on_gpu(vectors))
     indices, values = np.concatenate(sparse), np.concatenate([vector.values for vector in vectors])
     # Sorted runs are merged; stable, so that values of one index stay in the order of the vectors.
     return SparseVector(size, *_add_equal(indices, values, np.argsort(indices, kind="stable")))
+
+
+def sum_rows(others: Float32, own: Float32, place: int) -> Float32:
+    """Return the sum of rows in their order: ``own`` is number ``place``, the first ones being ``others``'.
+
+    A new array of the length of ``own``. ``others``: one or more rows, of which so many entries are added.
+
+    >>> sum_rows(np.array([[1e8, 9], [1, 9]], np.float32), np.array([-1e8], np.float32), 1)
+    array([1.], dtype=float32)
+    """
+    rows = list(others[:, : len(own)])
+    rows.insert(place, own)
+    sums: Float32 = np.add(rows[0], rows[1])
+    for row in rows[2:]:  # np.add.reduce would add long columns pairwise
+        sums += row
+    return sums

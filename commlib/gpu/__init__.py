@@ -1,7 +1,8 @@
 """The same selections, sums and codecs on a GPU.
 
-Plans are made once, for a size, and own the memory of their calls; they take CuPy's arrays. Nothing
-imports CuPy before the first plan asks for :func:`current_engine`, which raises ``GpuUnavailable``.
+Plans are made once, for a size, and own the memory of their calls; sums hold none between calls. All take
+CuPy's arrays. Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
+raises ``GpuUnavailable``.
 """
 
 from commlib.gpu.codecs import DeviceCodec
@@ -9,7 +10,7 @@ from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import Buffers, Engine
 from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
 from commlib.gpu.norms import SegmentSquares
-from commlib.gpu.scatter import RankSum
+from commlib.gpu.scatter import RankSum, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection, make_device_selector
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RankSum",
     "SegmentSquares",
     "Selection",
+    "add_rows",
     "current_engine",
     "make_device_selector",
 ]

@@ -1,43 +1,107 @@
-"""The sum of many ranks' entries, the same bits in every run. Kernels: ``kernels/scatter.cu``."""
+"""The sums of many ranks' entries, or rows, the same bits in every run. Kernels: ``kernels/scatter.cu``."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from commlib.errors import InvalidArgument
 from commlib.gpu.cupy_engine import current_engine
-from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, check_entries
-from commlib.vectors import index_dtype
+from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, blocks_for, check_entries
+from commlib.vectors import ROW_MULTIPLE, SparseVector, index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu
+MOST_RANGES = 2048  # blocks of a sparse sum, each of which adds up how many entries those before it have
 
 
 class RankSum:
-    """Adds the sorted entries of ``ranks`` ranks up to a dense vector of ``size``, one rank after the other.
+    """Adds sparse vectors of ``size`` up, one after the other.
 
-    An entry's sum starts from 0 and its additions, in float32, come in the order of the ranks: bitwise what
-    ``commlib.vectors.total`` makes of the same vectors, in every run and on every device.
+    An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
+    ``commlib.vectors.total`` makes of the same vectors on the CPU, in every run and on every device.
+
+    The vectors are read where they lie, and what is returned is the caller's. Between calls nothing is held,
+    so threads and streams need not have one each.
     """
 
-    def __init__(self, size: int, ranks: int, *, engine: Engine | None = None) -> None:
-        if size < 1 or ranks < 1:
-            raise InvalidArgument(f"size, ranks: expected at least 1 each, got {size} and {ranks}")
-        self.size, self.ranks = size, ranks
+    def __init__(self, size: int, *, engine: Engine | None = None) -> None:
+        if size < 1:
+            raise InvalidArgument(f"size: expected at least 1, got {size}")
+        self.size = size
         self.engine = current_engine() if engine is None else engine
-        self.buffers = Buffers(self.engine, f"sum of {ranks} ranks' entries of {size:,}")
         self._source = Source("scatter", index_bits=8 * index_dtype(size).itemsize)
 
-    def add(self, indices: Array, values: Array, starts: Array, counts: Array, divisor: float = 1.0) -> Array:
-        """Return the sums over ``divisor``, float32 of shape ``(size,)``; the next call overwrites it.
+    def dense(self, vectors: Sequence[SparseVector]) -> SparseVector:
+        """Return the sum with all its entries: one launch, for which the host does not wait."""
+        buffers = self._buffers(vectors)
+        table, sums = self._table(vectors, buffers), buffers.get("sums", self.size, np.float32)
+        given = table, np.int32(len(vectors)), np.int64(self.size)
+        self.engine.launch(self._source, "add_to_dense", -(-self.size // TILE), *given, sums)
+        return SparseVector(self.size, None, sums)
 
-        The entries of rank ``r`` are ``starts[r] … starts[r] + counts[r] - 1`` of ``indices``, ascending, and
-        ``values``, float32. ``starts`` and ``counts``: uint64 on the device, so that counts need not be known
-        on the host.
+    def sparse(self, vectors: Sequence[SparseVector]) -> SparseVector:
+        """Return the sums of the places that the vectors name, those that are zero included: two launches.
+
+        The host waits for the device and copies eight bytes: how many places there are. The arrays returned
+        begin larger ones, with room for the entries of all vectors.
         """
-        check_entries("indices", indices, indices.size, [index_dtype(self.size)])
-        check_entries("values", values, indices.size, [ENTRIES["float32"]])
-        for name, array in (("starts", starts), ("counts", counts)):
-            check_entries(name, array, self.ranks, [np.dtype(np.uint64)])
-        dense = self.buffers.get("sums", self.size, np.float32)
-        entries = indices, values, starts, counts, np.int32(self.ranks)
-        arguments = dense, np.int64(self.size), np.float32(divisor)
-        self.engine.launch(self._source, "add_ranks", -(-self.size // TILE), *entries, *arguments)
-        return dense
+        buffers, named = self._buffers(vectors), sum(vector.entries for vector in vectors)
+        if named == 0:
+            return SparseVector(self.size, *self._entries(buffers, "sums", 0))
+        tiles = -(-self.size // TILE)
+        per_block = -(-tiles // MOST_RANGES)
+        blocks = -(-tiles // per_block)
+        ranges = buffers.get("ranges", 2 * blocks + 1, np.uint64)
+        table, apart = self._table(vectors, buffers), self._entries(buffers, "ranges", named)
+        given = table, np.int32(len(vectors)), np.int64(self.size), np.int64(per_block)
+        self.engine.launch(self._source, "add_to_ranges", blocks, *given, *apart, ranges)
+        indices, values = self._entries(buffers, "sums", min(named, self.size))
+        self.engine.launch(self._source, "join_ranges", blocks, ranges, *apart, indices, values)
+        found = int(self.engine.to_host(ranges[2 * blocks :])[0])
+        return SparseVector(self.size, indices[:found], values[:found])
+
+    def _buffers(self, vectors: Sequence[SparseVector]) -> Buffers:
+        """Return the memory of one call."""
+        return Buffers(self.engine, f"sum of {len(vectors)} vectors of {self.size:,} entries")
+
+    def _entries(self, buffers: Buffers, of: str, count: int) -> tuple[Array, Array]:
+        indices = buffers.get(f"indices of {of}", count, index_dtype(self.size))
+        return indices, buffers.get(f"values of {of}", count, np.float32)
+
+    def _table(self, vectors: Sequence[SparseVector], buffers: Buffers) -> Array:
+        """Return where the vectors lie, for the kernels: joining them would cost a copy of each."""
+        if not vectors:
+            raise InvalidArgument("vectors: expected one or more, got none")
+        words = [word for vector in vectors for word in self._words_of(vector)]
+        return buffers.put("table", np.array(words, np.uint64))
+
+    def _words_of(self, vector: SparseVector) -> tuple[int, int, int]:
+        if vector.size != self.size or vector.indices is None:
+            found = f"a {'dense' if vector.is_dense else 'sparse'} one of {vector.size}"
+            raise InvalidArgument(f"vectors: expected sparse ones of {self.size}, got {found}")
+        for array in (vector.indices, vector.values):
+            if vector.entries > 1 and array.strides[0] != array.dtype.itemsize:
+                stride = array.strides[0]
+                raise InvalidArgument(f"vectors: expected contiguous entries, got a stride of {stride} bytes")
+        address = self.engine.address
+        return address(vector.indices), address(vector.values), vector.entries
+
+
+def add_rows(others: Array, own: Array, place: int, *, engine: Engine | None = None) -> Array:
+    """Return what ``commlib.vectors.sum_rows`` does, bitwise: a new array, by one launch.
+
+    ``others``: float32, shape ``(rows - 1, stride)``, contiguous, ``stride`` a multiple of ``ROW_MULTIPLE``;
+    an array of its own, as its rows are read 16 bytes at a time.
+    """
+    stride = others.shape[1]
+    check_entries("own", own, own.size, [ENTRIES["float32"]])
+    fits = others.flags.c_contiguous and own.size <= stride and stride % ROW_MULTIPLE == 0
+    if others.dtype != np.float32 or not fits:
+        expected = f"contiguous float32, {own.size} or more a row and a multiple of {ROW_MULTIPLE}"
+        raise InvalidArgument(f"others: expected {expected}, got {others.dtype} {tuple(others.shape)}")
+    engine = current_engine() if engine is None else engine
+    sums = engine.empty(own.size, np.float32)
+    if own.size:
+        blocks = blocks_for(-(-own.size // ROW_MULTIPLE), engine)
+        rows = others, np.int64(stride), np.int32(len(others) + 1), own, engine.aligned(own), np.int32(place)
+        engine.launch(Source("scatter"), "add_rows", blocks, *rows, np.int64(own.size), sums)
+    return sums

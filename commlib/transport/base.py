@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
+from commlib.kernels import kernels_of
 from commlib.transport.ring import Ring
-from commlib.vectors import Float32
+from commlib.vectors import ROW_MULTIPLE, Float32
 
 
 def check_color(color: int) -> int:
@@ -143,13 +144,12 @@ class Communicator(ABC):
         own = parts[self.rank]
         if self.size == 1:
             return own.copy()
-        received = list(module_of(own).empty((self.size - 1, len(own)), np.float32))
+        arrays, length = module_of(own), -(-len(own) // ROW_MULTIPLE) * ROW_MULTIPLE
+        others = arrays.empty((self.size - 1, length), np.float32)
+        received = list(others[:, : len(own)])
         received.insert(self.rank, own)
         self.exchange(parts, received)
-        total: Float32 = np.add(received[0], received[1])
-        for part in received[2:]:  # np.add.reduce would add long columns pairwise
-            total += part
-        return total
+        return kernels_of(arrays).sum_rows(others, own, self.rank)
 
     def allgather(self, own: Array, parts: Sequence[Array]) -> None:
         """Fill ``parts[r]`` with the ``own`` of every rank ``r``, round a ring in the order of the ranks.

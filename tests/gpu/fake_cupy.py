@@ -21,14 +21,14 @@ import numpy as np
 from tests.gpu.fake_nccl import FakeNccl
 
 # Their results are as long as what is found in the arrays: who calls them waits for the GPU.
-WAITING = {"flatnonzero", "nonzero", "unique", "argwhere"}
+WAITING = {"flatnonzero", "nonzero", "argwhere"}
 # Functions of NumPy that CuPy has, too, and that commlib uses.
 FUNCTIONS = {
     *("abs", "absolute", "add", "all", "any", "clip", "concatenate", "count_nonzero", "cumsum", "diff"),
     *("divide", "equal", "greater", "greater_equal", "invert", "isfinite", "isin", "isnan", "less"),
     *("less_equal", "bitwise_or", "bitwise_and", "logical_and", "logical_or", "maximum", "max", "min"),
     *("minimum", "multiply", "negative", "not_equal", "partition", "searchsorted", "sort", "argsort"),
-    *("split", "subtract", "sum", "true_divide", "where", "flatnonzero", "nonzero", "unique", "rint"),
+    *("split", "subtract", "sum", "true_divide", "where", "flatnonzero", "nonzero", "rint"),
 }
 # Of these, what move entries and do not compute with them.
 MOVING = {"concatenate", "split", "flatnonzero", "nonzero"}
@@ -429,6 +429,10 @@ class FakeCuPy(ModuleType):
 
     def memory_at(self, address: int) -> Memory:
         return self._alive[address]
+
+    def memories_at(self, words: list[int]) -> list[Memory]:
+        """Return what begins at those of the words that are addresses."""
+        return [self._alive[word] for word in words if word in self._alive]
 
     def make(self, maker: Any, *args: Any, **options: Any) -> ndarray:
         array = ndarray(self, aligned(maker(*args, **options)))

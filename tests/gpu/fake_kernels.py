@@ -3,11 +3,12 @@
 Plain values and indices need no kernels: they are those of the CPU, whose functions of NumPy are CuPy's here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from commlib import selection, wire
+from commlib import selection, vectors, wire
 from commlib.selection.base import Selector
 from commlib.vectors import SparseVector
 from commlib.wire.base import Codec
@@ -26,6 +27,16 @@ def make_codec(name: str) -> Codec:
     """Return a codec for arrays of the GPU."""
     made = wire.make_codec(name)
     return made if set(name.split("+")) <= PLAIN else CodecOnHost(made)
+
+
+def total(given: Sequence[SparseVector]) -> SparseVector:
+    """Return the sum of sparse vectors."""
+    return wrapped(vectors.total([unwrapped(vector) for vector in given]), given[0].values.cupy)
+
+
+def sum_rows(others: ndarray, own: ndarray, place: int) -> ndarray:
+    """Return the sum of rows."""
+    return own.cupy.asarray(vectors.sum_rows(fetched(others), fetched(own), place))
 
 
 def fetched(array: ndarray) -> np.ndarray:

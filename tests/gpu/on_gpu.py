@@ -14,7 +14,9 @@ from commlib.transport.base import Request
 from tests.gpu import fake_kernels
 from tests.gpu.fake_cupy import FakeCuPy, installed
 
-FAKE_KERNELS = kernels.Kernels(fake_kernels.make_selector, fake_kernels.make_codec)
+FAKE_KERNELS = kernels.Kernels(
+    fake_kernels.make_selector, fake_kernels.make_codec, fake_kernels.total, fake_kernels.sum_rows
+)
 
 
 class GPURanks:

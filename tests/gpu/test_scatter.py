@@ -1,75 +1,201 @@
-"""The sum of many ranks' entries: the order of the ranks, and nothing else."""
+"""The sums of many ranks' entries, and of their rows: the order of the ranks, and nothing else."""
 
 import numpy as np
 import pytest
 
+import commlib.gpu.scatter
+import commlib.vectors
 from commlib import InvalidArgument, SparseVector
-from commlib.gpu import RankSum
-from commlib.vectors import total
+from commlib.gpu import OutOfDeviceMemory, RankSum, add_rows
+from commlib.vectors import sum_rows, total
 from tests.gpu.vectors import SEED
 
+SIZES = [1, 33, 4096, 4097, 30_001]
 
-def ranks_of(size, count, seed=0):
-    """Sorted entries of each rank: some ranks have none, one has all."""
-    generator = np.random.default_rng([SEED, size, count, seed])
+
+def ranks_of(size, count, most=None):
+    """Sorted entries of each rank: some ranks have none, one has all, and some have denormal values."""
+    generator = np.random.default_rng([SEED, size, count])
     vectors = []
     for rank in range(count):
-        entries = 0 if rank % 4 == 3 else size if rank == 1 else int(generator.integers(0, size + 1))
-        indices = np.sort(generator.choice(size, entries, replace=False)).astype(np.int32)
-        values = (generator.standard_normal(entries) * 10.0 ** generator.integers(-3, 8, entries)).astype(
-            np.float32
+        entries = int(generator.integers(0, (most or size) + 1))
+        entries = 0 if rank % 4 == 3 else size if rank == 1 and most is None else entries
+        indices = np.sort(generator.choice(size, entries, replace=False)).astype(
+            commlib.vectors.index_dtype(size)
         )
+        exponents = generator.integers(-3, 8, entries) - 44.0 * (rank % 5 == 2)
+        values = (generator.standard_normal(entries) * 10.0**exponents).astype(np.float32)
         vectors.append(SparseVector(size, indices, values))
     return vectors
 
 
-def added(engine, vectors, divisor=1.0, padding=0):
-    """Return what ``RankSum`` makes of them; ``padding`` entries lie unused after each rank's own."""
-    room = [vector.entries + padding for vector in vectors]
-    starts = np.concatenate([[0], np.cumsum(room[:-1])]).astype(np.uint64)
-    indices, values = np.full(sum(room), 2**30, np.int32), np.full(sum(room), np.nan, np.float32)
-    for start, vector in zip(starts.astype(int), vectors, strict=True):
-        indices[start : start + vector.entries] = vector.indices
-        values[start : start + vector.entries] = vector.values
-    counts = np.array([vector.entries for vector in vectors], np.uint64)
-    adder = RankSum(vectors[0].size, len(vectors), engine=engine)
-    return engine.to_host(adder.add(*map(engine.from_host, (indices, values, starts, counts)), divisor))
+def moved(engine, vector, beside=0):
+    """Return the vector on the device; ``beside``: entries before and after it that belong to nobody."""
+    indices, values = np.pad(vector.indices, beside, constant_values=2**30), np.pad(vector.values, beside)
+    arrays = [engine.from_host(each)[beside : beside + vector.entries] for each in (indices, values)]
+    return SparseVector(vector.size, *arrays)
 
 
-@pytest.mark.parametrize("size", [1, 33, 4096, 4097, 30_001])
+def added(engine, vectors, beside=0):
+    """Return the indices and values of the sparse sum, and the dense one, as bytes."""
+    given = [moved(engine, vector, beside) for vector in vectors]
+    ranks = RankSum(vectors[0].size, engine=engine)
+    sparse, dense = ranks.sparse(given), ranks.dense(given)
+    assert dense.is_dense
+    return [engine.to_host(each).tobytes() for each in (sparse.indices, sparse.values, dense.values)]
+
+
+def expected(vectors, monkeypatch):
+    """Return what the CPU makes of them, also past δ."""
+    monkeypatch.setattr(commlib.vectors, "delta", lambda size: np.inf)
+    sums = total(vectors)
+    return [each.tobytes() for each in (sums.indices, sums.values, sums.to_dense())]
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_sum_is_bitwise_that_of_the_cpu(engine, size, count):
+def test_sums_are_bitwise_those_of_the_cpu(engine, monkeypatch, size, count):
     vectors = ranks_of(size, count)
-    assert added(engine, vectors, padding=3).tobytes() == total(vectors).to_dense().tobytes(), SEED
+    assert added(engine, vectors, beside=3) == expected(vectors, monkeypatch), SEED
 
 
-def test_more_ranks_than_threads_of_a_block(engine):
-    vectors = ranks_of(900, 300)
-    assert added(engine, vectors).tobytes() == total(vectors).to_dense().tobytes(), SEED
+@pytest.mark.parametrize(("size", "most"), [(900, None), (30_001, 60)])
+def test_more_ranks_than_threads_of_a_block(engine, monkeypatch, size, most):
+    vectors = ranks_of(size, 300, most)
+    assert added(engine, vectors) == expected(vectors, monkeypatch), SEED
+
+
+def test_a_block_may_own_several_tiles(engine, monkeypatch):
+    """Eight tiles, of which the last is a part: blocks have 3, 3 and 2."""
+    monkeypatch.setattr(commlib.gpu.scatter, "MOST_RANGES", 3)
+    vectors = ranks_of(30_001, 7)
+    assert added(engine, vectors) == expected(vectors, monkeypatch), SEED
+
+
+def test_indices_may_be_of_64_bits(engine, monkeypatch):
+    """As past 2³¹ - 1, which the emulator would take hours for."""
+    for module in (commlib.vectors, commlib.gpu.scatter):
+        monkeypatch.setattr(module, "index_dtype", lambda size: np.dtype(np.int64))
+    vectors = ranks_of(9000, 5)
+    sums = added(engine, vectors)
+    assert len(sums[0]) == 2 * len(sums[1])
+    assert sums == expected(vectors, monkeypatch), SEED
 
 
 def test_the_order_is_that_of_the_ranks(engine):
     parts = [np.float32(each) for each in (1.0, 1e8, -1e8)]
     vectors = [SparseVector(5, np.array([2], np.int32), np.array([part])) for part in parts]
-    assert added(engine, vectors).tolist() == [0, 0, 0, 0, 0]  # 1 is lost in 1e8
-    assert added(engine, vectors[::-1]).tolist() == [0, 0, 1, 0, 0]
+    values = [np.frombuffer(added(engine, each)[1], np.float32).tolist() for each in (vectors, vectors[::-1])]
+    assert values == [[0], [1]]  # 1 is lost in 1e8
 
 
-def test_sums_are_divided_as_by_the_cpu(engine):
-    vectors = ranks_of(5000, 3)
-    expected = total(vectors).to_dense() / np.float32(3)
-    assert added(engine, vectors, divisor=3).tobytes() == expected.tobytes()
+@pytest.mark.parametrize(
+    ("given", "sums"),
+    [
+        ([[-0.0], [-0.0]], [0.0]),  # which starts from 0
+        ([[1.5], [-1.5]], [0.0]),  # and stays
+        ([[1e-40], [2e-40]], [np.float32(1e-40) + np.float32(2e-40)]),
+        ([[1e-45]], [1e-45]),
+        ([[np.inf], [1.0]], [np.inf]),
+    ],
+)
+def test_zeros_denormals_and_infinities_are_entries_like_others(engine, given, sums):
+    vectors = [SparseVector(9, np.array([4], np.int32), np.array(each, np.float32)) for each in given]
+    indices, values, dense = added(engine, vectors)
+    assert indices == np.array([4], np.int32).tobytes()
+    assert values == np.array(sums, np.float32).tobytes()
+    assert dense[16:20] == values
+
+
+def test_where_nobody_names_a_place_nothing_is_waited_for(engine):
+    vectors = [SparseVector.empty(5000)] * 3
+    assert added(engine, vectors) == [b"", b"", bytes(4 * 5000)]
+
+
+def test_however_many_vectors_there_are_the_launches_are_as_many(emulate):
+    launched = []
+    for count in (1, 2, 40):
+        engine = emulate(1)
+        added(engine, ranks_of(5000, count))
+        launched.append(engine.launched)
+    assert launched == [["add_to_ranges", "join_ranges", "add_to_dense"]] * 3
 
 
 def test_the_order_of_blocks_changes_no_bit(emulate):
     vectors = ranks_of(20_000, 5)
     engines = [emulate(seed, under_way=under_way) for seed, under_way in [(1, 1), (2, 4), (3, 9)]]
-    assert len({added(engine, vectors).tobytes() for engine in engines}) == 1
+    sums = [added(engine, vectors) for engine in engines]
+    assert sums[0] == sums[1] == sums[2]
 
 
-def test_nothing_to_add_to_is_refused(engine):
-    with pytest.raises(InvalidArgument, match="expected at least 1 each, got 0 and 2"):
-        RankSum(0, 2, engine=engine)
-    adder, one = RankSum(8, 1, engine=engine), engine.from_host(np.ones(1, np.float32))
-    with pytest.raises(InvalidArgument, match=r"indices: expected int32 of shape \(1,\), got float32"):
-        adder.add(one, one, one, one)
+def test_what_cannot_be_added_is_refused(engine):
+    with pytest.raises(InvalidArgument, match="size: expected at least 1, got 0"):
+        RankSum(0, engine=engine)
+    ranks, ones = RankSum(8, engine=engine), engine.from_host(np.ones(8, np.float32))
+    places = engine.from_host(np.arange(8, dtype=np.int32))
+    with pytest.raises(InvalidArgument, match="expected one or more, got none"):
+        ranks.dense([])
+    with pytest.raises(InvalidArgument, match="expected sparse ones of 8, got a dense one of 8"):
+        ranks.sparse([SparseVector(8, places, ones), SparseVector(8, None, ones)])
+    with pytest.raises(InvalidArgument, match="expected sparse ones of 8, got a sparse one of 9"):
+        ranks.sparse([SparseVector(9, places, ones)])
+    with pytest.raises(InvalidArgument, match="contiguous entries, got a stride of 8 bytes"):
+        ranks.sparse([SparseVector(8, places[:4], ones[::2])])
+
+
+def test_sums_that_do_not_fit_say_what_was_asked_for(emulate):
+    ranks = RankSum(5000, engine=emulate(1, memory=19_999))
+    vectors = [SparseVector(5000, np.arange(3, dtype=np.int32), np.ones(3, np.float32))] * 2
+    with pytest.raises(OutOfDeviceMemory, match="sum of 2 vectors of 5,000 entries: 20,000 bytes for sums"):
+        ranks.dense(vectors)
+
+
+# ------------------------------------------------------------- rows
+
+
+def rows_of(size, count):
+    generator = np.random.default_rng([SEED, size, count])
+    exponents = generator.integers(-42, 8, (count, size))
+    rows = (generator.standard_normal((count, size)) * 10.0**exponents).astype(np.float32)
+    rows[:, size // 2] = -0.0  # their sum is no 0.0
+    return rows
+
+
+def sum_of_rows(engine, rows, place, before=0, spare=0):
+    """``before``: entries of its array that come before the own row; ``spare``: beside the rows of others."""
+    size = rows.shape[1]
+    stride = -(-size // 4) * 4 + spare
+    others = engine.from_host(np.full((len(rows) - 1) * stride, np.nan, np.float32)).reshape(-1, stride)
+    others[:, :size] = engine.from_host(np.delete(rows, place, axis=0).ravel()).reshape(-1, size)
+    own = engine.from_host(np.pad(rows[place], (before, 0)))[before:]
+    return engine.to_host(add_rows(others, own, place, engine=engine)).tobytes()
+
+
+@pytest.mark.parametrize("size", [*SIZES, 30_002, 30_003])
+@pytest.mark.parametrize(("count", "place"), [(2, 0), (2, 1), (7, 3), (20, 19)])
+def test_rows_are_summed_as_by_the_cpu(engine, size, count, place):
+    rows = rows_of(size, count)
+    sums = sum_rows(np.delete(rows, place, axis=0), rows[place], place).tobytes()
+    assert sum_of_rows(engine, rows, place) == sums, SEED
+    assert sum_of_rows(engine, rows, place, before=place % 4, spare=8) == sums, SEED
+
+
+def test_the_order_of_rows_is_that_of_the_ranks(engine):
+    rows = np.array([[1.0], [1e8], [-1e8]], np.float32)
+    for place in range(3):
+        assert sum_of_rows(engine, rows, place) == np.float32(0).tobytes()
+        assert sum_of_rows(engine, rows[::-1], place) == np.float32(1).tobytes()
+
+
+def test_rows_of_nothing_add_up_to_nothing(engine):
+    others, own = engine.empty(0, np.float32).reshape(2, 0), engine.empty(0, np.float32)
+    assert add_rows(others, own, 1, engine=engine).size == 0
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 6), np.float32), ((2, 4), np.float32), ((2, 8), np.int32)])
+def test_rows_that_do_not_fit_are_refused(engine, shape, dtype):
+    others = engine.from_host(np.zeros(shape[0] * shape[1], dtype)).reshape(shape)
+    with pytest.raises(
+        InvalidArgument, match="others: expected contiguous float32, 5 or more a row and a mult"
+    ):
+        add_rows(others, engine.from_host(np.zeros(5, np.float32)), 0, engine=engine)

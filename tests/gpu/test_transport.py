@@ -20,6 +20,7 @@ from tests.gpu.on_gpu import (
     fake_kernels_in_use,
     make_reducer_from_host,
 )
+from tests.gpu.test_scatter import rows_of
 from tests.reducers.test_promises import gradient
 from tests.transport import test_communicator
 
@@ -72,6 +73,18 @@ def test_what_is_in_host_memory_goes_past_nccl():
         comm.reduce_scatter(np.ones(8, np.float32), partition(8, comm.size))
 
     assert launches(body) == []
+
+
+@pytest.mark.parametrize("size", [1, 100, 1001])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_parts_are_added_up_as_on_the_cpu(world_size, size):
+    def body(comm):
+        bounds = partition(size, comm.size)
+        return comm.reduce_scatter(
+            rows_of(size, comm.size)[comm.rank], bounds
+        ).tobytes(), comm.sent_bytes.tolist()
+
+    assert GPURanks(world_size, wrap=FromHost).run(body) == simulated.run(body, world_size)
 
 
 def test_messages_posted_together_are_one_group():
