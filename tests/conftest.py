@@ -10,6 +10,10 @@ from commlib import transport
 
 MPI_RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
+# Simulated ranks are threads, and wait for each other inside TensorFlow's pool: it needs one for each. One
+# test runs on each core. Read when TensorFlow is first used, by whichever test that is.
+os.environ |= {"TF_NUM_INTEROP_THREADS": "16", "TF_NUM_INTRAOP_THREADS": "1"}
+
 if MPI_RANKS > 1:
     # Examples are drawn per process: all ranks must draw the same ones.
     from hypothesis import settings

@@ -14,7 +14,7 @@ ENVIRONMENT = {
     **{
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("OMPI_", "PMIX_", "HOROVOD_"))
+        if not name.startswith(("OMPI_", "PMIX_", "HOROVOD_", "TF_NUM_"))
     },
     "PATH": f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",  # CI and containers run as root; without effect for others

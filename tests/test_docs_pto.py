@@ -5,17 +5,13 @@ import json
 import re
 
 import pytest
-import tensorflow as tf
 
-# Ranks are threads in the examples, and wait for each other inside TensorFlow's pool.
-tf.config.threading.set_inter_op_parallelism_threads(8)
-
-from scripts.draw_benchmarks import PAGES, page, write  # noqa: E402
-from scripts.drawing.pages import BEGIN, END  # noqa: E402
-from scripts.drawing.results import newest  # noqa: E402
-from tests.launching import DIGITS, ROOT  # noqa: E402
-from tests.test_benchmarks import fingerprint, keep, seconds, texts  # noqa: E402
-from training.config import load  # noqa: E402
+from scripts.draw_benchmarks import PAGES, page, write
+from scripts.drawing.pages import BEGIN, END
+from scripts.drawing.results import newest
+from tests.launching import DIGITS, ROOT
+from tests.test_benchmarks import fingerprint, keep, seconds, texts
+from training.config import load
 
 PATH = ROOT / "docs" / "pto.md"
 PAGE = PATH.read_text()

@@ -9,9 +9,6 @@ from commlib import InvalidArgument, Topology
 from commlib.tensorflow import DistributedGradients, DistributedOptimizer
 from commlib.transport import simulated
 
-# Ranks are threads here, and wait for each other inside TensorFlow's pool: it needs a thread for each.
-tf.config.threading.set_inter_op_parallelism_threads(8)
-
 SHAPES = [(3, 2), (), (5,), (1, 1, 4, 2)]
 
 

@@ -1,5 +1,6 @@
 """TensorFlow, Keras and Horovod, made ready in a process of a run."""
 
+import os
 from contextlib import suppress
 
 import horovod.tensorflow as hvd
@@ -15,9 +16,7 @@ from training.job import Place
 def prepare_tensorflow(config: Config, comm: Communicator, place: Place) -> None:
     """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
     see_own_gpu(place)
-    with suppress(RuntimeError):  # whoever has used TensorFlow before in this process has chosen its threads
-        tf.config.threading.set_intra_op_parallelism_threads(place.threads)
-        tf.config.threading.set_inter_op_parallelism_threads(place.threads)
+    _share_cores(place)
     if gpus := tf.config.list_physical_devices("GPU"):
         own = gpus[place.number % len(gpus)]
         tf.config.set_visible_devices(own, "GPU")
@@ -31,3 +30,16 @@ def prepare_tensorflow(config: Config, comm: Communicator, place: Place) -> None
         raise RuntimeError(
             f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
         )
+
+
+def _share_cores(place: Place) -> None:
+    """Give TensorFlow this rank's share of the cores, where nobody has said how many threads it gets."""
+    threading = tf.config.threading
+    for variable, set_threads in (
+        ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads),
+        ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads),
+    ):
+        # Whoever has used TensorFlow before in this process has chosen its threads, too.
+        with suppress(RuntimeError):
+            if variable not in os.environ:
+                set_threads(place.threads)

@@ -3,22 +3,17 @@
 import re
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-# Ranks are threads here, and wait for each other inside TensorFlow's pool: it needs a thread for each.
-tf.config.threading.set_inter_op_parallelism_threads(8)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-
-import keras  # noqa: E402
-
-from commlib.transport import simulated  # noqa: E402
-from pto.errors import InvalidArgument  # noqa: E402
-from pto.keras import LAMB, LARS, GivenSquares, LossScale  # noqa: E402
-from pto.norms import Norms  # noqa: E402
-from pto.rules import LossScaling  # noqa: E402
-from tests.pto import reference  # noqa: E402
+from commlib.transport import simulated
+from pto.errors import InvalidArgument
+from pto.keras import LAMB, LARS, GivenSquares, LossScale
+from pto.norms import Norms
+from pto.rules import LossScaling
+from tests.pto import reference
 
 CASES = {
     "lars": (

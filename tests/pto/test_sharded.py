@@ -2,21 +2,16 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-# Ranks are threads here, and wait for each other inside TensorFlow's pool: it needs a thread for each.
-tf.config.threading.set_inter_op_parallelism_threads(8)
-tf.config.threading.set_intra_op_parallelism_threads(1)
-
-import keras  # noqa: E402
-
-from commlib.transport import simulated  # noqa: E402
-from pto.errors import InvalidArgument, RanksDisagree  # noqa: E402
-from pto.keras import LAMB, LARS  # noqa: E402
-from pto.sharded import ShardedUpdate, Shards, restore, state_of  # noqa: E402
-from tests.pto import reference  # noqa: E402
+from commlib.transport import simulated
+from pto.errors import InvalidArgument, RanksDisagree
+from pto.keras import LAMB, LARS
+from pto.sharded import ShardedUpdate, Shards, restore, state_of
+from tests.pto import reference
 
 SGD = {
     "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
