@@ -44,6 +44,7 @@ from training.records import (
     Seed,
     SelectorName,
     Target,
+    Transport,
     named,
     options_of,
 )
@@ -101,7 +102,7 @@ class Config(Record):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
-    transport: Literal["auto", "nccl", "nccl+mpi", "mpi"] = "auto"
+    transport: Transport = "auto"
     """``nccl``: gradients stay on GPUs; ``nccl+mpi``: but go through host memory between nodes; ``mpi``:
     always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
     cache: Cache = Cache()

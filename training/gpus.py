@@ -15,7 +15,6 @@ from training.quiet import import_tensorflow
 from training.schema import ConfigurationError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TRANSPORTS = ("auto", "nccl", "nccl+mpi", "mpi")
 BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
 
 

@@ -58,7 +58,8 @@ class Learner:
         self.gradients = DistributedGradients(topology, self.variables, self.config.reducer_config(first))
         self.scale = LossScale() if config.precision == "float16" else None
         self.average = Average(self.variables, config.average) if config.average is not None else None
-        self.norms = self._norms()
+        self._step_norms = self._norms_of_steps()
+        self._norms = self._norms_in_update()
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
         self._norm_of: Callable[[Any], float] | None = None
@@ -66,34 +67,44 @@ class Learner:
         self.forward = Forward(self.model)
         self._backwards: dict[tuple[Any, ...], Backward] = {}
 
-    def _norms(self) -> StepNorms | Norms | None:
-        """Return what computes norms on several ranks; one rank computes its own, in the graph."""
-        settings, world = self.config.optimizer, self.topology.world
-        if world.size == 1:
+    def _norms_of_steps(self) -> StepNorms | None:
+        """Return what has the norms of LARS on several ranks before its update."""
+        settings = self.config.optimizer
+        if self.topology.world.size == 1 or not isinstance(settings, Lars):
             return None
-        if isinstance(settings, Lars):
-            return StepNorms(self.variables, self.gradients, settings.norms)
-        # The norms of LAMB are of its moments, and those come with its update: a GPU computes them there.
-        if not isinstance(settings, Lamb) or world.arrays is not np:
+        return StepNorms(self.variables, self.gradients, settings.norms)
+
+    def _norms_in_update(self) -> Norms | None:
+        """Return what computes norms of LAMB's moments, in host memory of several ranks.
+
+        They come with its update: one rank, and each GPU, computes its own in the graph.
+        """
+        settings, world = self.config.optimizer, self.topology.world
+        if world.size == 1 or world.arrays is not np or not isinstance(settings, Lamb):
             return None
         return Norms(self.gradients.sizes, world, partition=settings.norms)
 
     def how_norms_are_computed(self) -> list[str]:
         """Return a line for each way, where ranks could share that work."""
-        if self.norms is None:
-            alone = self.topology.world.size == 1 or not self.config.optimizer.adapts
-            return [] if alone else ["norms in the graph of each GPU, in float32"]
+        if self.topology.world.size == 1 or not self.config.optimizer.adapts:
+            return []
         numbered = list(enumerate(self.config.phases, 1))
         names = {number: REDUCERS[self.config.reducer_config(phase)["name"]] for number, phase in numbered}
         sharded = [number for number, phase in numbered if self._shards(phase)]
-        travels = isinstance(self.norms, StepNorms)
-        carried = [number for number, reducer in names.items() if travels and reducer.carries]
+        carried = [number for number, reducer in names.items() if self._step_norms and reducer.carries]
         lines = [f"norms travel with the mean gradient in phases {carried}"] if carried else []
         if sharded:
             lines.append(f"weights are updated in parts in phases {sharded}")
         if set(names) - set(carried) - set(sharded):
-            lines.append(self.norms.reason if isinstance(self.norms, StepNorms) else self.norms.choice.reason)
+            lines.append(self._how_all_norms_are_computed())
         return lines
+
+    def _how_all_norms_are_computed(self) -> str:
+        if self._step_norms is not None:
+            return self._step_norms.reason
+        return (
+            "norms in the graph of each GPU, in float32" if self._norms is None else self._norms.choice.reason
+        )
 
     def _shards(self, phase: Phase) -> bool:
         return self.config.optimizer.sharded and self.config.is_dense(phase) and self.topology.world.size > 1
@@ -105,7 +116,7 @@ class Learner:
         if sharded:
             self.optimizer = ShardedUpdate(self.optimizer, self.topology.world)
         else:
-            self.optimizer.norms = self.norms.given if isinstance(self.norms, StepNorms) else self.norms
+            self.optimizer.norms = self._norms if self._step_norms is None else self._step_norms.given
         # Built before any step is traced: what is built inside a trace stays frozen in it.
         self.optimizer.build(self.variables)
         self._update = Update(self.variables, self.optimizer, self.average)
@@ -174,8 +185,8 @@ class Learner:
         if report.finite:
             factor = self._clip(mean)
             self._set(pace)
-            if isinstance(self.norms, StepNorms) and not isinstance(self.optimizer, ShardedUpdate):
-                self.norms.give(mean, factor)
+            if self._step_norms is not None and not isinstance(self.optimizer, ShardedUpdate):
+                self._step_norms.give(mean, factor)
             self._update(mean)
         else:
             backward.put_back(found)
@@ -185,7 +196,7 @@ class Learner:
 
     def _reduce(self, gradient: Any) -> tuple[Any, Report]:
         """Return the mean over ranks, an array; where LARS' norms can travel with it, they have."""
-        norms = self.norms if isinstance(self.norms, StepNorms) else None
+        norms = self._step_norms
         array = array_of(gradient, self.topology.world.arrays)
         if norms is not None:
             norms.look()

@@ -68,6 +68,7 @@ FileName = Annotated[
     ),
 ]
 ModelName = Annotated[str, name_in(MODELS, "model")]
+Transport = Literal["auto", "nccl", "nccl+mpi", "mpi"]
 ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
 SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
 CodecName = Annotated[str, AfterValidator(_check_codec)]

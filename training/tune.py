@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from commlib import Link, Topology
 from commlib.probe import measure
@@ -13,11 +14,12 @@ from commlib.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.choices import count_weights, profile_path
 from training.config import Config, load
-from training.gpus import TRANSPORTS, see_own_gpu, with_gpus
+from training.gpus import see_own_gpu, with_gpus
 from training.job import Place, as_rank, on_first, together
 from training.memory import keep_freed_memory
 from training.models import MODELS
 from training.quiet import import_tensorflow
+from training.records import Transport
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
 DENSITIES = (0.01, 0.001)
@@ -81,8 +83,9 @@ class Case:
 
 
 def _known(transport: str | None) -> str:
-    if transport is not None and transport not in TRANSPORTS:
-        raise ValueError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    known = get_args(Transport)
+    if transport is not None and transport not in known:
+        raise ValueError(f"--transport: expected one of {', '.join(known)}, got {transport!r}")
     return transport or "auto"
 
 
