@@ -26,7 +26,6 @@ from commlib.gradients import Gradients
 from commlib.profile import Profile
 from commlib.transport import simulated
 from training.bench.record import command, machine
-from training.memory import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, PICTURES = (
@@ -410,7 +409,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--predict", action="store_true", help="predict anew, into benchmarks/results")
     if parser.parse_args(arguments).predict:
-        keep_freed_memory()
         (source, *_) = newest("cluster*.jsonl")
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
         keep(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")

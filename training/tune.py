@@ -16,7 +16,6 @@ from training.choices import count_weights, profile_path
 from training.config import Config, load
 from training.gpus import see_own_gpu, with_gpus
 from training.job import Place, as_rank, on_first, together
-from training.memory import keep_freed_memory
 from training.models import MODELS
 from training.quiet import import_tensorflow
 from training.records import Transport
@@ -105,7 +104,6 @@ def tune(request: Request) -> None:
         asked = together(comm, lambda: on_first(comm, request.resolve))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = together(comm, lambda: _on_gpus(topology, asked))
-        keep_freed_memory()
         path, cases = profile_path(asked.profile, topology), _cases(topology, asked.config)
         profile = _measure(topology, cases)
         together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)

@@ -18,8 +18,9 @@ TEXT = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
 slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
-named; "× peer" is beside the faster of them. `bare` is the exchange of `hitopk`'s bytes through MPI alone,
-without the work. Stages are ms, means over ranks; the rest of a step is waiting for the slowest.
+named; `memory kept`: where the C library keeps what processes free. "× peer" is beside the fastest of them.
+`bare` is the exchange of `hitopk`'s bytes through MPI alone, without the work. Stages are ms, means over
+ranks; the rest of a step is waiting for the slowest.
 """
 
 

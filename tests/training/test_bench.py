@@ -24,7 +24,7 @@ from training.cli import app
 
 KEYS = {
     *("bench", "case", "subject", "peer", "seconds", "peer_seconds", "ratio", "bytes"),
-    *("machine", "command"),
+    *("machine", "settings", "command"),
 }
 REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction", "memory"}
 SMALL = ("--size", "5003", "--density", "0.01")

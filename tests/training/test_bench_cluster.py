@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -17,15 +18,14 @@ from commlib.reducers.dense import Dense
 from commlib.transport import simulated
 from tests.launching import mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
-from training import memory
 from training.bench import cluster, options
-from training.bench.allreduce import ALLREDUCES
+from training.bench.allreduce import ALLREDUCES, KEEP_MEMORY
 from training.bench.checks import WrongResult
 from training.bench.cluster import Sweep, best_algorithm, environment
 from training.bench.jobs import Failed
 from training.bench.options import Options
 from training.bench.plan import Plan
-from training.bench.record import Record
+from training.bench.record import SETTING, Record, settings
 from training.bench.reducers import measure
 from training.cli import app
 
@@ -356,6 +356,7 @@ class FakeCluster:
 
     calls: list[tuple]
     fails_at: str | None = None
+    kept = {"mpi": 5.0, "horovod": 7.0}  # seconds of peers whose memory is kept
 
     def __init__(self, state: Path) -> None:
         assert not state.exists()
@@ -369,15 +370,21 @@ class FakeCluster:
     def lines(self, words, environment, timeout):
         algorithm = environment.get("OMPI_MCA_coll_tuned_allreduce_algorithm")
         density = words[words.index("--density") + 1] if "--density" in words else None
-        self.calls.append(("run", density, algorithm))
+        is_kept = KEEP_MEMORY.items() <= environment.items()
+        self.calls.append(("run", "memory kept" if is_kept else density, algorithm))
         yield "mpirun says something\n"
+        if is_kept:
+            for subject, median in {"dense": 1.0, **self.kept, "bare": 1.0}.items():
+                yield json.dumps(told(subject, median, "")) + "\n"
+            return
         if density is None:
             yield json.dumps(probed(None, 1.0, {None: 4.0, "4": 2.0, "5": 1.0, "6": 3.0}[algorithm])) + "\n"
             yield json.dumps(told("mpi", 1.0, "")) + "\n"
             return
         if density == self.fails_at:
             raise Failed("status 1: node3 is on fire")
-        peers = {"peer": "mpi", "peer_seconds": told("mpi", 6.0)["seconds"], "beside": {}}
+        peers = {"peer": "mpi", "peer_seconds": told("mpi", 6.0)["seconds"]}
+        peers["beside"] = {"mpi": peers["peer_seconds"]}
         for subject in ["hitopk", "mpi", "horovod", "bare"]:
             yield json.dumps(told(subject, 3.0, "", **(peers if subject == "hitopk" else {}))) + "\n"
 
@@ -397,7 +404,7 @@ def test_a_sweep_probes_each_size_at_each_rate_and_measures_each_density_with_th
     result = bench(*WORDS, "--json")
     assert result.exit_code == 0, result.output
     probes = [("run", None, number) for number in (None, "4", "5", "6")]
-    jobs = [*probes, ("run", "0.01", "5"), ("run", "0.001", "5")]
+    jobs = [*probes, *(("run", what, "5") for what in ("memory kept", "0.01", "0.001"))]
     assert fake.calls == [("up", 4, "2gbit"), ("up", 4, "1gbit"), *jobs, ("up", 4, "2gbit"), *jobs, ("down",)]
     records = [json.loads(line) for line in result.stdout.splitlines()]
     of_a_rate = [
@@ -405,10 +412,11 @@ def test_a_sweep_probes_each_size_at_each_rate_and_measures_each_density_with_th
         *(("reducers", each) for each in ["hitopk", "mpi", "horovod", "bare"]),
     ]
     of_a_rate += [("reducers", "hitopk"), ("reducers", "bare")]  # all-reduces have no density: measured once
+    of_a_rate += [("reducers", "mpi, memory kept"), ("reducers", "horovod, memory kept")]
     assert [(record["bench"], record["subject"]) for record in records] == 2 * of_a_rate
-    algorithms = ["default", "ring", "segmented ring", "Rabenseifner", *["segmented ring"] * 6]
+    algorithms = ["default", "ring", "segmented ring", "Rabenseifner", *["segmented ring"] * 8]
     assert [record["case"]["mpi_algorithm"] for record in records] == 2 * algorithms
-    assert [record["case"]["rate"] for record in records] == ["1gbit"] * 10 + ["2gbit"] * 10
+    assert [record["case"]["rate"] for record in records] == ["1gbit"] * 12 + ["2gbit"] * 12
     assert {record["command"] for record in records} == {f"cloudtrain bench reducers {' '.join(WORDS)}"}
 
 
@@ -418,14 +426,36 @@ def test_without_json_there_is_a_table_a_rate(fake):
     for rate in ("1gbit", "2gbit"):
         assert f"77 entries, 4 ranks on 2 nodes, {rate}, all-reduce of MPI: segmented ring" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("hitopk")]
-    assert [row[2:7] for row in rows] == [["3,000.0", "3,000.0", "3,000.0", "mpi", "2"]] * 4
+    assert [row[2:9] for row in rows] == [["3,000.0"] * 3 + ["mpi,", "memory", "kept", "1.67"]] * 4
+
+
+def test_peers_are_measured_with_and_without_memory_kept_and_the_faster_one_counts(fake):
+    for kept, peer, seconds in ((5.0, "mpi, memory kept", 5.0), (6.5, "mpi", 6.0)):
+        fake.kept = {"mpi": kept, "horovod": 7.0}
+        records = [json.loads(line) for line in bench(*WORDS, "--json").stdout.splitlines()]
+        for record in records:
+            if record["subject"] == "hitopk":
+                assert list(record["beside"]) == ["mpi", "mpi, memory kept", "horovod, memory kept"]
+                assert (record["peer"], record["peer_seconds"]["median"]) == (peer, seconds)
+                assert record["ratio"] == pytest.approx(seconds / 3.0)
+
+
+def test_a_record_says_under_which_settings_it_was_measured(monkeypatch):
+    for name in [name for name in os.environ if SETTING.match(name)]:
+        monkeypatch.delenv(name)
+    assert settings()["environment"] == {}
+    given = {"MALLOC_MMAP_MAX_": "0", "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    for name, value in {**given, "OMPI_COMM_WORLD_RANK": "0", "MY_MALLOC_": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert settings()["environment"] == given
+    assert settings()["allocator"].startswith(platform.libc_ver()[0])
 
 
 def test_a_job_that_fails_ends_the_sweep_and_what_was_measured_is_kept(fake):
     fake.fails_at = "0.001"
     result = bench(*WORDS, "--json")
     assert result.exit_code == 1
-    assert len(result.stdout.splitlines()) == 4 + 4
+    assert len(result.stdout.splitlines()) == 4 + 4  # probes, and the records of the first density
     assert result.stderr.splitlines()[-1] == (
         "cloudtrain: --cluster: --size 77 --density 0.001 --steps 20 --reducer hitopk:"
         " status 1: node3 is on fire"
@@ -498,9 +528,13 @@ def test_on_a_real_cluster_every_contender_is_measured_and_nothing_is_left(tmp_p
     result = run("env", f"TMPDIR={tmp_path}", "cloudtrain", "bench", "reducers", "--cluster", *words)
     assert result.returncode == 0, tail(result)
     records = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [record["bench"] for record in records] == ["probe"] * 4 + ["reducers"] * 4
-    assert [record["subject"] for record in records[4:]] == ["hitopk", "mpi", "horovod", "bare"]
+    assert [record["bench"] for record in records] == ["probe"] * 4 + ["reducers"] * 6
+    alone = ["mpi, memory kept", "horovod, memory kept"]
+    assert [record["subject"] for record in records[4:]] == ["hitopk", "mpi", "horovod", "bare", *alone]
     for record in records:
+        is_kept = KEEP_MEMORY.items() <= record["settings"]["environment"].items()
+        assert is_kept == (record["subject"] in alone)
+        assert record["settings"]["environment"]["OMPI_MCA_mpi_yield_when_idle"] == "1"
         assert record["case"]["ranks_of_nodes"] == [1, 1]
         assert record["case"]["rate"] == "1gbit"
     hitopk = records[4]
@@ -508,36 +542,3 @@ def test_on_a_real_cluster_every_contender_is_measured_and_nothing_is_left(tmp_p
     assert hitopk["stages"]["inter"]["max"] > 0
     assert not any(str(tmp_path) in command for command in commands().values())
     assert list(tmp_path.iterdir()) == []
-
-
-# ------------------------------------------------------------- memory
-
-
-def test_freed_memory_is_kept_by_glibc(monkeypatch):
-    calls = []
-    library = type("Library", (), {"mallopt": staticmethod(lambda *words: calls.append(words))})
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: library)
-    memory.keep_freed_memory()
-    assert calls == [(-4, 0), (-8, 1), (-1, -1)]
-
-
-def test_without_glibc_nothing_happens(monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory.ctypes, "CDLL", asked.append)  # and what it returns has no mallopt
-    memory.keep_freed_memory()
-    assert asked == [None]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of Linux")
-def test_a_vector_in_the_place_of_a_freed_one_costs_no_pages():
-    program = (
-        "import resource, numpy as np; from training.memory import keep_freed_memory;{};"
-        "touch = lambda: np.ones(15_000_000, np.float32).sum();"
-        "touch(); before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt; touch();"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
-    )
-    kept, plain = (
-        int(run(sys.executable, "-c", program.format(call)).stdout)
-        for call in ("keep_freed_memory()", "pass")
-    )
-    assert kept < plain / 2  # 60 MB are 14,649 small pages, or 29 huge ones

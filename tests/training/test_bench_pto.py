@@ -23,7 +23,19 @@ from training.cli import app
 
 SHAPES_OF_TINY = [(4, 5), (4,), (7,), (3, 1)]  # 20, 4, 7 and 3 entries
 KEYS = {
-    *("bench", "case", "subject", "peer", "seconds", "peer_seconds", "ratio", "bytes", "machine", "command"),
+    *(
+        "bench",
+        "case",
+        "subject",
+        "peer",
+        "seconds",
+        "peer_seconds",
+        "ratio",
+        "bytes",
+        "machine",
+        "settings",
+        "command",
+    ),
     *("cpu_seconds", "cpu_seconds_of_busiest", "peer_cpu_seconds", "peer_cpu_seconds_of_busiest"),
     "cpu_ratio",
 }

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
-from training.bench.allreduce import PEERS
+from training.bench.allreduce import KEEP_MEMORY, PEERS
 from training.bench.jobs import Failed
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.tables import print_records
-from training.bench.telling import Told, pass_on
+from training.bench.telling import Told, pass_on, with_peers
 from training.job import refuse
 from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, command_line
 from training.quiet import NOISE
@@ -93,6 +93,11 @@ class Sweep:
         words = ["--size", str(size), "--steps", str(PROBE_STEPS), "--reducer", BASELINE, "--no-horovod"]
         return [*BENCH, *words, *self._quick]
 
+    def keeping(self, size: int) -> list[str]:
+        """Return the words that measure the all-reduces, for a job whose memory is kept."""
+        words = ["--size", str(size), "--steps", str(self.steps), "--reducer", BASELINE]
+        return [*BENCH, *words, *self._without_horovod, *self._quick]
+
     def measuring(self, size: int, density: float) -> list[str]:
         """Return the words that measure what has this density, none where nothing has.
 
@@ -109,9 +114,11 @@ class Sweep:
         wires = self.options.wires if any(each.sparse for each in contenders) else ()
         for wire in wires:
             words += ["--wire", wire]
-        if not self.options.horovod:
-            words.append("--no-horovod")
-        return [*BENCH, *words, *self._quick]
+        return [*BENCH, *words, *self._without_horovod, *self._quick]
+
+    @property
+    def _without_horovod(self) -> list[str]:
+        return [] if self.options.horovod else ["--no-horovod"]
 
     @property
     def _quick(self) -> list[str]:
@@ -214,11 +221,17 @@ def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterato
                 probed.append(told)
                 yield told | {"bench": "probe"}
     algorithm = best_algorithm(probed) if probed else sweep.algorithms[0]
+    kept = [
+        told | {"subject": f"{told['subject']}, memory kept"}
+        for told in _run(sweep, cluster, sweep.keeping(size), algorithm, KEEP_MEMORY)
+        if told["subject"] in PEERS
+    ]
     for density in sweep.densities:
         words = sweep.measuring(size, density)
         for told in _run(sweep, cluster, words, algorithm) if words else ():
             if density == sweep.densities[0] or told["subject"] not in PEERS:
-                yield told
+                yield with_peers(told, kept)
+    yield from kept
 
 
 def best_algorithm(probed: Iterable[Told]) -> str:
@@ -227,13 +240,19 @@ def best_algorithm(probed: Iterable[Told]) -> str:
     return str(fastest["case"]["mpi_algorithm"])
 
 
-def _run(sweep: Sweep, cluster: EmulatedCluster, words: Sequence[str], algorithm: str) -> Iterator[Told]:
-    """Yield the records of one job on all nodes."""
+def _run(
+    sweep: Sweep,
+    cluster: EmulatedCluster,
+    words: Sequence[str],
+    algorithm: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Told]:
+    """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
     job = command_line(Ranks(sweep.ranks, sweep.hosts), words)
     what = " ".join(words[words.index("--size") :])
-    _note(f"{what} (all-reduce of MPI: {algorithm})")
+    _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
-        for line in cluster.lines(job, environment(algorithm), sweep.timeout):
+        for line in cluster.lines(job, environment(algorithm) | settings, sweep.timeout):
             if line.startswith("{"):
                 told = json.loads(line)
                 told["case"] |= {"mpi_algorithm": algorithm}

