@@ -3,6 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
-.venv/bin/ruff check .
-.venv/bin/ruff format --check --quiet .
-.venv/bin/mypy
+. scripts/stages.sh
+stage .venv/bin/ruff check .
+stage .venv/bin/ruff format --check --quiet .
+stage .venv/bin/mypy
+report

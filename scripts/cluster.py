@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """A real cluster on one Linux machine: nodes with their own networks, ssh between them, links of a set rate.
 
-    sudo scripts/cluster.py up --nodes 4 --rate 1gbit
-    sudo scripts/cluster.py run -- cloudtrain launch -np 4 -H node1:1,node2:1,node3:1,node4:1 my.yaml
-    sudo scripts/cluster.py status
-    sudo scripts/cluster.py down
+    scripts/cluster.py up --nodes 4 --rate 1gbit
+    scripts/cluster.py run -- cloudtrain launch -np 4 -H node1:1,node2:1,node3:1,node4:1 my.yaml
+    scripts/cluster.py status
+    scripts/cluster.py down
 
 A node has its own network, host name, processes, sshd and /dev/shm; its other files are the machine's.
 Nothing appears among the machine's names, addresses and routes, and no home is written to.
@@ -136,7 +136,7 @@ def check_machine() -> None:
         packages = " ".join(dict.fromkeys(PACKAGES[tool] for tool in missing))
         raise Problem(f"needs {', '.join(missing)}: apt-get install {packages}")
     if os.geteuid() != 0:
-        raise Problem("needs root, to make network namespaces: run it with sudo")
+        raise Problem("needs root, to make network namespaces: run it as root")
     result = call("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true", check=False)
     if result.returncode != 0:
         raise Problem(f"cannot make namespaces ({result.stderr.strip()}): a container needs --privileged")
@@ -200,7 +200,7 @@ def main(words: Sequence[str]) -> int:
     """Do what the words say and return the exit status."""
     given = _parser().parse_args(words)
     cluster = Cluster(given.state.absolute())
-    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # sudo and cron may leave out sbin
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # cron and others may leave out sbin
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
@@ -213,7 +213,7 @@ def main(words: Sequence[str]) -> int:
         say(str(problem))
         return FAILED
     except PermissionError as error:
-        say(f"{error.filename}: {error.strerror}: run it with sudo")
+        say(f"{error.filename}: {error.strerror}: run it as root")
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Makes .venv (see install.sh), checks style and types, and runs every test.
-# With arguments, runs only pytest with them: scripts/test.sh -k hitopk
+# Makes .venv (see install.sh), checks style and types, and runs every test. A stage that fails does not keep the
+# others from running. With arguments, runs only pytest with them: scripts/test.sh -k hitopk
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
 [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
-./scripts/check.sh
-.venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
+. scripts/stages.sh
+[ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
+stage ./scripts/check.sh
+stage .venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
 # The others start processes of their own. Only the files that have such tests: to collect all takes a while.
 marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
 # Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
 # shellcheck disable=SC2046 # a name is a word
-.venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
+stage .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
 # These measure what passes the links of a cluster, and want the cores for themselves.
 # shellcheck disable=SC2046
-exec .venv/bin/python -m pytest -m cluster $(marked cluster)
+stage .venv/bin/python -m pytest -m cluster $(marked cluster)
+report

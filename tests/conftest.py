@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from commlib import transport
 
@@ -14,12 +15,11 @@ MPI_RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 # test runs on each core. Read when TensorFlow is first used, by whichever test that is.
 os.environ |= {"TF_NUM_INTEROP_THREADS": "16", "TF_NUM_INTRAOP_THREADS": "1"}
 
-if MPI_RANKS > 1:
-    # Examples are drawn per process: all ranks must draw the same ones.
-    from hypothesis import settings
-
-    settings.register_profile("mpi", derandomize=True, database=None, deadline=None)
-    settings.load_profile("mpi")
+# How long an example takes says how busy the machine is, and whether a kernel had to be compiled first.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Examples are drawn per process: all ranks must draw the same ones.
+settings.register_profile("mpi", settings.get_profile("untimed"), derandomize=True, database=None)
+settings.load_profile("mpi" if MPI_RANKS > 1 else "untimed")
 
 
 class Ranks:

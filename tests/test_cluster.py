@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from commlib import REDUCERS, transport
+from commlib.probe import MESSAGE_BYTES
 from commlib.profile import Profile
 from tests import cluster_program
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
@@ -95,13 +96,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def machine() -> dict[str, object]:
     """Return what a cluster must not change: names, addresses, routes, mounts, what root's ssh keeps."""
     networks = Path("/run/netns")
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()  # other tests may run beside these
     ssh = Path("~root/.ssh").expanduser()
     return {
         "links": sorted(os.listdir("/sys/class/net")),
         "addresses": Path("/proc/net/fib_trie").read_text(),
         "routes": Path("/proc/net/route").read_text(),
         "networks": sorted(networks.iterdir()) if networks.exists() else [],
-        "mounts": Path("/proc/self/mountinfo").read_text(),
+        "mounts": [line for line in mounts if "/pytest-of-" not in line or "/cluster" in line],
         "ssh": [(path, path.stat().st_mtime_ns) for path in sorted(ssh.glob("*"))] if ssh.exists() else None,
         "host name": os.uname().nodename,
         "run": sorted(name for name in os.listdir("/run") if name in ("sshd", "mount")),
@@ -346,7 +348,7 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(monkeypatch):
         script.check_machine()
     monkeypatch.setattr(script.shutil, "which", lambda tool: tool)
     monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
-    with pytest.raises(script.Problem, match=r"^needs root, to make network namespaces: run it with sudo$"):
+    with pytest.raises(script.Problem, match=r"^needs root, to make network namespaces: run it as root$"):
         script.check_machine()
 
 
@@ -394,7 +396,7 @@ def test_reducers_under_horovodrun_equal_the_simulated_ones_and_send_what_is_acc
             # is handed up to 28 kB at a time and counts them once, 0.2 %. Then there are MPI's headers,
             # acknowledgements, and exchanges of a few integers that are no payload: log2(8) = 3 messages of
             # some 200 bytes a rank, about six times a step, 7 kB of the 240 kB that a node sends at least.
-            assert accounted <= ranks[0]["card"] <= 1.05 * accounted, (name, node)
+            assert accounted <= ranks[0]["card"] <= 1.05 * accounted + ranks[0]["again"], (name, node)
 
 
 @pytest.mark.launch
@@ -415,7 +417,8 @@ def test_tune_measures_the_nodes_and_auto_trains_with_what_it_picks(cluster, tmp
     measured = Profile.load(profile)
     assert measured.job.hosts == ("node1", "node3")
     # What the shaper lets through: 1 Gbit/s at most, but for a burst; less where the processors are busy.
-    assert 0.3 < 8e-9 / measured.network.inter.beta < 1.2
+    link, sent = measured.network.inter, 2 * max(MESSAGE_BYTES)  # by the two ranks of a node
+    assert link.alpha + sent * link.beta > 0.8 * 8e-9 * sent
 
     brief = ("phases.0.epochs=1", "phases.1.epochs=1", f"output={tmp_path}", f"profile={profile}")
     printed = cluster.run("cloudtrain", "launch", *job, DIGITS, "reducer=auto", "ranks_per_node=null", *brief)

@@ -59,15 +59,17 @@ def train(url, folder, rank):
 
 def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pictures, right, tmp_path):
     generator = np.random.default_rng(11)
-    kept_before, interrupted, span = 0, 0, 0.6
+    kept_before = interrupted = 0
     with serve(pictures, latency_seconds=0.01) as url:
         for _ in range(KILLS):
             processes = [FORK.Process(target=train, args=(url, tmp_path, rank)) for rank in range(RANKS)]
+            asked = counts(url).requests + int(generator.integers(1, SAMPLES - kept_before + 2))
             for process in processes:
                 process.start()
-            time.sleep(generator.uniform(0.05, span))
+            while counts(url).requests < asked and any(process.is_alive() for process in processes):
+                time.sleep(0.01)
             for process in processes:
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
             for process in processes:
                 process.join(20)
                 assert process.exitcode in (0, -signal.SIGKILL)

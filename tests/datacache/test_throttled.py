@@ -214,14 +214,14 @@ def _root() -> Path:
 
 def test_requests_wait_their_latency_at_the_same_time(folder):
     path = "train/class 0 & 100%/größe 0?.bin"
-    with serve(folder, latency_seconds=0.05) as url, ThreadPoolExecutor(8) as threads:
+    with serve(folder, latency_seconds=1.0) as url, ThreadPoolExecutor(16) as threads:
         fs, root = fsspec.url_to_fs(url)
 
         begun = time.perf_counter()
-        assert list(threads.map(lambda _: fs.cat_file(f"{root}/{path}"), range(32))) == [contents(0)] * 32
+        assert list(threads.map(lambda _: fs.cat_file(f"{root}/{path}"), range(16))) == [contents(0)] * 16
         seconds = time.perf_counter() - begun
-    # eight at a time make four rounds; one after the other could not be done before 1.6 s
-    assert 0.2 <= seconds < 1.6
+    # One after the other could not be done before 16 s: a busy machine has 15 s of its own.
+    assert 1.0 <= seconds < 16.0
 
 
 def _outcomes(url: str, requests: int) -> list[str]:
@@ -307,14 +307,9 @@ def test_the_server_ends_when_its_owner_is_killed(folder):
     assert counts(url).requests == 0
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            counts(url)
-        except OSError:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{url} still answers 10 s after its owner was killed")
+    with pytest.raises(OSError, match="Connection"):
+        while counts(url):  # the test's own timeout bounds it
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commlib import REDUCERS, Topology, cost, make_reducer
@@ -89,7 +89,7 @@ def large(**shape):
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(shape=shapes())
 @example(shape=large(world_size=16, ranks_per_node=[4] * 4, size=100_000, family=clustered))
 @example(shape=large(world_size=12, ranks_per_node=[5, 4, 3], size=33_331, family=cancelling))

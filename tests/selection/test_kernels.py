@@ -81,7 +81,7 @@ def test_enough_keeps_every_candidate_for_the_largest():
         assert np.isin(order, found.indices).all()
 
 
-@settings(deadline=None, max_examples=300)  # the first example waits for the compiler
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 3000),

@@ -188,7 +188,7 @@ def test_an_empty_vector_gives_an_empty_selection_of_the_right_types(name):
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@settings(deadline=None, max_examples=300)  # the first example waits for the compiler
+@settings(max_examples=300)
 @given(
     family=st.sampled_from(FAMILIES),
     seed=st.integers(0, 2**32),
@@ -202,7 +202,7 @@ def test_the_largest_are_selected_ties_by_lowest_index(name, family, seed, size,
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     vector=st_numpy.arrays(
         np.float32,

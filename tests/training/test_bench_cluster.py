@@ -243,12 +243,12 @@ def test_without_the_script_of_a_checkout_there_is_no_cluster(monkeypatch, tmp_p
 def test_what_the_script_says_of_a_cluster_that_cannot_be_is_the_one_line(monkeypatch, tmp_path):
     script = tmp_path / "cluster.py"
     script.write_text(
-        "import sys; 'up' in sys.argv and sys.exit(print('cluster: needs root: sudo', file=sys.stderr) or 2)"
+        "import sys; 'up' in sys.argv and sys.exit(print('cluster: needs root: su', file=sys.stderr) or 2)"
     )
     monkeypatch.setattr(cluster, "SCRIPT", script)
     result = bench("--cluster", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "cloudtrain: --cluster: needs root: sudo\n"
+    assert result.stderr == "cloudtrain: --cluster: needs root: su\n"
 
 
 # ------------------------------------------------------------- jobs of a cluster

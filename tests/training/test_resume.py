@@ -1,9 +1,7 @@
 """A run that was stopped goes on as if it had not been, to the bit."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -113,6 +111,14 @@ def weights_of(run):
     return found
 
 
+def words_of(process):
+    """Return the command line of a process, none where it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 def kill_when_a_checkpoint_is_there(words, folder):
     """Launch two ranks in ``folder`` and kill them, and all around them, at their first checkpoint."""
     with subprocess.Popen(
@@ -126,11 +132,11 @@ def kill_when_a_checkpoint_is_there(words, folder):
             assert process.poll() is None
             time.sleep(0.01)
         family = psutil.Process(process.pid).children(recursive=True)
-        ranks = [each for each in family if "train" in each.cmdline()]
+        ranks = [each for each in family if "train" in words_of(each)]
         assert len(ranks) >= 2
         for each in [*ranks, *family, process]:
-            with suppress(ProcessLookupError):  # its parent was killed before it, and has taken it along
-                os.kill(each.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # its parent was killed before it, and has taken it along
+                each.kill()  # which asks whether the number still is that process's
     psutil.wait_procs(family, timeout=30)
 
 

@@ -1,0 +1,39 @@
+"""``scripts/stages.sh``: all stages run, and the end says what failed and how to repeat it."""
+
+import subprocess
+
+from tests.launching import ROOT
+
+
+def run(*stages: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of these stages as ``scripts/test.sh`` is written."""
+    script = "\n".join(["set -euo pipefail", ". scripts/stages.sh", *(f"stage {each}" for each in stages)])
+    command = ["bash", "-c", f"{script}\nreport"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_all_stages_run_and_every_failure_is_reported_with_the_command_that_repeats_it():
+    result = run("false", "sh -c 'echo 1 failed, 2 passed; exit 3' 'a b'", "no-such-command", "echo 3 passed")
+    assert result.returncode == 1
+    first, _, *rest = result.stdout.splitlines()  # what bash says of the unknown command is its own
+    assert first == "1 failed, 2 passed"
+    assert rest == [
+        "3 passed",
+        "cloudtrain: failed, to repeat: false",
+        "cloudtrain: failed, to repeat: sh -c 'echo 1 failed, 2 passed; exit 3' 'a b'",
+        "cloudtrain: failed, to repeat: no-such-command",
+        "3 passed",
+    ]
+
+
+def test_the_output_of_stages_that_pass_ends_with_their_last_line():
+    result = run("echo checked", "sh -c 'echo dots; echo 5 passed'")
+    assert (result.returncode, result.stdout) == (0, "checked\ndots\n5 passed\n")
+
+
+def test_an_interrupt_ends_the_script_and_not_only_the_stage():
+    # pytest ends by itself when it is interrupted, and bash would go on
+    handled = "sh -c 'trap \"echo handled; exit 2\" INT; kill -INT $PPID $$; sleep 1'"
+    result = run(handled, "echo went on")
+    assert result.returncode == 130
+    assert "went on" not in result.stdout
