@@ -102,6 +102,10 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def samples_fingerprint(self) -> str:
+        """Return that of all but the stamps: copies of the same files have times of their own."""
+        return self._hash(but="stamps")
+
     def save(self, path: str | Path) -> None:
         """Write the manifest; what was there is replaced at once or not at all."""
         path = Path(path)
@@ -171,9 +175,11 @@ class Manifest:
         columns |= {f"more_{name}": self.more[name] for name in sorted(self.more)}
         return {"names": self.files.buffer, **{name: column.tobytes() for name, column in columns.items()}}
 
-    def _hash(self) -> str:
+    def _hash(self, but: str | None = None) -> str:
         digest = xxhash.xxh3_128(json.dumps([FORMAT, self._facts()]).encode())
-        for buffer in self._buffers().values():
+        for name, buffer in self._buffers().items():
+            if name == but:
+                continue
             digest.update(len(buffer).to_bytes(8, "little"))
             digest.update(buffer)
         return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +75,11 @@ class Data:
                 f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
             )
 
+    def fingerprints(self) -> "Fingerprints":
+        """Return how many samples there are, and their fingerprint, of each part."""
+        parts = {"training": self.training, "test": self.test}
+        return {part: (len(each), each.samples_fingerprint()) for part, each in parts.items()}
+
     def of_phase(self, phase: Phase) -> "PhaseData":
         """Return the batches of a phase."""
         return PhaseData(self, phase)
@@ -97,10 +102,49 @@ class Data:
 
 
 def load_data(config: Config, topology: Topology) -> Data:
-    """Return the samples of a configuration; a ``ValueError`` of one line says what is wrong with them."""
-    data = Data(config, topology, config.dataset.make())
+    """Return the samples of a configuration; a ``ValueError`` of one line says what is wrong with them.
+
+    All ranks call it together: it is an error on all of them if they do not have the same samples.
+    """
+    data, problem = None, None
+    try:
+        data = Data(config, topology, config.dataset.make())
+    except Exception as error:  # the others wait for the fingerprints of this rank
+        problem = error
+    found = None if problem or data is None else data.fingerprints()
+    of_ranks = topology.world.allgather_objects((topology.world.host, found))
+    if problem is not None:
+        raise problem
+    assert data is not None
+    _check_equal([host for host, _ in of_ranks], [each for _, each in of_ranks])
     data.check()
     return data
+
+
+Fingerprints = dict[str, tuple[int, str]]
+
+
+def _check_equal(hosts: Sequence[str], of_ranks: Sequence[Fingerprints | None]) -> None:
+    """Raise a ``ValueError`` that names the nodes, unless all ranks that have data have the same."""
+    for part in ("training", "test"):
+        ranks_of: dict[tuple[int, str], list[int]] = {}
+        for rank, found in enumerate(of_ranks):
+            if found is not None:  # else that rank says what is wrong with its own
+                ranks_of.setdefault(found[part], []).append(rank)
+        if len(ranks_of) > 1:
+            groups = "; ".join(
+                f"{_places(ranks, hosts)}: {samples} samples, fingerprint {digest[:12]}"
+                for (samples, digest), ranks in ranks_of.items()
+            )
+            raise ValueError(f"dataset: {part} samples: expected the same on all nodes, got {groups}")
+
+
+def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return the hosts of ranks; the ranks, too, where a host has others besides."""
+    names = dict.fromkeys(hosts[rank] for rank in ranks)
+    if all(rank in ranks for rank, host in enumerate(hosts) if host in names):
+        return ", ".join(names)
+    return f"{', '.join(names)} (ranks {', '.join(map(str, ranks))})"
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,14 @@ def test_everything_else_counts_for_the_fingerprint(changes):
     assert manifest(**changes).fingerprint != manifest().fingerprint
 
 
+def test_copies_of_the_same_files_have_the_same_samples_whatever_their_times():
+    copy = manifest(stamps=np.array([1, 2], np.uint64))
+    assert copy.fingerprint != manifest().fingerprint
+    assert copy.samples_fingerprint() == manifest().samples_fingerprint()
+    other = manifest(labels=np.array([0, 1, 0]))
+    assert other.samples_fingerprint() != manifest().samples_fingerprint()
+
+
 def test_columns_cannot_be_written():
     column = np.array([10, 20, 30])
     kept = manifest(sizes=column)

@@ -7,7 +7,7 @@ from commlib import Topology, transport
 from datacache import Arrays
 from tests.launching import DIGITS
 from training.config import load
-from training.data import Data
+from training.data import Data, load_data
 from training.datasets import Dataset
 
 SAMPLES, TESTS = 50, 21
@@ -90,3 +90,49 @@ def test_damage_is_told_on_every_rank(tmp_path):
     ranks = on_ranks(read, tmp_path)
     assert ranks[0][0] == 2  # among the training samples, and among those of the test that node 0 has
     assert [lines for _, lines in ranks] == [["2 damaged records of the cache were read anew"]] * 4
+
+
+def problem_of_ranks(datasets):
+    """Load one data set on each of the ranks, two of them a node; return what each says."""
+
+    def body(comm):
+        comm.host = f"node{comm.rank // 2}"
+        words = [f"phases.{phase}.batch_size=3" for phase in (0, 1)]
+        config = load(DIGITS, [f"dataset={datasets[comm.rank]}", *words])
+        try:
+            load_data(config, Topology(comm))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return transport.simulated.run(body, len(datasets))
+
+
+@pytest.mark.parametrize(
+    ("other", "samples"),
+    [("{name: synthetic, samples: 72}", 72), ("{name: synthetic, samples: 64, classes: 5}", 64)],
+    ids=["another number of samples", "other labels"],
+)
+def test_nodes_whose_data_sets_differ_are_named_before_the_first_step(other, samples):
+    one = "{name: synthetic, samples: 64}"
+    problems = problem_of_ranks([one, one, other, other, one, one])
+    assert len(set(problems)) == 1
+    (line,) = set(problems)
+    assert "\n" not in line
+    assert "training samples: expected the same on all nodes, got node0, node2: 64 samples" in line
+    assert f"; node1: {samples} samples, fingerprint " in line
+
+
+def test_ranks_of_one_node_whose_data_sets_differ_are_named():
+    one, other = "{name: synthetic, test_samples: 64}", "{name: synthetic, test_samples: 65}"
+    (line,) = set(problem_of_ranks([one, other]))
+    assert "test samples: " in line
+    assert "node0 (ranks 0): 64 samples" in line
+    assert "node0 (ranks 1): 65 samples" in line
+
+
+def test_a_node_that_cannot_read_its_data_set_says_so_and_the_others_do_not_wait():
+    one, bad = "{name: synthetic, samples: 64}", "{name: synthetic, samples: -1}"
+    problems = problem_of_ranks([one, one, bad, bad])
+    assert problems[:2] == [None, None]
+    assert "samples: expected a whole number from 1, got -1" in problems[2]
