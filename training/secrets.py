@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MASK = "***"
+from datacache.urls import MASK, without_secrets
 
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
 # A word of a key, however its words are joined: account_key, AccountKey, X-Amz-Signature.
@@ -52,8 +52,6 @@ _NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}
 
 _NAME = r"[A-Za-z_][\w.\[\]-]*"
 _QUOTED = r"""\$\{[^}\s]*\}|"[^"\n]*"|'[^'\n]*'"""
-_PASSWORD_IN_URL = re.compile(r"(://[^\s/:@'\"]*:)([^\s/'\"]+)(?=@)")
-_TOKEN_IN_URL = re.compile(r"(https?://)([^\s/:@'\"]+)(?=@)")
 _WORD = re.compile(rf"({_NAME})(=)(.*)", re.DOTALL)
 _ASSIGNED = re.compile(rf"(?<![\w.-])({_NAME})(=)({_QUOTED}|[^\s,;&#{{}}\[\]()'\"]+)")
 _ENTRY = re.compile(rf"((?:[{{,]\s*|(?=[\"']))[\"']?)({_NAME})([\"']?\s*:\s*)({_QUOTED}|[^,{{}}\[\]\n'\"]+)")
@@ -93,7 +91,7 @@ def in_clear(value: Any, place: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             yield from in_clear(each, f"{place}[{number}]")
-    elif mask(value) != value:
+    elif isinstance(value, str) and mask(value) != value:
         yield place
 
 
@@ -128,8 +126,7 @@ def _hidden(key: object, value: Any) -> Any:
 
 
 def _masked(text: str) -> str:
-    for pattern in (_PASSWORD_IN_URL, _TOKEN_IN_URL):
-        text = pattern.sub(lambda found: found[1] + _hidden("", found[2]), text)
+    text = without_secrets(text)
     if (word := _WORD.fullmatch(text)) and "." in word[1]:  # of a command line: all of it is the value
         text = _masked_pair(word)
     text = _ASSIGNED.sub(_masked_pair, text)
