@@ -12,10 +12,15 @@
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Member = TypeVar("Member")
+
+LONGEST_NAME = 100  # characters that are compared with known names
+LONGEST_LINE = 1000  # characters of a message
+LONGEST_NUMBER = 1 << 256  # the first whole number that is not written out
 
 
 class CommlibError(Exception):
@@ -42,13 +47,48 @@ class PeerFailed(CommlibError):
     """Another rank raised an exception or never answered."""
 
 
+class _Short(reprlib.Repr):
+    """``repr`` of bounded length, in bounded time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+        self.maxlist = self.maxtuple = self.maxdict = 6
+
+    def repr_int(self, x: int, level: int) -> str:
+        if abs(x) < LONGEST_NUMBER:
+            return repr(x)
+        # Python writes out no number of more than some thousand digits
+        return f"a number of about {x.bit_length() * 301 // 1000} digits"
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for a message: in one line, and shortened where it is long.
+
+    >>> shown(10**400), len(shown("x" * 100_000))
+    ('a number of about 400 digits', 100)
+    """
+    return one_line(_Short().repr(value))
+
+
+def one_line(text: str) -> str:
+    """Return a text with control characters escaped, and its middle left out where it is long.
+
+    >>> one_line("a" + chr(27) + chr(10) + "b") == "a" + chr(92) + "x1b" + chr(92) + "nb"
+    True
+    """
+    if len(text) > LONGEST_LINE:
+        text = f"{text[: LONGEST_LINE * 2 // 3]} … {text[-LONGEST_LINE // 4 :]}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ``', did you mean "…"?'`` for the nearest known name, or nothing.
 
     >>> suggestion("hitopkk", ["dense", "hitopk"])
     ', did you mean "hitopk"?'
     """
-    nearest = difflib.get_close_matches(str(name), list(known), n=1)
+    nearest = difflib.get_close_matches(str(name)[:LONGEST_NAME], list(known), n=1)
     return f', did you mean "{nearest[0]}"?' if nearest else ""
 
 
@@ -62,4 +102,5 @@ def look_up(table: Mapping[str, Member], kind: str, name: str) -> Member:
         return table[name]
     except (KeyError, TypeError):  # not in it, or nothing that a table can hold
         known = ", ".join(table)
-        raise UnknownName(f'unknown {kind} "{name}" (known: {known}){suggestion(name, table)}') from None
+        given = shown(name)[1:-1] if isinstance(name, str) else shown(name)
+        raise UnknownName(f'unknown {kind} "{given}" (known: {known}){suggestion(name, table)}') from None

@@ -16,6 +16,7 @@ from fsspec.asyn import sync
 from datacache.crew import Crew
 from datacache.errors import SourceChanged, StorageFailed
 from datacache.ranges import Range, Request, joined
+from datacache.urls import without_secrets
 
 Tell = Callable[[int, int], None]
 """``tell(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
@@ -66,6 +67,7 @@ class Storage:
     after five and a half.
 
     ``options`` go to the filesystem (keys, endpoints, …); ``threads`` is the number of requests at once.
+    ``url`` is what messages show: without a password that it was given with.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Storage:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         if timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds: expected more than 0, got {timeout_seconds}")
-        self.url = url
+        self.url, self._whole_url = without_secrets(url), url
         self._options = dict(options or {})
         self._attempts = attempts
         self._first_wait_seconds = first_wait_seconds
@@ -268,10 +270,11 @@ class Storage:
             if attempt < self._attempts:
                 time.sleep(self._wait_seconds(attempt))
         counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
+        place, told = without_secrets(self._relative(path) or path), without_secrets(str(error))
+        cause = error if told == str(error) else None  # a traceback shows the cause, too
         raise StorageFailed(
-            f"{self.url}: {self._relative(path) or path}: {counted} failed, the last with "
-            f"{type(error).__name__}: {error}"
-        ) from error
+            f"{self.url}: {place}: {counted} failed, the last with {type(error).__name__}: {told}"
+        ) from cause
 
     def _ask_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
         crew = self._connected()
@@ -299,7 +302,7 @@ class Storage:
     def _connect(self) -> None:
         self._process = os.getpid()
         self._crew = Crew()
-        self._filesystem, root = fsspec.core.url_to_fs(self.url, **self._options)
+        self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
         self._root = root.rstrip("/")
 
     def _connected(self) -> "Crew":

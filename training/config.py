@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     BeforeValidator,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
 from commlib import REDUCERS
+from commlib.errors import one_line
 from commlib.reducers import reducer_options
 from commlib.tuner import Choice
-from training.includes import INCLUDE, read
+from training.bounded import Unreadable
+from training.includes import read
 from training.models import MODELS
 from training.optimizers import AnyOptimizer, Sgd
 from training.records import (
@@ -48,6 +50,7 @@ from training.records import (
     named,
     options_of,
 )
+from training.references import resolve
 from training.schedules import MomentumLine
 from training.schema import (
     ConfigurationError,
@@ -58,6 +61,8 @@ from training.schema import (
     describe,
     problem,
 )
+from training.secrets import in_clear, mask
+from training.words import put
 
 
 class Config(Record):
@@ -228,8 +233,14 @@ class Config(Record):
             phases.append(phase.model_copy(update={"reducer": options["name"], **written}))
         return self.model_copy(update={"phases": phases})
 
+    @model_serializer(mode="wrap")
+    def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Mask what is secret and no reference, wherever a configuration is written."""
+        masked: dict[str, Any] = mask(dump(self))
+        return masked
+
     def to_yaml(self) -> str:
-        """Return the configuration as YAML that ``load`` reads back."""
+        """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
         return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
 
 
@@ -259,17 +270,26 @@ def load_with_warnings(
     """
     content = read(Path(path))
     for word in overrides:
-        _put(content, word)
+        put(content, word)
     try:
-        plain = OmegaConf.to_container(content, resolve=True)
-        config = Config.model_validate(change(plain))
-        return Loaded(config.resolved(), _without_effect(config))
+        given = resolve(content)
+        config = Config.model_validate(change(given))
+        warnings = [*_secrets_in_clear(given), *_without_effect(config)]
+        return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
     except ValidationError as error:
         problems = [describe(detail) for detail in error.errors()]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigurationError(f"{path}: {problems[0]}{more}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{path}: {str(error).splitlines()[0]}") from error
+    except Unreadable as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _secrets_in_clear(given: dict[str, Any]) -> list[str]:
+    """Return a line for every secret that is no reference."""
+    return [
+        f"{place}: expected a reference such as ${{oc.env:NAME}}, got a secret in clear"
+        for place in in_clear(given)
+    ]
 
 
 def _without_effect(config: Config) -> list[str]:
@@ -297,18 +317,3 @@ def _without_effect(config: Config) -> list[str]:
         momentum = getattr(optimizer, "momentum", None)
         lines.append(f"optimizer.momentum={momentum} has no effect: every phase names its own")
     return lines
-
-
-def _put(content: Any, word: str) -> None:
-    key, equals, text = word.partition("=")
-    if not equals or not key:
-        raise ConfigurationError(f"{word}: expected key=value")
-    if key == INCLUDE:
-        raise ConfigurationError(f"{word}: expected in a file, whose own keys come before what it includes")
-    try:
-        value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"]  # type: ignore[index,call-overload]
-        OmegaConf.update(content, key, value, merge=False, force_add=True)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{word}: expected a YAML value, got {text!r}") from error
-    except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{word}: the configuration has no place {key}") from error

@@ -14,6 +14,7 @@ from commlib import __version__
 from commlib.profile import processor
 from training.config import Config
 from training.metrics import RunFolder
+from training.secrets import mask
 from training.summary import EpochResult
 
 LINES, ABOUT = "dawnbench.tsv", "dawnbench.json"
@@ -25,7 +26,7 @@ class DawnBench:
 
     def __init__(self, folder: RunFolder, config: Config, hardware: str) -> None:
         self._folder = folder
-        folder.write_file(ABOUT, json.dumps(_about(config, hardware), indent=2) + "\n")
+        folder.write_file(ABOUT, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
         if not (folder.path / LINES).exists():
             self._write([HEADER])
 

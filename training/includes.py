@@ -6,22 +6,23 @@ to the file that names them, and included files may include others.
 """
 
 import functools
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from commlib.errors import shown
+from training.bounded import Unreadable, parse, read_text
 from training.schema import ConfigurationError
 
 INCLUDE = "include"
+MOST_FILES = 64  # that one is made of, each counted as often as it is included
 
 
-def read(path: Path) -> DictConfig:
+def read(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file with those of all that it includes."""
-    return OmegaConf.create(_read(path, ()))
+    return _read(path, (), itertools.count(1))
 
 
 def merged(below: Any, above: Any) -> Any:
@@ -36,25 +37,27 @@ def merged(below: Any, above: Any) -> Any:
     return {**below, **above, **both}
 
 
-def _read(path: Path, including: Sequence[Path]) -> dict[str, Any]:
-    """``including``: the files that led here, the first one first."""
+def _read(path: Path, including: Sequence[Path], counter: Iterator[int]) -> dict[str, Any]:
+    """``including``: the files that led here, the first one first; ``counter``: of all files."""
+    if next(counter) > MOST_FILES:
+        raise ConfigurationError(f"{including[0]}: {INCLUDE}: expected at most {MOST_FILES} files, got more")
     content = _load(path, including)
     names = _names_in(content.pop(INCLUDE, []), path)
     chain = (*including, path)
-    parts = [_read(_checked(path.parent / name, chain), chain) for name in names]
+    parts = [_read(_checked(path.parent / name, chain), chain, counter) for name in names]
     return functools.reduce(merged, [*parts, content])
 
 
 def _names_in(given: Any, path: Path) -> list[str]:
     names = given if isinstance(given, list) else [given]
-    if not all(isinstance(name, str) and name for name in names):
-        raise ConfigurationError(f"{path}: {INCLUDE}: expected a file or a list of files, got {given!r}")
+    if not all(isinstance(name, str) and name and "\0" not in name for name in names):
+        raise ConfigurationError(f"{path}: {INCLUDE}: expected a file or a list of files, got {shown(given)}")
     return names
 
 
 def _checked(path: Path, chain: Sequence[Path]) -> Path:
     """Refuse a file that leads to itself: merging it would never end."""
-    if path.resolve() in [each.resolve() for each in chain]:
+    if os.path.realpath(path) in [os.path.realpath(each) for each in chain]:  # which ends where links do not
         way = " → ".join(map(str, (*chain, path)))
         raise ConfigurationError(f"{chain[-1]}: {INCLUDE}: expected no file that includes itself, got {way}")
     return path
@@ -64,18 +67,13 @@ def _load(path: Path, including: Sequence[Path]) -> dict[str, Any]:
     """Return one file as it is; all that can be wrong with it is one line."""
     by = f" (included by {including[-1]})" if including else ""
     try:
-        content = OmegaConf.load(path)
+        content = parse(read_text(path))
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no such file, expected a YAML configuration{by}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}{by}") from error
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f" line {place.line + 1}:" if place else ""
-        raise ConfigurationError(f"{path}:{line} not YAML: {getattr(error, 'problem', error)}{by}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{path}: {str(error).splitlines()[0]}{by}") from error
-    plain: Any = OmegaConf.to_container(content)
-    if not isinstance(plain, dict):
-        raise ConfigurationError(f"{path}: expected keys and values, got {plain!r}{by}")
-    return plain
+    except Unreadable as error:
+        raise ConfigurationError(f"{path}: {error}{by}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path}: expected keys and values, got {shown(content)}{by}")
+    return dict(content)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from commlib.errors import UnknownName, look_up
+from commlib.errors import UnknownName, look_up, shown
 from training.schema import Momentum, Positive, Rate, Record, problem
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _of_its_kind(value: Any) -> Optimizer:
         return value
     given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict):
-        raise problem(f"expected a name, or the key name and others, got {value!r}")
+        raise problem(f"expected a name, or the key name and others, got {shown(value)}")
     try:
         record = look_up(OPTIMIZERS, "optimizer", given.get("name", "sgd"))
     except UnknownName as error:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     model_validator,
 )
@@ -21,6 +20,7 @@ from training.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.schema import (
     Count,
     Density,
+    Discreet,
     Positive,
     Rate,
     Record,
@@ -30,6 +30,7 @@ from training.schema import (
     name_in,
     problem,
 )
+from training.secrets import resolved
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
@@ -82,8 +83,11 @@ CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_numbe
 REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
 
 
-class DatasetRecord(BaseModel):
-    """A data set: its name, the path of its files where it has any, and its own options."""
+class DatasetRecord(Discreet):
+    """A data set: its name, the path of its files where it has any, and its own options.
+
+    Secrets of its storage are references to the environment until it is made, see :mod:`training.secrets`.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -107,7 +111,11 @@ class DatasetRecord(BaseModel):
 
     def make(self) -> Dataset:
         """Return the data set; a ``ValueError`` of one line says what is wrong with it."""
-        return make_dataset(self.name, self.path, **self.options)
+        try:
+            path, options = resolved(self.path), resolved(self.options)
+        except ValueError as error:
+            raise ValueError(f"dataset {self.name}: {error}") from error
+        return make_dataset(self.name, path, **options)
 
 
 def named(value: Any) -> Any:

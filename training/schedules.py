@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from commlib.density import exponential
-from commlib.errors import UnknownName, look_up
+from commlib.errors import UnknownName, look_up, shown
 from training.schema import Count, Density, Momentum, Positive, Rate, Record, Share, is_number, problem
 
 Own = TypeVar("Own", bound="Schedule")
@@ -325,7 +325,7 @@ def _number_or_line(value: Any) -> float | MomentumLine:
     if isinstance(value, (dict, MomentumLine)):
         return MomentumLine.model_validate(value)
     if not is_number(value) or not 0 <= value < 1:
-        raise problem(f"expected a number in [0, 1), or the keys start and end, got {value!r}")
+        raise problem(f"expected a number in [0, 1), or the keys start and end, got {shown(value)}")
     return float(value)
 
 

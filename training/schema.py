@@ -4,22 +4,26 @@ A problem names the key, the value and what was expected; pydantic carries it to
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from commlib.errors import UnknownName, look_up, suggestion
+from commlib.errors import UnknownName, look_up, one_line, shown, suggestion
+from training.secrets import mask
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be run; one line says why."""
+    """A configuration that cannot be run; one line of bounded length, without secrets, says why."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(one_line(mask(line)))
 
 
 def problem(text: str, key: str = "") -> PydanticCustomError:
     """Return what a validator raises; ``key`` lies inside the value or record that it validates."""
-    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key})
+    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
 
 
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
@@ -27,7 +31,7 @@ def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if not holds(value):
-            raise problem(f"expected {expected}, got {value!r}")
+            raise problem(f"expected {expected}, got {shown(value)}")
         return value
 
     return BeforeValidator(check)
@@ -53,7 +57,7 @@ def is_whole(value: Any, least: int) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether ``value`` is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -math.inf < value < math.inf  # of any number of digits
 
 
 Count = Annotated[int, expect("a whole number from 1", lambda value: is_whole(value, 1))]
@@ -64,7 +68,14 @@ Momentum = Annotated[float, expect("a number in [0, 1)", lambda value: is_number
 Density = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
-class Record(BaseModel):
+class Discreet(BaseModel):
+    """A record whose ``repr`` shows no secrets."""
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return mask(dict(super().__repr_args__())).items()
+
+
+class Record(Discreet):
     """Unknown keys and wrong types are refused; records do not change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -76,7 +87,7 @@ class Record(BaseModel):
         if isinstance(value, cls):
             return value
         if not isinstance(value, dict):
-            raise problem(f"expected the keys {', '.join(_expected_keys(cls))}, got {value!r}")
+            raise problem(f"expected the keys {', '.join(_expected_keys(cls))}, got {shown(value)}")
         known = list(cls.model_fields)
         for key in value:
             if key not in known:
@@ -91,13 +102,23 @@ def _expected_keys(record: type[BaseModel]) -> list[str]:
     return needed or list(record.model_fields)
 
 
+def written(place: Sequence[str | int]) -> str:
+    """Return a place as messages show it.
+
+    >>> written(("phases", 0, "epochs"))
+    'phases[0].epochs'
+    """
+    parts = (f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}" for key in place)
+    return "".join(parts).lstrip(".")
+
+
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
     place: Sequence[str | int] = detail["loc"]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    key = written(place)
     if detail["type"] == "problem":
         inside = detail["ctx"]["key"]
         return f"{'.'.join(filter(None, (key, inside)))}: {detail['ctx']['problem']}"
     if detail["type"] == "missing":
         return f"{key}: missing, expected a value"
-    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {detail['input']!r}"
+    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"

@@ -44,8 +44,8 @@ class StoredSource(Source):
     """Samples that are ranges of files in a :class:`Storage`."""
 
     def __init__(self, url: str, *, storage: Mapping[str, Any] | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._storage = Storage(self.url, **(storage or {}))
+        self._storage = Storage(url.rstrip("/"), **(storage or {}))
+        self.url = self._storage.url
 
     @abstractmethod
     def files(self, tell: Tell = untold) -> list[File]:

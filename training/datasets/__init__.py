@@ -13,6 +13,7 @@ from typing import Any
 
 from commlib.errors import look_up, suggestion
 from datacache.storage import Storage
+from datacache.urls import without_secrets
 from training.datasets.bundled import digits, mnist5k
 from training.datasets.cifar import cifar10
 from training.datasets.dataset import Dataset, in_one_line
@@ -41,9 +42,9 @@ def make_dataset(name: str, path: str | Path | None = None, **options: Any) -> D
     places = [] if path is None else [str(path)]
     with in_one_line(name):
         dataset = DATASETS[name](*places, **options)
-    # Storage options may hold keys of an account, and change nothing of what the samples are.
+    # Keys of an account change nothing of what the samples are, and the identity is part of file names.
     words = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
-    return replace(dataset, identity=" ".join([name, *places, *words]))
+    return replace(dataset, identity=" ".join([name, *map(without_secrets, places), *words]))
 
 
 def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from datacache import Manifest, Source, SourceChanged, StorageFailed, manifest_of
 from datacache.storage import Tell, untold
+from datacache.urls import without_secrets
 
 # What a wrong path, a missing package (s3fs, mlxtend) and a file that is not what was expected end in.
 UNUSABLE = (OSError, ImportError, StorageFailed, SourceChanged, ValueError)
@@ -62,7 +63,7 @@ def in_one_line(name: str) -> Iterator[None]:
     try:
         yield
     except UNUSABLE as error:
-        raise ValueError(f"dataset {name}: {error}") from error
+        raise ValueError(f"dataset {name}: {without_secrets(str(error))}") from error
 
 
 def check_whole(*, least: int, **options: int | None) -> None:

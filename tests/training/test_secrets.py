@@ -1,0 +1,237 @@
+"""What counts as a secret, and that no record, line or word shows it."""
+
+import traceback
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from training.config import Config, ConfigurationError, load, load_with_warnings
+from training.datasets import DATASETS, make_dataset
+from training.dawnbench import DawnBench
+from training.metrics import RunFolder
+from training.records import DatasetRecord
+from training.secrets import MASK, in_clear, is_secret, mask, resolved
+
+DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfi=="
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("key", "secret", "token", "password", "passwd", "connection_string", "sas", "credential", "KEY_2"),
+        *("account_key", "AccountKey", "aws_secret_access_key", "aws_access_key_id", "AWSAccessKeyId"),
+        *("X-Amz-Signature", "X-Amz-Credential", "sas_token", "client_secret", "private_key", "api-key"),
+        *("dataset.storage.options.secret", "options[secret]", "Authorization", "ConnectionString"),
+    ],
+)
+def test_keys_that_name_a_secret(key):
+    assert is_secret(key)
+    assert mask({key: SECRET}) == {key: MASK}
+    assert list(in_clear({"options": {key: SECRET}})) == [f"options.{key}"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["keys", "monkey", "author", "tokenizer", "name", "path", "anon", "endpoint_url", "keep", "design", 3],
+)
+def test_other_keys_keep_their_values(key):
+    assert not is_secret(key)
+    assert mask({key: "plain"}) == {key: "plain"}
+
+
+def test_everything_below_a_secret_is_masked_and_nothing_but_text_and_numbers():
+    assert mask({"credential": {"user": "me", "nested": ["a", 1, None, True]}}) == {
+        "credential": {"user": MASK, "nested": [MASK, MASK, None, True]}
+    }
+    assert mask({"token": "anon", "key": "", "secret": None}) == {"token": "anon", "key": "", "secret": None}
+    assert mask([{"secret": 5}, ("a", {"password": 1.5})]) == [{"secret": MASK}, ("a", {"password": MASK})]
+
+
+def test_references_stay_and_are_what_the_environment_says(monkeypatch):
+    options = {
+        "secret": "${oc.env:STORAGE_SECRET}",
+        "headers": {"Authorization": "Bearer ${oc.env:STORAGE_SECRET}"},
+    }
+    url = "ftp://me:${oc.env:STORAGE_SECRET}@host/x"
+    assert mask(options) == options
+    assert mask(url) == url
+    assert list(in_clear({"path": url, "options": options})) == []
+    monkeypatch.setenv("STORAGE_SECRET", SECRET)
+    assert resolved([options, url]) == [
+        {"secret": SECRET, "headers": {"Authorization": f"Bearer {SECRET}"}},
+        f"ftp://me:{SECRET}@host/x",
+    ]
+    monkeypatch.delenv("STORAGE_SECRET")
+    with pytest.raises(ValueError, match="expected the environment to have STORAGE_SECRET"):
+        resolved(options)
+
+
+@pytest.mark.parametrize("template", [
+    "ftp://me:{}@host/x",
+    "https://{}@host/x",
+    "s3://bucket/x?X-Amz-Signature={}&X-Amz-Date=1",
+    "https://host/x?sv=1&sig={}",
+    "dataset.storage.options.secret={}",
+    "dataset={{name: cifar10, path: x, storage: {{options: {{key: {}, secret: {}}}}}}}",
+    "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={};EndpointSuffix=b",
+    "got {{'token': '{}', 'anon': False}}",
+    '{{"password": "{}"}}',
+    "failed with password={}, no access",
+])  # fmt: skip
+def test_lines_and_words_with_a_secret(template):
+    secret = "wJalrXUtnFEMI-K7MDENG"
+    text = template.format(*[secret] * template.count("{}"))
+    masked = mask(text)
+    assert secret not in masked
+    assert masked == template.format(*[MASK] * template.count("{}")).replace(f"'{MASK}'", MASK).replace(
+        f'"{MASK}"', MASK
+    )
+
+
+@pytest.mark.parametrize("word", ["a b", SECRET, "{a: b, c: d}", "'quoted'", "x,y;z&#"])
+def test_all_of_a_word_is_its_value(word):
+    assert mask(f"dataset.storage.options.secret={word}") == f"dataset.storage.options.secret={MASK}"
+
+
+@pytest.mark.parametrize("line", [
+    "seed: expected key=value",
+    "dataset imagenet: storage: key: unknown option",
+    "phases.0.density=0.05",
+    "s3://bucket/folder?versionId=3",
+    "abfs://container@account.dfs.core.windows.net/x",
+    "ssh://me@host/x",
+    "exclude: (^|/)(bias|gamma|beta)$",
+    "epoch 1 of 4: loss 2.30, test accuracy 10.0 %, 3.1 s",
+])  # fmt: skip
+def test_lines_without_a_secret_stay(line):
+    assert mask(line) == line
+
+
+# in configurations
+
+RUN = """
+name: secret
+dataset:
+  name: imagenet
+  path: {path}
+  storage:
+    threads: 2
+    options: {{key: {key}, endpoint_url: "http://host", client_kwargs: {{token: {key}}}}}
+model: resnet20
+dawnbench: {{code_url: "https://me:{url}@host/code"}}
+phases:
+  - {{epochs: 1, input_size: 32, batch_size: 8, learning_rate: {{start: 0.1, end: 0.0}}}}
+"""
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return a function that writes a run, and all that is written or printed of its configuration."""
+
+    class Folder:
+        path = tmp_path
+        texts: ClassVar[dict[str, str]] = {}
+
+        def write_file(self, name, content):
+            self.texts[name] = content
+
+    def written(path="/data", key=SECRET, url=SECRET) -> tuple[Config, list[str], str]:
+        file = tmp_path / "run.yaml"
+        file.write_text(RUN.format(path=path, key=key, url=url.replace("/", "_")))
+        loaded = load_with_warnings(file)
+        RunFolder.keep(Folder(), loaded.config)
+        DawnBench(Folder(), loaded.config, "hardware")
+        (tmp_path / "config.yaml").write_text(Folder.texts["config.yaml"])
+        texts = [*Folder.texts.values(), *loaded.warnings, repr(loaded.config), str(loaded.config.dataset)]
+        return loaded.config, loaded.warnings, "\n".join(texts)
+
+    return written
+
+
+def test_a_secret_in_clear_is_warned_of_and_written_nowhere(written):
+    config, warnings, text = written(path=f"ftp://me:{SECRET.replace('/', '_')}@host/x?sig={SECRET}")
+    assert SECRET not in text
+    assert SECRET.replace("/", "_") not in text
+    assert [line.partition(": ")[0] for line in warnings] == [
+        "dataset.path",
+        "dataset.storage.options.key",
+        "dataset.storage.options.client_kwargs.token",
+        "dawnbench.code_url",
+    ]
+    assert config.dataset.options["storage"]["options"]["key"] == SECRET  # the storage gets it
+    assert "endpoint_url: http://host" in text
+
+
+def test_a_reference_to_a_secret_stays_one_and_is_read_back(written, monkeypatch, tmp_path):
+    monkeypatch.setenv("STORAGE_SECRET", SECRET)
+    reference = "${oc.env:STORAGE_SECRET}"
+    config, warnings, text = written(path=f"ftp://me:{reference}@host/x", key=f'"{reference}"', url=reference)
+    assert warnings == []
+    assert SECRET not in text
+    assert text.count(f"key: {reference}") == text.count(f'"key": "{reference}"') == 1
+    assert f"ftp://me:{reference}@host/x" in text
+    again = load(tmp_path / "config.yaml")
+    assert again == config
+    assert resolved(again.dataset.options)["storage"]["options"]["key"] == SECRET
+
+
+def test_the_environment_is_written_out_where_it_is_no_secret(written, monkeypatch):
+    monkeypatch.setenv("DATA", "/the/data")
+    config, warnings, _ = written(path="${oc.env:DATA}", key="null", url="")
+    assert (config.dataset.path, warnings) == ("/the/data", [])
+
+
+def test_what_was_masked_is_not_taken_for_the_secret(written, tmp_path):
+    written(url="")
+    with pytest.raises(
+        ConfigurationError, match=r"dataset\.storage\.options\.key: expected a reference such as"
+    ):
+        load(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("word", [
+    "dataset.storage.options.secret={}",
+    "dataset={{name: cifar10, path: x, storage: {{options: {{password: {}}}}}}}",
+    "dataset.path=ftp://me:{}@host/x",
+    "dataset.storage.options.secret=[{}",
+    "={}",
+])  # fmt: skip
+def test_a_word_with_a_secret_is_refused_without_it(word, tmp_path):
+    secret = "1a2b3c4d5e"
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, [word.format(secret)])
+    assert secret not in str(caught.value) or word == "={}"
+    assert "\n" not in str(caught.value)
+
+
+def test_the_environment_lacks_a_secret_on_this_host(monkeypatch):
+    record = DatasetRecord(
+        name="cifar10", path="/x", storage={"options": {"secret": "${oc.env:STORAGE_SECRET}"}}
+    )
+    with pytest.raises(
+        ValueError, match=r"dataset cifar10: expected the environment to have STORAGE_SECRET, "
+    ):
+        record.make()
+
+
+@pytest.mark.parametrize("url", ["ftp://me:{}@localhost:1/x", "http://me:{}@localhost:1/x?sig={}"])
+def test_the_storage_gets_the_secret_and_no_message_does(url, monkeypatch):
+    monkeypatch.setenv("STORAGE_SECRET", "1a2b3c4d5e")
+    path, storage = url.replace("{}", "${oc.env:STORAGE_SECRET}"), {"attempts": 1, "threads": 1}
+    record = DatasetRecord(name="imagenet", path=path, storage=storage)
+    with pytest.raises(ValueError, match=r"dataset imagenet: ") as caught:
+        record.make()
+    assert "1a2b3c4d5e" not in "".join(traceback.format_exception(caught.value))
+    assert resolved(path) == url.replace("{}", "1a2b3c4d5e")
+
+
+def test_manifests_are_kept_under_names_without_secrets(tmp_path, monkeypatch):
+    plain = make_dataset("synthetic", samples=2, test_samples=1)
+    monkeypatch.setitem(DATASETS, "imagenet", lambda path: plain)
+    dataset = make_dataset("imagenet", "https://me:1a2b3c@host/x?sig=1a2b3c")
+    dataset.manifest("training", tmp_path)
+    assert dataset.identity == "imagenet https://me:***@host/x?sig=***"
+    assert any(path.suffix == ".npz" for path in tmp_path.iterdir())
+    assert not any("1a2b3c" in path.name or b"1a2b3c" in path.read_bytes() for path in tmp_path.iterdir())

@@ -1,0 +1,141 @@
+"""Secrets in configurations: they are references to the environment, and masked wherever one is written.
+
+A secret is the value of a key that is named like one (``secret``, ``token``, ``account_key``, …), the
+password in a URL, and what signs one. ``${oc.env:NAME}`` is a reference, which may be written and printed.
+
+>>> mask({"path": "ftp://me:1234@host/x", "options": {"key": "AKIA", "token": "${oc.env:TOKEN}"}})
+{'path': 'ftp://me:***@host/x', 'options': {'key': '***', 'token': '${oc.env:TOKEN}'}}
+>>> mask("dataset.storage.options.secret=1234")
+'dataset.storage.options.secret=***'
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from datacache.urls import MASK, without_secrets
+
+REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
+# A word of a key, however its words are joined: account_key, AccountKey, X-Amz-Signature.
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_WORDS = frozenset(
+    (
+        *(
+            "secret",
+            "secrets",
+            "password",
+            "passwd",
+            "pwd",
+            "pass",
+            "passphrase",
+            "passcode",
+            "token",
+            "tokens",
+        ),
+        *(
+            "credential",
+            "credentials",
+            "sas",
+            "sig",
+            "signature",
+            "authorization",
+            "auth",
+            "cookie",
+            "cookies",
+        ),
+        *("apikey", "accesskey", "accountkey", "secretkey", "privatekey"),
+    )
+)
+_SECRET_ENDINGS = (("key",), ("key", "id"), ("connection", "string"), ("conn", "str"))
+_NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # what gcsfs takes there
+
+_NAME = r"[A-Za-z_][\w.\[\]-]*"
+_QUOTED = r"""\$\{[^}\s]*\}|"[^"\n]*"|'[^'\n]*'"""
+_WORD = re.compile(rf"({_NAME})(=)(.*)", re.DOTALL)
+_ASSIGNED = re.compile(rf"(?<![\w.-])({_NAME})(=)({_QUOTED}|[^\s,;&#{{}}\[\]()'\"]+)")
+_ENTRY = re.compile(rf"((?:[{{,]\s*|(?=[\"']))[\"']?)({_NAME})([\"']?\s*:\s*)({_QUOTED}|[^,{{}}\[\]\n'\"]+)")
+
+
+def is_secret(key: object) -> bool:
+    """Return whether a key of a configuration, of storage options or of a URL's query is named like a secret.
+
+    >>> [is_secret(key) for key in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature", "keys")]
+    [True, True, True, True, False]
+    """
+    words = tuple(word.lower() for word in _WORDS.findall(str(key).rpartition(".")[2]))
+    return not _SECRET_WORDS.isdisjoint(words) or any(words[-len(end) :] == end for end in _SECRET_ENDINGS)
+
+
+def mask(value: Any) -> Any:
+    """Return a copy of records, lists, lines and ``key=value`` words in which secrets are ``***``.
+
+    References to the environment stay. What is no string, list, tuple or mapping is returned as it is.
+    """
+    if isinstance(value, Mapping):
+        return {key: _hidden(key, each) if is_secret(key) else mask(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(mask, value))
+    return _masked(value) if isinstance(value, str) else value
+
+
+def in_clear(value: Any, place: str = "") -> Iterator[str]:
+    """Yield the places, as ``options.secret``, of all secrets below ``value`` that are no references."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            inside = f"{place}.{key}".lstrip(".")
+            if is_secret(key) and _hidden(key, each) != each:
+                yield inside
+            elif not is_secret(key):
+                yield from in_clear(each, inside)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from in_clear(each, f"{place}[{number}]")
+    elif isinstance(value, str) and mask(value) != value:
+        yield place
+
+
+def resolved(value: Any) -> Any:
+    """Return a copy of records, lists and strings in which references are what the environment says.
+
+    Raises ``ValueError`` with the name of a variable that is not there.
+    """
+    if isinstance(value, Mapping):
+        return {key: resolved(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(resolved, value))
+    return REFERENCE.sub(_from_environment, value) if isinstance(value, str) else value
+
+
+def _from_environment(reference: re.Match[str]) -> str:
+    name = reference[1]
+    if name not in os.environ:
+        raise ValueError(f"expected the environment to have {name}, which {reference[0]} names")
+    return os.environ[name]
+
+
+def _hidden(key: object, value: Any) -> Any:
+    """Return what stands for a secret: references, and what says that there is none, stay."""
+    if isinstance(value, Mapping):
+        return {name: _hidden(key, each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_hidden(key, each) for each in value)
+    if value is None or isinstance(value, bool) or value in ("", *_NOT_SECRET.get(str(key).lower(), ())):
+        return value
+    return value if isinstance(value, str) and REFERENCE.search(value) else MASK
+
+
+def _masked(text: str) -> str:
+    text = without_secrets(text)
+    if (word := _WORD.fullmatch(text)) and "." in word[1]:  # of a command line: all of it is the value
+        text = _masked_pair(word)
+    text = _ASSIGNED.sub(_masked_pair, text)
+    return _ENTRY.sub(lambda found: found[1] + _masked_pair(found, 2), text)
+
+
+def _masked_pair(found: re.Match[str], first: int = 1) -> str:
+    """Mask the value of a name, a separator and a value; ``key=…`` alone is how every word is described."""
+    name, separator, value = found.groups()[first - 1 :]
+    if not is_secret(name) or (name == "key" and separator == "="):
+        return f"{name}{separator}{value}"
+    return f"{name}{separator}{_hidden(name, value)}"
