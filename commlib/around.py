@@ -25,6 +25,7 @@ from commlib.reducers.base import Report, as_gradient, check_settings
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index
+from commlib.workspace import Workspace
 
 Sparse: TypeAlias = "SelectingReducer | Around"
 
@@ -39,6 +40,7 @@ class Around:
         self.topology: Topology = reducer.topology
         self.size: int = reducer.size
         self.arrays = self.topology.world.arrays
+        self.workspace = Workspace(self.arrays)
 
     @property
     def density(self) -> float:
@@ -55,9 +57,9 @@ class Around:
         """See :attr:`commlib.Reducer.residual`."""
         return self.reducer.residual
 
-    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """See :meth:`commlib.Reducer.reduce`."""
-        return self.reducer.reduce(gradient)
+        return self.reducer.reduce(gradient, out)
 
     def given_away(self, mean: Float32) -> Index:
         """See :meth:`commlib.reducers.SelectingReducer.given_away`."""
@@ -98,16 +100,17 @@ class LocalClipping(Around):
         self._norm = norm
         self._most = norm / self.topology.world.size**0.5
 
-    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """See :meth:`commlib.Reducer.reduce`."""
-        vector = as_gradient(gradient, self.size, self.arrays)
-        largest = float(np.abs(vector).max())
+        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
+        largest = max(float(vector.max()), -float(vector.min()))
         if 0 < largest < float("inf"):  # what is not finite voids the step
             # Squares of float32 overflow at 2e19: those of the vector over its largest do not.
-            norm = largest * float(np.linalg.norm(vector / np.float32(largest)))
+            scaled = np.divide(vector, np.float32(largest), out=self.workspace.get("scaled", self.size))
+            norm = largest * float(np.linalg.norm(scaled))
             if norm > self._most:
-                vector = vector * np.float32(self._most / norm)
-        return self.reducer.reduce(vector)
+                vector = np.multiply(vector, np.float32(self._most / norm), out=scaled)
+        return self.reducer.reduce(vector, out)
 
     def settings(self) -> dict[str, Any]:
         """See :meth:`Around.settings`."""
@@ -135,17 +138,19 @@ class MomentumCorrection(Around):
             inside = inside.reducer
         self._momentum, self._masking = np.float32(momentum), masking
         self._velocity = self.arrays.zeros(self.size, np.float32)
+        self._spare = self.arrays.empty(self.size, np.float32)  # the next velocity is made in it
 
-    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """See :meth:`commlib.Reducer.reduce`; a void step leaves the velocity as it was."""
-        vector = as_gradient(gradient, self.size, self.arrays)
+        vector, velocity = as_gradient(gradient, self.size, self.arrays, self.workspace), self._spare
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite voids the step
-            velocity = self._momentum * self._velocity + vector
-        mean = self.reducer.reduce(velocity)
+            np.multiply(self._momentum, self._velocity, out=velocity)
+            velocity += vector
+        mean = self.reducer.reduce(velocity, out)
         if self.last is not None and self.last.finite:
             if self._masking:
                 velocity[self.reducer.given_away(mean)] = 0
-            self._velocity = velocity
+            self._velocity, self._spare = velocity, self._velocity
         return mean
 
     def settings(self) -> dict[str, Any]:
@@ -182,9 +187,9 @@ class WarmUp(Around):
         if self._densities[epoch] != self.density:
             self.reducer.set_density(self._densities[epoch])
 
-    def reduce(self, gradient: npt.ArrayLike) -> Float32:
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """See :meth:`commlib.Reducer.reduce`."""
-        mean = self.reducer.reduce(gradient)
+        mean = self.reducer.reduce(gradient, out)
         self._steps += 1
         self._follow()
         return mean

@@ -35,7 +35,7 @@ class Kernels:
     """Makers of a selector and of a codec, by name, and sums.
 
     A name that there is not raises ``UnknownName``. ``total`` and ``sum_rows``: those of ``commlib.vectors``,
-    bit by bit; ``total`` of sparse vectors only.
+    bit by bit; ``total`` of sparse vectors only, and ``sum_rows`` may overwrite its first argument.
     """
 
     make_selector: Callable[[str], Selector]
@@ -132,8 +132,8 @@ class GPUCodec(Codec):
         """See :meth:`Codec.message_bytes`."""
         return self._host.message_bytes(entries, size)
 
-    def encode(self, vector: SparseVector) -> Message:
-        """See :meth:`Codec.encode`."""
+    def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
+        """See :meth:`Codec.encode`; always a new array."""
         return self._plan_for(vector.size).encode(vector.places, vector.values).copy()  # type: ignore[no-any-return]
 
     def decode(self, message: Message, size: int) -> SparseVector:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
 from commlib.reducers import Passenger, Reducer, Report, make_reducer
+from commlib.reducers.mean import Means
 from commlib.topology import Topology
 from commlib.vectors import ALIGNMENT_BYTES, Float32
 
@@ -94,6 +95,8 @@ class DistributedGradients:
         self._shapes = [tuple(variable.shape) for variable in variables]
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self.sizes)
+        # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
+        self._means = Means(self.size, topology.world.arrays)
         self._passenger: Passenger | None = None
         self._gpu: Any = None  # CuPy's device
         if topology.world.arrays is not np:
@@ -144,11 +147,19 @@ class DistributedGradients:
         self.reducer.absorb(residual)
         self._board()
 
+    def room(self) -> Any:
+        """Return an array for the mean, float32 of shape ``(size,)``, to be given to a reducer as ``out``.
+
+        It is the caller's while the array, or a tensor of its memory, is held; then it is used again.
+        """
+        return self._means.array()
+
     def reduce(self, gradients: Sequence[Any], weights: Sequence[Any] = ()) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
 
         ``gradients`` come in the order of the variables; IndexedSlices are made dense. The second result is a
         scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
+        The memory of the means is used again for later ones after the tensors are gone, and not before.
         ``weights``: what the passenger is to look at before, tensors or variables; they are not copied inside
         ``tf.function``.
         """
@@ -192,7 +203,7 @@ class DistributedGradients:
         passenger = self.reducer.passenger
         if passenger is not None:
             passenger.look([weight if is_on_gpu(weight) else np.asarray(weight) for weight in weights])
-        mean = self.reducer.reduce(flat)
+        mean = self.reducer.reduce(flat, out=self.room())
         if passenger is not None:
             passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
         assert self.reducer.last is not None

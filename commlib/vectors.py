@@ -4,7 +4,7 @@ A vector switches to a dense representation where that is the shorter message
 (SparCML, section 5.1): past ``δ = size · value_bytes / (index_bytes + value_bytes)`` entries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import is_on_gpu, module_of
-from commlib.compiled import compiled
+from commlib.entries import Float32 as Float32
+from commlib.entries import Index as Index
+from commlib.entries import (
+    add_at,
+    are_ascending,
+    are_finite,
+    are_missing,
+    merge_runs,
+    merge_two,
+    subtract_at,
+    write_at,
+)
 from commlib.errors import InvalidArgument
-
-Float32 = npt.NDArray[np.float32]
-Index = npt.NDArray[np.signedinteger[Any]]
 
 VALUE_BYTES = 4
 ALIGNMENT_BYTES = 64  # at such addresses TensorFlow takes an array over as it is, at others it copies
@@ -116,13 +124,21 @@ class SparseVector:
             return
         if len(self.indices) and (self.indices[0] < 0 or self.indices[-1] >= self.size):
             raise InvalidArgument(f"indices: expected 0 … {self.size - 1}, got one outside")
-        if np.any(self.indices[1:] <= self.indices[:-1]):
+        if not are_ascending(self.indices):
             raise InvalidArgument("indices: expected sorted and unique, got some that are not")
+
+    @classmethod
+    def trusted(cls, size: int, indices: Index | None, values: Float32) -> "SparseVector":
+        """Return the vector of arrays that are known to be right: nothing is checked."""
+        vector = object.__new__(cls)
+        for name, value in (("size", size), ("indices", indices), ("values", values)):
+            object.__setattr__(vector, name, value)
+        return vector
 
     @classmethod
     def empty(cls, size: int, arrays: ModuleType = np) -> "SparseVector":
         """Return the vector of ``size`` entries of which none is held, made with the module ``arrays``."""
-        return cls(size, arrays.empty(0, index_dtype(size)), arrays.empty(0, np.float32))
+        return cls.trusted(size, arrays.empty(0, index_dtype(size)), arrays.empty(0, np.float32))
 
     @classmethod
     def from_dense(cls, vector: Float32) -> "SparseVector":
@@ -130,7 +146,7 @@ class SparseVector:
         indices = np.flatnonzero(vector)
         if len(indices) >= delta(len(vector)):
             return cls(len(vector), None, vector)
-        return cls(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
+        return cls.trusted(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
 
     @property
     def is_dense(self) -> bool:
@@ -151,33 +167,42 @@ class SparseVector:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
-        return SparseVector(self.size, self.places[mask], self.values[mask])
+        return SparseVector.trusted(self.size, self.places[mask], self.values[mask])
 
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
         if self.indices is None:
             return copy_of(self.values)
         vector = zeros(self.size, module_of(self.values))
-        vector[self.indices] = self.values
+        self.write_to(vector)
         return vector
 
     def write_to(self, vector: Float32) -> None:
         """Put the entries into ``vector``, in place of what is there."""
-        vector[slice(None) if self.indices is None else self.indices] = self.values
+        if self.indices is None:
+            vector[...] = self.values
+        elif is_on_gpu(vector):
+            vector[self.indices] = self.values
+        else:
+            write_at(vector, self.indices, self.values)
 
     def add_to(self, vector: Float32) -> None:
         """Add the entries to ``vector``, in place."""
         if self.indices is None:
             vector += self.values
-        else:
+        elif is_on_gpu(vector):
             vector[self.indices] += self.values
+        else:
+            add_at(vector, self.indices, self.values)
 
     def subtract_from(self, vector: Float32) -> None:
         """Subtract the entries from ``vector``, in place."""
         if self.indices is None:
             vector -= self.values
-        else:
+        elif is_on_gpu(vector):
             vector[self.indices] -= self.values
+        else:
+            subtract_at(vector, self.indices, self.values)
 
     def add(self, other: "SparseVector") -> "SparseVector":
         """Return the sum of the two, dense where δ may be passed."""
@@ -186,11 +211,11 @@ class SparseVector:
     def slice(self, low: int, high: int) -> "SparseVector":
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
         if self.indices is None:
-            return SparseVector(high - low, None, self.values[low:high])
+            return SparseVector.trusted(high - low, None, self.values[low:high])
         bounds = module_of(self.indices).asarray([low, high])
         first, last = np.searchsorted(self.indices, bounds).tolist()
         indices = (self.indices[first:last] - low).astype(index_dtype(high - low))
-        return SparseVector(high - low, indices, self.values[first:last])
+        return SparseVector.trusted(high - low, indices, self.values[first:last])
 
     def top_k(self, k: int) -> "SparseVector":
         """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
@@ -209,42 +234,24 @@ class SparseVector:
         """Return the entries whose indices ``others`` does not hold."""
         if is_on_gpu(self.values):
             return self.where(~np.isin(self.places, others.places))
-        return self.where(_is_missing(self.places, others.places))
+        return self.where(are_missing(self.places, others.places))
 
     @property
     def is_finite(self) -> bool:
         """Whether no value is a NaN or an infinity."""
-        return bool(np.isfinite(self.values).all())
+        return is_finite(self.values)
 
-    def divided_by(self, divisor: int) -> "SparseVector":
-        """Return the vector with every value divided, in float32."""
-        return SparseVector(self.size, self.indices, self.values / np.float32(divisor))
-
-
-@compiled
-def _is_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
-    """Return for each of ``indices`` whether ``others`` does not hold it; both are sorted."""
-    missing = np.ones(len(indices), np.bool_)
-    place = 0
-    for i in range(len(indices)):
-        while place < len(others) and others[place] < indices[i]:
-            place += 1
-        missing[i] = place == len(others) or others[place] != indices[i]
-    return missing
+    def divided_by(self, divisor: int, out: Float32 | None = None) -> "SparseVector":
+        """Return the vector with every value divided, in float32; the values are in ``out``, or new."""
+        values: Float32 = np.divide(self.values, np.float32(divisor), out=out)
+        return SparseVector.trusted(self.size, self.indices, values)
 
 
-@compiled
-def _add_equal(indices: Index, values: Float32, order: npt.NDArray[np.int64]) -> tuple[Index, Float32]:
-    """Return the distinct indices in ``order``, and the sum of the values of each."""
-    distinct, sums = np.empty_like(indices), np.empty_like(values)
-    filled = 0
-    for place in order:
-        if filled == 0 or indices[place] != distinct[filled - 1]:
-            distinct[filled] = indices[place]
-            sums[filled] = 0
-            filled += 1
-        sums[filled - 1] += values[place]
-    return distinct[:filled].copy(), sums[:filled].copy()
+def is_finite(vector: Float32) -> bool:
+    """Return whether no entry of a contiguous vector is a NaN or an infinity."""
+    if is_on_gpu(vector):
+        return bool(np.isfinite(vector).all())
+    return bool(are_finite(vector.view(np.uint32)))
 
 
 def void(size: int, arrays: ModuleType = np) -> SparseVector:
@@ -265,13 +272,31 @@ def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
     offsets = np.cumsum([0, *(part.size for part in parts[:-1])])
     dtype = index_dtype(size)
     indices = [own.astype(dtype) + dtype.type(offset) for own, offset in zip(sparse, offsets, strict=True)]
-    return SparseVector(size, np.concatenate(indices), np.concatenate([part.values for part in parts]))
+    values = np.concatenate([part.values for part in parts])
+    return SparseVector.trusted(size, np.concatenate(indices), values)
 
 
-def total(vectors: Sequence[SparseVector]) -> SparseVector:
+Room = Callable[[str, int, Any], npt.NDArray[Any]]
+
+
+def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return ``length`` entries of whatever values: what ``total`` takes without a workspace."""
+    return np.empty(length, dtype)
+
+
+def total(
+    vectors: Sequence[SparseVector],
+    *,
+    dense: Callable[[int], Float32] | None = None,
+    room: Room = new_array,
+) -> SparseVector:
     """Return the sum, added in the order of ``vectors``: equal on all who hold them in that order.
 
     The result is dense where the entries together could pass δ, or where one of the vectors is.
+
+    Without ``dense`` and ``room`` its arrays are new ones. ``dense(size)`` returns the array that a dense sum
+    is made in; it may be that of the first vector. ``room(name, length, dtype)`` returns the arrays of a
+    sparse one, as ``Workspace.get`` does: the sum is valid until they are asked for again.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
     >>> total([a, a]).values
@@ -287,26 +312,55 @@ def total(vectors: Sequence[SparseVector]) -> SparseVector:
 
         return kernels_of(module_of(sparse[0])).total(vectors)
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
-        dense = zeros(size, module_of(vectors[0].values))
-        for vector in vectors:
-            vector.add_to(dense)
-        return SparseVector(size, None, dense)
-    indices, values = np.concatenate(sparse), np.concatenate([vector.values for vector in vectors])
-    # Sorted runs are merged; stable, so that values of one index stay in the order of the vectors.
-    return SparseVector(size, *_add_equal(indices, values, np.argsort(indices, kind="stable")))
+        arrays = module_of(vectors[0].values)
+        return _dense_total(vectors, empty(size, arrays) if dense is None else dense(size))
+    return _sparse_total(size, sparse, [vector.values for vector in vectors], room)
+
+
+def _dense_total(vectors: Sequence[SparseVector], sums: Float32) -> SparseVector:
+    first, *others = vectors
+    if not (first.is_dense and _is_same_memory(first.values, sums)):
+        sums.fill(0)
+        first.add_to(sums)
+    for vector in others:
+        vector.add_to(sums)
+    return SparseVector.trusted(first.size, None, sums)
+
+
+def _is_same_memory(vector: Float32, other: Float32) -> bool:
+    return not is_on_gpu(vector) and bool(np.may_share_memory(vector, other))
+
+
+def _sparse_total(size: int, indices: Sequence[Index], values: Sequence[Float32], room: Room) -> SparseVector:
+    """Merge sorted runs: the values of an index are added in the order of the vectors, from 0 on."""
+    ends, dtype = np.cumsum([len(run) for run in indices]), index_dtype(size)
+    entries = int(ends[-1])
+    runs = room("indices of runs", entries, dtype), room("values of runs", entries, np.float32)
+    merged = room("indices of sums", entries, dtype), room("values of sums", entries, np.float32)
+    np.concatenate(indices, out=runs[0])
+    np.concatenate(values, out=runs[1])
+    if not entries:
+        filled = 0
+    elif len(ends) == 2:
+        filled = merge_two(*runs, int(ends[0]), *merged)
+    else:
+        filled = merge_runs(*runs, ends, *merged)
+    return SparseVector.trusted(size, merged[0][:filled], merged[1][:filled])
 
 
 def sum_rows(others: Float32, own: Float32, place: int) -> Float32:
     """Return the sum of rows in their order: ``own`` is number ``place``, the first ones being ``others``'.
 
-    A new array of the length of ``own``. ``others``: one or more rows, of which so many entries are added.
+    It is made in the first row of ``others``. These are one or more rows, of which so many entries are added
+    as ``own`` has.
 
     >>> sum_rows(np.array([[1e8, 9], [1, 9]], np.float32), np.array([-1e8], np.float32), 1)
     array([1.], dtype=float32)
     """
     rows = list(others[:, : len(own)])
+    sums: Float32 = rows[0]
     rows.insert(place, own)
-    sums: Float32 = np.add(rows[0], rows[1])
+    np.add(rows[0], rows[1], out=sums)
     for row in rows[2:]:  # np.add.reduce would add long columns pairwise
         sums += row
     return sums

@@ -195,13 +195,16 @@ class Learner:
         return loss, report
 
     def _reduce(self, gradient: Any) -> tuple[Any, Report]:
-        """Return the mean over ranks, an array; where LARS' norms can travel with it, they have."""
+        """Return the mean over ranks, an array; where LARS' norms can travel with it, they have.
+
+        Its memory is that of another mean only after the array and TensorFlow's tensors of it are gone.
+        """
         norms = self._step_norms
         array = array_of(gradient, self.topology.world.arrays)
         if norms is not None:
             norms.look()
         reducer = self.gradients.reducer
-        mean = reducer.reduce(array)
+        mean = reducer.reduce(array, out=self.gradients.room())
         if norms is not None:
             norms.look_away()
         if is_on_gpu(mean):

@@ -2,7 +2,7 @@
 
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.sparse import SelectingReducer
-from commlib.vectors import SparseVector, total
+from commlib.vectors import SparseVector
 
 
 class AllGather(SelectingReducer):
@@ -14,6 +14,6 @@ class AllGather(SelectingReducer):
         if lengths is None:
             return None
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, lengths[self.peers, 0])
+            messages = gather_messages(self.comm, message, lengths[self.peers, 0], self.workspace)
         with self.measure("combine"):
-            return total([self.codec.decode(each, self.length) for each in messages])
+            return self.total([self.codec.decode(each, self.length) for each in messages])

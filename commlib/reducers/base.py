@@ -19,9 +19,11 @@ from commlib.agreement import differences, differing, digest
 from commlib.arrays import expect_module, is_on_gpu, to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
+from commlib.reducers.mean import Mean, Means
 from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
-from commlib.vectors import Float32, copy_of
+from commlib.vectors import Float32, is_finite
+from commlib.workspace import Workspace
 
 
 @dataclass
@@ -65,10 +67,13 @@ class Outcome:
     numbers: Sequence[Float64] = ()
 
 
-def as_gradient(gradient: npt.ArrayLike, size: int, arrays: ModuleType = np) -> Float32:
+def as_gradient(
+    gradient: npt.ArrayLike, size: int, arrays: ModuleType = np, workspace: Workspace | None = None
+) -> Float32:
     """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that.
 
-    ``arrays``: the module whose array it is to be, NumPy or CuPy; one of the other is refused.
+    ``arrays``: the module whose array it is to be, NumPy or CuPy; one of the other is refused. With a
+    ``workspace`` it is converted in there, under the name "gradient".
     """
     expect_module("gradient", gradient, arrays)
     given = arrays.asarray(gradient)
@@ -77,7 +82,11 @@ def as_gradient(gradient: npt.ArrayLike, size: int, arrays: ModuleType = np) -> 
     if given.shape != (size,):
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
-        return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
+        if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
+            return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
+        converted: Float32 = workspace.get("gradient", size)
+        converted[...] = given
+        return converted
 
 
 def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -111,6 +120,9 @@ class Reducer(ABC):
         self.steps = 0
         self.last: Report | None = None
         self.seconds = StageSeconds()
+        self.workspace = Workspace(self.arrays)
+        self._means = Means(self.size, self.arrays)
+        self._mean: Mean | None = None  # of the step that is under way
         self._measured: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
         self._carried: Float32 | None = None
@@ -118,14 +130,53 @@ class Reducer(ABC):
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
         self.agree(True)
 
-    def reduce(self, gradient: npt.ArrayLike) -> Float32:
-        """Return the mean over ranks, a new float32 array of shape ``(size,)``, bitwise equal on all of them.
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+        """Return the mean over ranks, float32 of shape ``(size,)``, bitwise equal on all of them.
 
         ``gradient``: shape ``(size,)``, any float or integer type, left as it is. What this call does not
         apply stays in the residual. A NaN or an infinity on any rank voids the step on all: the result is all
         NaN, ``last.finite`` is false and every residual is as before.
+
+        The mean is memory of the reducer, and in host memory not to be written to. It is valid until the next
+        ``reduce``, and beyond that as long as it is held: the memory is used again for the first mean that is
+        made after the array, its views and the tensors that share it are gone. Who keeps many means keeps
+        copies. With ``out``, a contiguous array of that shape and type apart from ``gradient``, the mean is
+        written there, is returned, and belongs to the caller.
         """
-        vector = as_gradient(gradient, self.size, self.arrays)
+        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
+        self._mean = self._means.take() if out is None else Mean(self._checked(out, vector))
+        target = self._mean.array
+        try:
+            mean = self._step(vector)
+            if mean is None:
+                self._mean.overwrite().fill(np.nan)
+        finally:
+            self._mean = None
+        if mean is not None and mean is not target:  # a reducer from elsewhere may return its own array
+            if out is None:
+                return mean
+            target[...] = mean
+        if out is not None:
+            return out
+        mean = target[:]
+        if self.arrays is np:
+            mean.flags.writeable = False
+        return mean
+
+    def _checked(self, out: Float32, gradient: Float32) -> Float32:
+        expect_module("out", out, self.arrays)
+        if out.dtype != np.float32 or out.shape != (self.size,):
+            raise InvalidArgument(
+                f"out: expected float32 of shape ({self.size},), got {out.dtype} of shape {out.shape}"
+            )
+        if not (out.flags.c_contiguous and getattr(out.flags, "writeable", True)):
+            raise InvalidArgument("out: expected a contiguous array that may be written to, got another")
+        if self.arrays is np and np.may_share_memory(out, gradient):
+            raise InvalidArgument("out: expected memory apart from the gradient's, got the same")
+        return out
+
+    def _step(self, vector: Float32) -> Float32 | None:
+        """Take a step and report it; return the mean, or ``None`` where the step is void."""
         before = self.topology.traffic
         self.seconds = StageSeconds()
         # NaNs and infinities: the ranks agree to void such a step instead.
@@ -139,11 +190,15 @@ class Reducer(ABC):
             self._carried = None
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
-        if outcome.mean is None:
-            return self.arrays.full(self.size, np.nan, np.float32)  # type: ignore[no-any-return]
-        if self._carriage is not None:
+        if finite and self._carriage is not None:
             self._carriage.deliver(outcome.numbers)
         return outcome.mean
+
+    @property
+    def mean(self) -> Mean:
+        """Where the mean of the step that is under way is made."""
+        assert self._mean is not None, "a step is under way"
+        return self._mean
 
     @contextmanager
     def memory_errors(self) -> Iterator[None]:
@@ -181,13 +236,17 @@ class Reducer(ABC):
 
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:
-        """Run the algorithm on two ranks or more, and change the state only if all ranks are finite."""
+        """Run the algorithm on two ranks or more, and change the state only if all ranks are finite.
+
+        The mean is made in ``self.mean``, and the gradient left as it is.
+        """
 
     def _alone(self, gradient: Float32) -> Outcome:
         """Apply everything: one rank has nobody to save bytes for."""
-        if not np.isfinite(gradient).all():
+        if not is_finite(gradient):
             return Outcome(None)
-        mean = copy_of(gradient)
+        mean = self.mean.overwrite()
+        mean[...] = gradient
         numbers = [] if self._carriage is None else [self._carriage.load(0, mean)]
         return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
 
@@ -230,7 +289,7 @@ class Reducer(ABC):
         with np.errstate(over="ignore", invalid="ignore"):
             given = self.arrays.asarray(residual)
             total = self.arrays.asarray(given if self._carried is None else given + self._carried, np.float32)
-        if not np.isfinite(total).all():
+        if not is_finite(total):
             raise InvalidArgument("residual: expected what adds up to finite float32 values, got others")
         self._carried = total.copy() if total is residual else total
 

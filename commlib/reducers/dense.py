@@ -7,7 +7,7 @@ import numpy as np
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
 from commlib.transport.ring import Ring
-from commlib.vectors import Float32, empty, partition
+from commlib.vectors import Float32, is_finite, partition
 
 
 class Dense(Reducer):
@@ -26,14 +26,14 @@ class Dense(Reducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
-        mean = empty(self.size, self.arrays)
+        mean = self.mean.overwrite()
         parts = np.split(mean, self._bounds[1:-1])
         with self.measure(link):
             ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)
         with self.measure("combine"):
             complete = parts[self.topology.world.rank]
             complete /= np.float32(self.topology.world.size)
-            finite = bool(np.isfinite(complete).all())
+            finite = is_finite(complete)
         if self.agree(finite) is None:
             return Outcome(None)
         with self.measure(link):

@@ -2,7 +2,7 @@
 
 from commlib.reducers.messages import receive_message, send_message
 from commlib.reducers.sparse import SelectingReducer
-from commlib.vectors import SparseVector, total, void
+from commlib.vectors import SparseVector, void
 
 
 class GTopK(SelectingReducer):
@@ -26,7 +26,7 @@ class GTopK(SelectingReducer):
                 message = self.lossless.encode(held)
             else:
                 send_message(comm, self.encode(held), comm.rank - distance)
-                message = receive_message(comm, comm.rank - distance)
+                message = receive_message(comm, comm.rank - distance, self.workspace)
             # The tree again, from the root: each rank passes on to those it merged from, the farthest first.
             while distance > 1:
                 distance //= 2
@@ -36,9 +36,9 @@ class GTopK(SelectingReducer):
 
     def _merge(self, held: SparseVector, source: int) -> SparseVector:
         """Return the ``k`` largest of the sum with what ``source`` sends, and drop the others."""
-        received = self.codec.decode(receive_message(self.comm, source), self.length)
+        received = self.codec.decode(receive_message(self.comm, source, self.workspace), self.length)
         with self.measure("combine"):
-            merged = total([held, received])
+            merged = self.total([held, received])
             if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
                 return void(self.length, self.arrays)
             kept = merged.top_k(self.k)

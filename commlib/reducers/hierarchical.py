@@ -11,7 +11,7 @@ from commlib.reducers.messages import gather_messages
 from commlib.reducers.passenger import NUMBER_BYTES
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector, zeros
+from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Message
 
 
@@ -40,7 +40,7 @@ class ShardReducer(SelectingReducer):
     def _collect(self, gradient: Float32) -> Float32:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
         with self.measure("intra"):
-            return self.topology.node.reduce_scatter(gradient, self._shard_bounds)
+            return self.topology.node.reduce_scatter(gradient, self._shard_bounds, self.workspace)
 
     def given_away(self, mean: Float32) -> Index:
         """Return the places that were applied: a node selects together, and only owners know their part."""
@@ -48,9 +48,11 @@ class ShardReducer(SelectingReducer):
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
-        node = self.topology.node
-        shard = combined.divided_by(self.topology.world.size)
-        message = self.lossless.encode(shard)
+        node, world = self.topology.node, self.topology.world
+        shard = combined.divided_by(world.size, out=combined.values)
+        if node.size == 1:
+            return self._spread_alone(shard, selected)
+        message = self.encode(shard, codec=self.lossless)
         with self.measure("intra"):
             # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
             shards = node.agree([len(message), shard.entries, shard.is_finite])
@@ -59,16 +61,29 @@ class ShardReducer(SelectingReducer):
         lengths = shards[:, 0]
         message, lengths_with_numbers = self._append_numbers(message, lengths, shard)
         with self.measure("intra"):
-            messages = gather_messages(node, message, lengths_with_numbers)
+            messages = gather_messages(node, message, lengths_with_numbers, self.workspace)
         with self.measure("combine"):
-            mean = zeros(self.size, self.arrays)
-            for (low, high), each, length in zip(self._parts(), messages, lengths, strict=True):
-                self.lossless.decode(each[:length], high - low).write_to(mean[low:high])
+            received = zip(self._parts(), messages, lengths, strict=True)
+            self.mean.write(
+                [
+                    (low, self.lossless.decode(each[:length], high - low))
+                    for (low, high), each, length in received
+                ]
+            )
         applied = int(shards[:, 1].sum())
         if self._carriage is None:
-            return Outcome(mean, selected, applied)
+            return Outcome(self.mean.array, selected, applied)
         tails = [to_host(each[length:].copy()) for each, length in zip(messages, lengths, strict=True)]
-        return Outcome(mean, selected, applied, [tail.view(np.float64) for tail in tails])
+        return Outcome(self.mean.array, selected, applied, [tail.view(np.float64) for tail in tails])
+
+    def _spread_alone(self, shard: SparseVector, selected: int) -> Outcome:
+        """Make the mean of the only shard: a node of one rank has nobody to gather from."""
+        if not shard.is_finite:
+            return Outcome(None)
+        with self.measure("combine"):
+            numbers = [] if self._carriage is None else [self._carriage.load(0, shard)]
+            self.mean.write([(0, shard)])
+        return Outcome(self.mean.array, selected, shard.entries, numbers)
 
     def _append_numbers(
         self, message: Message, lengths: npt.NDArray[np.int64], shard: SparseVector

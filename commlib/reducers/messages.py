@@ -7,33 +7,46 @@ import numpy.typing as npt
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.transport.base import Communicator, Request
-from commlib.vectors import VALUE_BYTES, empty, partition
+from commlib.vectors import partition
 from commlib.wire import Message
+from commlib.workspace import Workspace
 
 WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples of their size
 
 
-def gather_messages(comm: Communicator, message: Message, lengths: npt.NDArray[np.int64]) -> list[Message]:
-    """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``."""
-    messages = _room_for(lengths, message)
+def gather_messages(
+    comm: Communicator, message: Message, lengths: npt.NDArray[np.int64], workspace: Workspace
+) -> list[Message]:
+    """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``.
+
+    They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
+    """
+    messages = _room_for(lengths, message, comm.rank, workspace)
     comm.allgather(message, messages)
     return messages
 
 
-def swap_messages(comm: Communicator, outgoing: Sequence[Message]) -> list[Message]:
-    """Send ``outgoing[r]`` to every rank ``r`` of ``comm``; return what each of them sent here."""
+def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Workspace) -> list[Message]:
+    """Send ``outgoing[r]`` to every rank ``r`` of ``comm``; return what each of them sent here.
+
+    They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
+    """
     lengths = comm.swap([len(message) for message in outgoing])
-    incoming = _room_for(lengths, outgoing[comm.rank])
+    incoming = _room_for(lengths, outgoing[comm.rank], comm.rank, workspace)
     comm.exchange(outgoing, incoming)
     return incoming
 
 
-def _room_for(lengths: npt.NDArray[np.int64], like: Message) -> list[Message]:
-    """Return arrays of ``lengths[r]`` bytes of whatever values, where ``like`` lies."""
-    arrays = module_of(like)
-    if is_on_gpu(like) and (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
+def _room_for(lengths: npt.NDArray[np.int64], own: Message, rank: int, workspace: Workspace) -> list[Message]:
+    """Return arrays of ``lengths[r]`` bytes of whatever values, where ``own`` lies, which is one of them."""
+    arrays = module_of(own)
+    if is_on_gpu(own) and (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
         return list(arrays.empty((len(lengths), int(lengths[0])), np.uint8))  # side by side: one call of NCCL
-    return [arrays.empty(int(length), np.uint8) for length in lengths]
+    starts = np.concatenate([[0], np.cumsum(-(-lengths // WIDEST_BYTES) * WIDEST_BYTES)])
+    room = workspace.get("messages", int(starts[-1]), np.uint8)
+    messages = [room[start : start + length] for start, length in zip(starts[:-1], lengths, strict=True)]
+    messages[rank] = own
+    return messages
 
 
 def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
@@ -60,21 +73,20 @@ def send_message(comm: Communicator, message: Message, destination: int) -> None
         request.wait()
 
 
-def receive_message(comm: Communicator, source: int) -> Message:
-    """Return the message that ``source`` sent with ``send_message``."""
+def receive_message(comm: Communicator, source: int, workspace: Workspace) -> Message:
+    """Return the message that ``source`` sent with ``send_message``; the next one overwrites it."""
     length = np.empty(1, np.int64)
     comm.receive_header(length, source).wait()
-    # Where it is dense, the mean may be made in its place.
-    message = empty(-(-int(length[0]) // VALUE_BYTES), comm.arrays).view(np.uint8)[: length[0]]
+    message = workspace.get("message", int(length[0]), np.uint8)
     if len(message):
         comm.receive(message, source).wait()
     return message
 
 
-def exchange_message(comm: Communicator, message: Message, partner: int) -> Message:
-    """Send a message to ``partner`` and return the one it sends here at the same time."""
+def exchange_message(comm: Communicator, message: Message, partner: int, workspace: Workspace) -> Message:
+    """Send a message to ``partner``; return the one it sends here, as ``receive_message`` does."""
     requests = _start(comm, message, partner)
-    received = receive_message(comm, partner)
+    received = receive_message(comm, partner, workspace)
     for request in requests:
         request.wait()
     return received

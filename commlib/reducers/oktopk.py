@@ -11,7 +11,7 @@ from commlib.reducers.messages import even_out
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.transport.base import Request
-from commlib.vectors import SparseVector, concatenate, index_dtype, partition, total, void
+from commlib.vectors import SparseVector, concatenate, index_dtype, partition, void
 from commlib.wire import Message
 
 BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
@@ -111,7 +111,8 @@ class OkTopK(SelectingReducer):
         for start in range(1, size, BUCKET_RANKS):
             distances = range(start, min(size, start + BUCKET_RANKS))
             incoming = {
-                away: self.arrays.empty(int(lengths[comm.rank - away]), np.uint8) for away in distances
+                away: self.workspace.get(f"message {away}", int(lengths[comm.rank - away]), np.uint8)
+                for away in distances
             }
             requests: list[Request] = []
             for away, message in incoming.items():
@@ -129,7 +130,8 @@ class OkTopK(SelectingReducer):
 
     def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
         with self.measure("combine"):
-            return total([reduced, *(self._decode(message, self.comm.rank) for message in messages)])
+            low, rank = int(self._regions[self.comm.rank]), self.comm.rank
+            return self.total([reduced, *(self._decode(message, rank) for message in messages)], at=low)
 
     def _decode(self, message: Message, region: int) -> SparseVector:
         return self.codec.decode(message, int(self._regions[region + 1] - self._regions[region]))
@@ -186,7 +188,7 @@ class OkTopK(SelectingReducer):
         if not self.codec.lossless:
             sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])
             self.drop(selected.without(not_applied))
-            self.drop(sent.without(sent.without(combined)).divided_by(-1))
+            self.take_off(sent.without(sent.without(combined)))
 
     def settings(self) -> dict[str, Any]:
         """See :meth:`Reducer.settings`."""

@@ -1,7 +1,7 @@
 """What sparse reducers share: density, selector, codec, and how the residual is kept."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Outcome, Reducer, check_settings
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector
+from commlib.vectors import Float32, Index, SparseVector, empty, total
 from commlib.wire import Codec, Message
 
 
@@ -95,7 +95,7 @@ class SelectingReducer(SparseReducer):
         self._residual = self.arrays.zeros(self.length, np.float32)
         self._spare = self.arrays.empty(self.length, np.float32)  # the next residual is made in it
         self._selected = SparseVector.empty(self.length, self.arrays)
-        self._dropped: list[tuple[int, SparseVector]] = []
+        self._encoded = 0  # messages of the step that is under way
 
     def set_density(self, density: float) -> None:
         """See :meth:`SparseReducer.set_density`."""
@@ -111,21 +111,20 @@ class SelectingReducer(SparseReducer):
         return self._selected.where(held != self._selected.values).places
 
     def _reduce(self, gradient: Float32) -> Outcome:
+        self._encoded = 0
         collected, accumulated = self._collect(gradient), self._spare
         remembered = self._remember()
         selected, finite = self.select(collected, self._residual, self.k, out=accumulated)
-        self._dropped = []
+        if finite:
+            with self.measure("combine"):
+                selected.subtract_from(accumulated)
         combined = self._combine(selected, finite)
         outcome = Outcome(None) if combined is None else self._spread(combined, selected.entries)
         if outcome.mean is None:
             self._take_back(remembered)
         else:
-            with self.measure("combine"):
-                selected.subtract_from(accumulated)
-                for low, vector in self._dropped:
-                    vector.add_to(accumulated[low : low + vector.size])
-                self._residual, self._spare = accumulated, self._residual
-                self._selected = selected
+            self._residual, self._spare = accumulated, self._residual
+            self._selected = selected
         return outcome
 
     def _remember(self) -> dict[str, Any]:
@@ -144,8 +143,8 @@ class SelectingReducer(SparseReducer):
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         """Return the sum of what the ranks of ``comm`` selected, or ``None`` where a rank is not finite.
 
-        Entries of ``selected``, or of a sum, that are not in the result have to be dropped. The values of a
-        dense result are given away: the mean is made in their place.
+        Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
+        ``selected`` have been taken from the residual. The values of the result are given away.
         """
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
@@ -153,29 +152,58 @@ class SelectingReducer(SparseReducer):
         if not combined.is_finite:  # all ranks hold the same sum, and see it
             return Outcome(None)
         with self.measure("combine"):
-            if combined.is_dense:  # nobody else has it: no second dense vector is made
-                mean = np.divide(combined.values, np.float32(self.topology.world.size), out=combined.values)
-            else:
-                mean = combined.divided_by(self.topology.world.size).to_dense()
-        return Outcome(mean, selected, combined.entries)
+            mean = combined.divided_by(self.topology.world.size, out=combined.values)
+            self.mean.write([(0, mean)])
+        return Outcome(self.mean.array, selected, combined.entries)
+
+    def total(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
+        """Return the sum of vectors that begin at ``at`` of the own range, in their order.
+
+        It is valid until the next ``total`` of this step. A dense one lies where the mean will be: as the
+        first of the vectors, it is added to in place.
+        """
+        return total(vectors, dense=lambda size: self.room_in_mean(at, size), room=self.workspace.get)
+
+    def room_in_mean(self, at: int, size: int) -> Float32:
+        """Return the part of the mean that begins at ``at`` of the own range, to be overwritten.
+
+        On a GPU, where sums are made apart from each other, it is a new array.
+        """
+        if self.arrays is not np:
+            return empty(size, self.arrays)
+        low = self._low + at
+        return self.mean.overwrite()[low : low + size]
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
-        self._dropped.append((at, vector))
+        vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
+
+    def take_off(self, vector: SparseVector, at: int = 0) -> None:
+        """Subtract entries that others apply from what ``drop`` keeps."""
+        vector.subtract_from(self._spare[at : at + vector.size])
 
     def encode(
         self, vector: SparseVector, at: int = 0, *, codec: Codec | None = None, keeps: bool = True
     ) -> Message:
         """Return the message for ``vector``, which begins at ``at`` of the own range, in the reducer's codec.
 
-        What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it.
+        What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it. The
+        message may share the memory of a dense vector.
         """
         codec = codec or self.codec
         with self.measure("combine"):
-            message = codec.encode(vector)
+            message = (
+                codec.encode(vector, self._room_for_message) if self.arrays is np else codec.encode(vector)
+            )
             if keeps and not codec.lossless:
                 self.drop(vector, at)
-                self.drop(codec.decode(message, vector.size).divided_by(-1), at)
+                self.take_off(codec.decode(message, vector.size), at)
+        return message
+
+    def _room_for_message(self, length: int) -> Message:
+        """Return memory that no other message of this step has."""
+        self._encoded += 1
+        message: Message = self.workspace.get(f"encoded {self._encoded}", length, np.uint8)
         return message
 
     @property

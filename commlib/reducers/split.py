@@ -10,7 +10,7 @@ from commlib.kernels import kernels_of
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import SparseVector, concatenate, empty, partition, total
+from commlib.vectors import SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message
 
 
@@ -29,10 +29,10 @@ class SplitReducer(SelectingReducer):
         if self.agree(finite) is None:
             return None
         with self.measure(self.link):
-            received = swap_messages(comm, messages)
+            received = swap_messages(comm, messages, self.workspace)
         with self.measure("combine"):
             low, high = self._ranges[comm.rank]
-            return total([self.codec.decode(message, high - low) for message in received])
+            return self.total([self.codec.decode(message, high - low) for message in received], at=low)
 
     def _gather_ranges(self, message: Message, lengths: npt.NDArray[np.int64], codec: Codec) -> SparseVector:
         """Return the vector of which every rank sends its range, ``lengths[r]`` bytes from rank ``r``.
@@ -45,21 +45,26 @@ class SplitReducer(SelectingReducer):
         ]
         if not any(is_dense):
             with self.measure(self.link):
-                messages = gather_messages(self.comm, message, lengths)
+                messages = gather_messages(self.comm, message, lengths, self.workspace)
             with self.measure("combine"):
                 return concatenate(list(map(codec.decode, messages, sizes)))
-        combined = empty(self.length, self.arrays)
+        combined = self.room_in_mean(0, self.length)
         parts = [combined[low:high] for low, high in self._ranges]
         messages = [
-            part.view(np.uint8) if part.nbytes == length else self.arrays.empty(int(length), np.uint8)
-            for part, length in zip(parts, lengths, strict=True)
+            part.view(np.uint8)
+            if part.nbytes == length
+            else self.workspace.get(f"range {rank}", int(length), np.uint8)
+            for rank, (part, length) in enumerate(zip(parts, lengths, strict=True))
         ]
         with self.measure(self.link):
             self.comm.allgather(message, messages)
         with self.measure("combine"):
             for part, each in zip(parts, messages, strict=True):
-                part[...] = codec.decode(each, len(part)).to_dense()
-        return SparseVector(self.length, None, combined)
+                decoded = codec.decode(each, len(part))
+                if not decoded.is_dense:
+                    part.fill(0)
+                decoded.write_to(part)
+        return SparseVector.trusted(self.length, None, combined)
 
 
 class SSARSplit(SplitReducer):
@@ -92,10 +97,18 @@ class DSARSplit(SplitReducer):
         own = self._add_up_own_range(selected, finite)
         if own is None:
             return None
-        dense = SparseVector(own.size, None, own.to_dense())
-        message = self.encode(dense, at=self._ranges[self.comm.rank][0], codec=self._sums)
+        message = self.encode(self._as_dense(own), at=self._ranges[self.comm.rank][0], codec=self._sums)
         lengths = [self._sums.message_bytes(high - low, high - low) for low, high in self._ranges]
         return self._gather_ranges(message, np.array(lengths), self._sums)
+
+    def _as_dense(self, own: SparseVector) -> SparseVector:
+        """Return the sum of this rank's range with all its entries, where it will be in the mean."""
+        if own.is_dense:
+            return own
+        values = self.room_in_mean(self._ranges[self.comm.rank][0], own.size)
+        values.fill(0)
+        own.write_to(values)
+        return SparseVector.trusted(own.size, None, values)
 
     def settings(self) -> dict[str, Any]:
         """See :meth:`Reducer.settings`."""

@@ -2,7 +2,7 @@
 
 from commlib.reducers.messages import exchange_message, receive_message, send_message
 from commlib.reducers.sparse import SelectingReducer
-from commlib.vectors import SparseVector, total
+from commlib.vectors import SparseVector
 from commlib.wire import Message
 
 
@@ -22,10 +22,10 @@ class SSARDoubling(SelectingReducer):
         with self.measure(self.link):
             if comm.rank >= within:
                 send_message(comm, self.encode(selected), partner)
-                return self.lossless.decode(receive_message(comm, partner), self.length)
+                return self.lossless.decode(receive_message(comm, partner, self.workspace), self.length)
             combined = selected
             if partner < comm.size:
-                combined = self._add(self.encode(selected), receive_message(comm, partner))
+                combined = self._add(self.encode(selected), receive_message(comm, partner, self.workspace))
             distance = 1
             while distance < within:
                 combined = self._round(combined, distance)
@@ -39,8 +39,8 @@ class SSARDoubling(SelectingReducer):
         comm = self.comm
         # All ranks of a group encode the same sum: one of them keeps what is rounded away.
         own = self.encode(combined, keeps=comm.rank % distance == 0)
-        return self._add(own, exchange_message(comm, own, comm.rank ^ distance))
+        return self._add(own, exchange_message(comm, own, comm.rank ^ distance, self.workspace))
 
     def _add(self, first: Message, second: Message) -> SparseVector:
         with self.measure("combine"):
-            return total([self.codec.decode(message, self.length) for message in (first, second)])
+            return self.total([self.codec.decode(message, self.length) for message in (first, second)])

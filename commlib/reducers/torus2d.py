@@ -7,7 +7,7 @@ import numpy as np
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
 from commlib.transport.ring import Ring
-from commlib.vectors import Float32, empty, partition
+from commlib.vectors import Float32, is_finite, partition
 
 
 class Torus2D(Reducer):
@@ -36,8 +36,8 @@ class Torus2D(Reducer):
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
         with self.measure("intra"):
-            shard = topology.node.reduce_scatter(gradient, self._bounds)
-        mean = empty(self.size, self.arrays)
+            shard = topology.node.reduce_scatter(gradient, self._bounds, self.workspace)
+        mean = self.mean.overwrite()
         shards = np.split(mean, self._bounds[1:-1])
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
         own_shard = shards[topology.local_rank]
@@ -47,7 +47,7 @@ class Torus2D(Reducer):
         with self.measure("combine"):
             complete = parts[topology.stream.rank]
             complete /= np.float32(topology.world.size)
-            finite = bool(np.isfinite(complete).all())
+            finite = is_finite(complete)
             carriage, rank = self._carriage, topology.world.rank
             sent = [] if carriage is None else carriage.load_integers(rank, complete)
         rows = self.agree(finite, *sent)

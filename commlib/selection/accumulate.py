@@ -5,21 +5,34 @@ from abc import abstractmethod
 import numpy as np
 
 from commlib.compiled import compiled
+from commlib.entries import MAGNITUDE, Bits
 from commlib.selection.base import Selector
-from commlib.selection.blocks import BLOCK, MAGNITUDE, Bits, block_maxima, check_finite
-from commlib.vectors import Float32, SparseVector
+from commlib.selection.blocks import BLOCK, block_maxima, check_finite
+from commlib.vectors import Float32, Room, SparseVector, new_array
+from commlib.workspace import Workspace
 
 
 class BlockSelector(Selector):
-    """A selector whose one full pass over the vector finds the largest magnitude of every 64 entries."""
+    """A selector whose one full pass over the vector finds the largest magnitude of every 64 entries.
+
+    ``room(name, length, dtype)``: where the arrays of a call come from.
+    """
+
+    def __init__(self, room: Room = new_array) -> None:
+        self.room = room
+        self._workspace = Workspace()
 
     def select(self, vector: Float32, k: int) -> SparseVector:
         """See :meth:`Selector.select`."""
+        self.room = new_array
         return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
         """See :meth:`Selector.select_sum`; what ``accumulate`` has just added is not read once more."""
-        return self._select_checked(out, accumulate(gradient, residual, out), k)
+        self.room = self._workspace.get
+        maxima = self.room("maxima", -(-len(out) // BLOCK), np.uint32)
+        accumulate(gradient, residual, out, maxima)
+        return self._select_checked(out, maxima, k)
 
     def _select_checked(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
         check_finite(maxima)
@@ -32,13 +45,12 @@ class BlockSelector(Selector):
 
 
 @compiled
-def accumulate(gradient: Float32, residual: Float32, out: Float32) -> Bits:
-    """Write ``gradient + residual`` to ``out``, all float32 of shape ``(d,)``; return its block maxima."""
+def accumulate(gradient: Float32, residual: Float32, out: Float32, maxima: Bits) -> None:
+    """Write ``gradient + residual`` to ``out``, all float32 of shape ``(d,)``, and fill its block maxima."""
     whole = len(out) // BLOCK
     end, shape = whole * BLOCK, (whole, BLOCK)
     gradients, residuals = gradient[:end].reshape(shape), residual[:end].reshape(shape)
     sums, bits = out[:end].reshape(shape), out[:end].view(np.uint32).reshape(shape)
-    maxima = np.empty((len(out) + BLOCK - 1) // BLOCK, np.uint32)
     for block in range(whole):
         for i in range(BLOCK):
             sums[block, i] = gradients[block, i] + residuals[block, i]
@@ -49,4 +61,3 @@ def accumulate(gradient: Float32, residual: Float32, out: Float32) -> Bits:
     if end < len(out):
         out[end:] = gradient[end:] + residual[end:]
         maxima[whole] = (out[end:].view(np.uint32) & MAGNITUDE).max()
-    return maxima

@@ -26,7 +26,7 @@ class Selector(ABC):
         """Write ``gradient + residual`` to ``out`` and select from it: bitwise what ``select`` returns.
 
         All three are contiguous float32 vectors of shape ``(d,)``; the caller owns ``out``, and finds the sum
-        in it also where it is not finite.
+        in it also where it is not finite. The entries returned are valid until the next ``select_sum``.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # select says it with an exception
             np.add(gradient, residual, out=out)

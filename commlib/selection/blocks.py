@@ -6,17 +6,13 @@ magnitude is ``bits & MAGNITUDE``.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.compiled import compiled
+from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
-from commlib.vectors import Float32, Index, SparseVector, index_dtype
+from commlib.vectors import Float32, Index, Room, SparseVector, index_dtype, new_array
 
-MAGNITUDE = np.uint32(0x7FFF_FFFF)
-INFINITY = np.uint32(0x7F80_0000)
 BLOCK = 64  # entries: as many as a uint64 has bits
-
-Bits = npt.NDArray[np.uint32]
 
 # Two is a primitive root modulo 67: every power of two below 2^64 leaves another remainder.
 _LOG2 = np.zeros(67, np.int64)
@@ -30,19 +26,25 @@ def check_finite(maxima: Bits) -> None:
 
 
 def reaching(
-    vector: Float32, maxima: Bits, lowest: np.uint32, at_most: int, enough: int | None = None
+    vector: Float32,
+    maxima: Bits,
+    lowest: np.uint32,
+    at_most: int,
+    enough: int | None = None,
+    room: Room = new_array,
 ) -> SparseVector | None:
     """Return the entries whose magnitudes reach the bits ``lowest``; ``None`` for more than ``at_most``.
 
     ``maxima``: what ``block_maxima`` returns for ``vector``. Who only wants the ``enough`` largest says so:
-    ties with ``lowest`` that come after so many entries are then left out.
+    ties with ``lowest`` that come after so many entries are then left out. ``room``: where its arrays come
+    from.
     """
     size = len(vector)
-    room = min(at_most, size) + BLOCK
-    indices, values = np.empty(room, index_dtype(size)), np.empty(room, np.float32)
+    most = min(at_most, size) + BLOCK
+    indices, values = room("indices", most, index_dtype(size)), room("values", most, np.float32)
     enough = size + 1 if enough is None else enough
     filled = _compact(vector.view(np.uint32), maxima, lowest, enough, indices, values.view(np.uint32))
-    return SparseVector(size, indices[:filled], values[:filled]) if filled <= at_most else None
+    return SparseVector.trusted(size, indices[:filled], values[:filled]) if filled <= at_most else None
 
 
 @compiled

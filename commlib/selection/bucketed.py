@@ -3,9 +3,10 @@
 import numpy as np
 
 from commlib.compiled import compiled
+from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
 from commlib.selection.base import Selector
-from commlib.selection.blocks import BLOCK, INFINITY, MAGNITUDE, Bits, mask_reaching, write_places
+from commlib.selection.blocks import BLOCK, mask_reaching, write_places
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 BUCKET = 512  # entries
@@ -26,7 +27,7 @@ class Bucketed(Selector):
         indices = np.empty(k, index_dtype(size))
         if not _select(vector.view(np.uint32), k, indices):
             raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
-        return SparseVector(size, indices, vector[indices])
+        return SparseVector.trusted(size, indices, vector[indices])
 
 
 @compiled

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
+from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, Bits, reaching
+from commlib.selection.blocks import BLOCK, reaching
 from commlib.selection.mstopk import MSTopK
 from commlib.selection.radix import keep_largest, kth_largest
 from commlib.vectors import Float32, SparseVector
@@ -36,10 +37,11 @@ class DGC(BlockSelector):
             if rank > len(sample):
                 break
             lowest = kth_largest(sample, rank, spare=0)
-            candidates = reaching(vector, maxima, lowest, at_most=2 * rank * stride + BLOCK, enough=k)
+            at_most = 2 * rank * stride + BLOCK
+            candidates = reaching(vector, maxima, lowest, at_most=at_most, enough=k, room=self.room)
             if candidates is None:
                 break
             if candidates.entries >= k:
                 return keep_largest(candidates, k)
             rank *= 2
-        return MSTopK().select_by_blocks(vector, maxima, k)
+        return MSTopK(self.room).select_by_blocks(vector, maxima, k)

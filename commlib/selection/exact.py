@@ -23,4 +23,4 @@ class Exact(Selector):
         above = np.flatnonzero(magnitudes > threshold)
         ties = np.flatnonzero(magnitudes == threshold)[: k - len(above)]
         indices = np.sort(np.concatenate([above, ties])).astype(index_dtype(size))
-        return SparseVector(size, indices, vector[indices])
+        return SparseVector.trusted(size, indices, vector[indices])

@@ -6,8 +6,9 @@ from statistics import NormalDist
 import numpy as np
 
 from commlib.compiled import compiled
+from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, Bits, reaching
+from commlib.selection.blocks import BLOCK, reaching
 from commlib.selection.mstopk import MSTopK
 from commlib.vectors import Float32, SparseVector
 
@@ -36,13 +37,13 @@ class Gaussian(BlockSelector):
         at_most = min(self.at_most * k, len(vector))
         for _ in range(1 + LOWERINGS):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
-            selected = reaching(vector, maxima, lowest, at_most)
+            selected = reaching(vector, maxima, lowest, at_most, room=self.room)
             if selected is None:
-                return MSTopK().select_by_blocks(vector, maxima, at_most)
+                return MSTopK(self.room).select_by_blocks(vector, maxima, at_most)
             if 4 * selected.entries >= 3 * k:
                 return selected
             threshold *= LOWER
-        return MSTopK().select_by_blocks(vector, maxima, k)
+        return MSTopK(self.room).select_by_blocks(vector, maxima, k)
 
 
 def predicted_threshold(vector: Float32, k: int) -> float:

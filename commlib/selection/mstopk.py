@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, Bits, reaching
+from commlib.selection.blocks import BLOCK, reaching
 from commlib.selection.radix import keep_largest, kth_largest
 from commlib.vectors import Float32, SparseVector
 
@@ -27,10 +28,10 @@ class MSTopK(BlockSelector):
         candidates = None
         if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
             lowest = kth_largest(maxima, k, spare=k // 16)
-            candidates = reaching(vector, maxima, lowest, at_most=4 * k + BLOCK, enough=k)
+            candidates = reaching(vector, maxima, lowest, at_most=4 * k + BLOCK, enough=k, room=self.room)
         if candidates is None:
             lowest = kth_largest(vector.view(np.uint32), k, spare=k)
-            candidates = reaching(vector, maxima, lowest, at_most=2 * k + BLOCK, enough=k)
+            candidates = reaching(vector, maxima, lowest, at_most=2 * k + BLOCK, enough=k, room=self.room)
         assert candidates is not None, "k + spare entries at most, and the ties of one block"
         return keep_largest(candidates, k)
 

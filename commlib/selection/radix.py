@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.compiled import compiled
-from commlib.selection.blocks import MAGNITUDE, Bits
+from commlib.entries import MAGNITUDE, Bits
 from commlib.vectors import Index, SparseVector
 
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa
@@ -20,7 +20,7 @@ def keep_largest(candidates: SparseVector, k: int) -> SparseVector:
     """
     indices, values = candidates.places, candidates.values
     _filter(indices, values.view(np.uint32), k)
-    return SparseVector(candidates.size, indices[:k], values[:k])
+    return SparseVector.trusted(candidates.size, indices[:k], values[:k])
 
 
 @compiled

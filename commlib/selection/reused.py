@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import Bits, reaching
+from commlib.selection.blocks import reaching
 from commlib.selection.mstopk import MSTopK
 from commlib.vectors import Float32, SparseVector
 
@@ -21,6 +22,7 @@ class Reused(BlockSelector):
     at_most = 2
 
     def __init__(self, every: int = 32) -> None:
+        super().__init__()
         self._every = every
         self._calls = 0
         self._threshold = np.uint32(0)
@@ -29,9 +31,9 @@ class Reused(BlockSelector):
         """See :meth:`BlockSelector.select_by_blocks`."""
         selected = None
         if self._calls % self._every:
-            selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k)
+            selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k, room=self.room)
         if selected is None or 2 * selected.entries < k:
-            selected = MSTopK().select_by_blocks(vector, maxima, k)
+            selected = MSTopK(self.room).select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1
         return selected

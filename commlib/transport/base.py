@@ -19,6 +19,7 @@ from commlib.errors import InvalidArgument
 from commlib.kernels import kernels_of
 from commlib.transport.ring import Ring
 from commlib.vectors import ROW_MULTIPLE, Float32
+from commlib.workspace import Workspace
 
 
 def check_color(color: int) -> int:
@@ -134,18 +135,22 @@ class Communicator(ABC):
         for request in requests:
             request.wait()
 
-    def reduce_scatter(self, vector: Float32, bounds: npt.NDArray[np.int64]) -> Float32:
+    def reduce_scatter(
+        self, vector: Float32, bounds: npt.NDArray[np.int64], workspace: Workspace | None = None
+    ) -> Float32:
         """Return the sum over ranks, in rank order, of ``vector[bounds[rank] : bounds[rank + 1]]``.
 
-        A new array. ``vector`` is contiguous float32, shape ``(bounds[-1],)``; ``bounds`` has ``size + 1``
-        entries.
+        ``vector`` is contiguous float32, shape ``(bounds[-1],)``, and left as it is; ``bounds`` has
+        ``size + 1`` entries. A new array, or one in ``workspace`` that the next call of this overwrites; a
+        single rank that gives one gets its part of ``vector`` itself, for reading.
         """
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
         own = parts[self.rank]
         if self.size == 1:
-            return own.copy()
+            return own.copy() if workspace is None else own
         arrays, length = module_of(own), -(-len(own) // ROW_MULTIPLE) * ROW_MULTIPLE
-        others = arrays.empty((self.size - 1, length), np.float32)
+        room = (workspace or Workspace(arrays)).get("rows of the node", (self.size - 1) * length)
+        others = room.reshape(self.size - 1, length)
         received = list(others[:, : len(own)])
         received.insert(self.rank, own)
         self.exchange(parts, received)

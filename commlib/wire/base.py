@@ -82,16 +82,22 @@ class Codec:
         sparse = self._indices.message_bytes(entries, size) + self._values.message_bytes(entries)
         return min(sparse, self._values.message_bytes(size))
 
-    def encode(self, vector: SparseVector) -> Message:
-        """Return a new array of bytes."""
-        if vector.indices is not None:
-            if vector.entries == 0:
-                return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
-            indices = self._indices.encode(vector.indices, vector.size)
-            sparse = len(indices) + self._values.message_bytes(vector.entries)
-            if sparse < self._values.message_bytes(vector.size):
-                return np.concatenate([indices, self._values.encode(vector.values)])
-        return self._values.encode(vector.to_dense())
+    def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
+        """Return a new array of bytes.
+
+        With ``room``, it is made in ``room(bytes)``, an array of the caller's, or shares the memory of a
+        dense vector.
+        """
+        if vector.indices is None:
+            return self._values.encode(vector.values if room else vector.to_dense())
+        if vector.entries == 0:
+            return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
+        indices = self._indices.encode(vector.indices, vector.size)
+        sparse = len(indices) + self._values.message_bytes(vector.entries)
+        if sparse >= self._values.message_bytes(vector.size):
+            return self._values.encode(vector.to_dense())
+        out = room(sparse) if room else None
+        return np.concatenate([indices, self._values.encode(vector.values)], out=out)
 
     def decode(self, message: Message, size: int) -> SparseVector:
         """Return the vector of ``size`` entries that ``message`` holds; it may share the message's memory.

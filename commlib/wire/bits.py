@@ -1,13 +1,11 @@
 """Bits in words: ones are counted and found 64 at a time."""
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.compiled import compiled
+from commlib.entries import Words, ones_in
 from commlib.vectors import Index
 from commlib.wire.base import Message
-
-Words = npt.NDArray[np.uint64]
 
 
 def bytes_of_bits(bits: int) -> int:
@@ -24,16 +22,6 @@ def words_of(message: Message) -> Words:
     words = np.zeros(len(message) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(message)] = message
     return words
-
-
-@compiled
-def ones_in(word: np.uint64) -> int:
-    """Return how many bits are set; LLVM makes one instruction of the loop."""
-    count = 0
-    while word:
-        word &= word - np.uint64(1)  # clears the lowest one
-        count += 1
-    return count
 
 
 @compiled

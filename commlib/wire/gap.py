@@ -11,10 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from commlib.compiled import compiled
+from commlib.entries import Words
 from commlib.errors import InvalidArgument
 from commlib.vectors import Index, index_dtype
 from commlib.wire.base import IndexCodec, Message
-from commlib.wire.bits import Words, bytes_of_bits, find_ones, words_of
+from commlib.wire.bits import bytes_of_bits, find_ones, words_of
 
 LN_GOLDEN_RATIO = 0.4812118250596035
 

@@ -1,0 +1,166 @@
+"""Kernels for entries in host memory: sorted indices, and the float32 values that belong to them."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.compiled import compiled
+
+Float32 = npt.NDArray[np.float32]
+Index = npt.NDArray[np.signedinteger[Any]]
+Bits = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
+
+MAGNITUDE = np.uint32(0x7FFF_FFFF)
+INFINITY = np.uint32(0x7F80_0000)
+STRIDE = 4096  # entries between two looks at whether all were finite so far
+TILE = 1 << 14  # entries that are added up at a time: their sums stay in the processor's cache
+
+
+@compiled
+def are_ascending(indices: Index) -> bool:
+    """Return whether every index is larger than the one before."""
+    wrong = 0
+    for i in range(1, len(indices)):
+        wrong += indices[i] <= indices[i - 1]
+    return wrong == 0
+
+
+@compiled
+def are_finite(bits: Bits) -> bool:
+    """Return whether no value, float32 viewed as uint32, is a NaN or an infinity."""
+    for low in range(0, len(bits), STRIDE):
+        largest = np.uint32(0)
+        for i in range(low, min(low + STRIDE, len(bits))):
+            largest = max(largest, bits[i] & MAGNITUDE)
+        if largest >= INFINITY:
+            return False
+    return True
+
+
+@compiled
+def clear_at(vector: Float32, indices: Index) -> None:
+    """Set the entries at ``indices`` to 0."""
+    for i in range(len(indices)):
+        vector[indices[i]] = 0
+
+
+@compiled
+def write_at(vector: Float32, indices: Index, values: Float32) -> None:
+    """Set the entries at ``indices`` to ``values``."""
+    for i in range(len(indices)):
+        vector[indices[i]] = values[i]
+
+
+@compiled
+def add_at(vector: Float32, indices: Index, values: Float32) -> None:
+    """Add ``values`` to the entries at ``indices``."""
+    for i in range(len(indices)):
+        vector[indices[i]] += values[i]
+
+
+@compiled
+def subtract_at(vector: Float32, indices: Index, values: Float32) -> None:
+    """Subtract ``values`` from the entries at ``indices``."""
+    for i in range(len(indices)):
+        vector[indices[i]] -= values[i]
+
+
+@compiled
+def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
+    """Return for each of ``indices`` whether ``others`` does not hold it; both are sorted."""
+    missing = np.ones(len(indices), np.bool_)
+    place = 0
+    for i in range(len(indices)):
+        while place < len(others) and others[place] < indices[i]:
+            place += 1
+        missing[i] = place == len(others) or others[place] != indices[i]
+    return missing
+
+
+@compiled
+def merge_two(
+    indices: Index, values: Float32, half: int, merged_indices: Index, merged_values: Float32
+) -> int:
+    """Merge the runs before and from ``half`` on; return how many distinct indices were written."""
+    left, right, filled = 0, half, 0
+    while left < half and right < len(indices):
+        first, second = indices[left], indices[right]
+        from_left, from_right = first <= second, second <= first  # both where they are equal
+        value = np.float32(0)
+        value += values[left] if from_left else np.float32(0)
+        value += values[right] if from_right else np.float32(0)
+        merged_indices[filled], merged_values[filled] = min(first, second), value
+        left += from_left
+        right += from_right
+        filled += 1
+    for rest, end in ((left, half), (right, len(indices))):
+        for i in range(rest, end):
+            merged_indices[filled], merged_values[filled] = indices[i], np.float32(0) + values[i]
+            filled += 1
+    return filled
+
+
+@compiled
+def merge_runs(
+    indices: Index,
+    values: Float32,
+    ends: npt.NDArray[np.int64],
+    merged_indices: Index,
+    merged_values: Float32,
+) -> int:
+    """Merge sorted runs that end at ``ends``; return how many distinct indices were written.
+
+    The values of an index are added in the order of the runs, from 0 on. A tile of the vector at a time is
+    added up as if it were dense, and collected by the bits of the entries that were touched.
+    """
+    heads = np.zeros(len(ends), np.int64)
+    heads[1:] = ends[:-1]
+    sums, touched = np.zeros(TILE, np.float32), np.zeros(TILE // 64, np.uint64)
+    filled = 0
+    while True:
+        first, found = indices[0], False
+        for run in range(len(ends)):
+            if heads[run] < ends[run] and (not found or indices[heads[run]] < first):
+                first, found = indices[heads[run]], True
+        if not found:
+            return filled
+        low = int(first) // TILE * TILE
+        for run in range(len(ends)):
+            i = heads[run]
+            while i < ends[run] and indices[i] - low < TILE:
+                place = indices[i] - low
+                sums[place] += values[i]
+                touched[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+                i += 1
+            heads[run] = i
+        filled = _collect(low, sums, touched, filled, merged_indices, merged_values)
+
+
+@compiled
+def _collect(
+    low: int, sums: Float32, touched: Words, filled: int, merged_indices: Index, merged_values: Float32
+) -> int:
+    """Write the touched entries of a tile, and clear it; return how many are written now."""
+    for number in range(len(touched)):
+        word = touched[number]
+        touched[number] = 0
+        while word:
+            lowest_bit = word & (~word + np.uint64(1))
+            place = number * 64 + ones_in(lowest_bit - np.uint64(1))
+            merged_indices[filled], merged_values[filled] = low + place, sums[place]
+            sums[place] = 0
+            filled += 1
+            word ^= lowest_bit
+    return filled
+
+
+@compiled
+def ones_in(word: np.uint64) -> int:
+    """Return how many bits are set; LLVM makes one instruction of the loop."""
+    count = 0
+    while word:
+        word &= word - np.uint64(1)
+        count += 1
+    return count

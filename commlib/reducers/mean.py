@@ -1,0 +1,84 @@
+"""Where a reducer's mean is made: memory that is used again once nobody holds the mean of a step before."""
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+
+from commlib.entries import clear_at
+from commlib.vectors import Float32, SparseVector, empty, index_dtype
+
+MOST_MEANS = 2
+ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
+
+
+class Mean:
+    """An array for the mean, and where its entries may be other than 0.
+
+    ``array``: float32, contiguous, of whatever values at first. What others write into it has to be told by
+    ``overwrite``, or stays there.
+    """
+
+    def __init__(self, array: Float32) -> None:
+        self.array = array
+        self._places = np.empty(0, index_dtype(len(array)))
+        self._written: int | None = None  # at so many of the places, or anywhere
+
+    def overwrite(self) -> Float32:
+        """Return the array, for any of its entries to be written."""
+        self._written = None
+        return self.array
+
+    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> None:
+        """Hold the entries of ``parts``, which begin at their numbers and leave no gap; 0 everywhere else."""
+        written, self._written = self._written, None
+        if written is not None:
+            clear_at(self.array, self._places[:written])
+        entries = sum(vector.entries for _, vector in parts)
+        is_noted = isinstance(self.array, np.ndarray) and entries * ENTRIES_A_LINE < len(self.array)
+        if is_noted and len(self._places) < entries:
+            self._places = np.empty(entries + entries // 4, self._places.dtype)
+        filled = 0
+        for low, vector in parts:
+            part = self.array[low : low + vector.size]
+            if written is None and not vector.is_dense:
+                part.fill(0)
+            vector.write_to(part)
+            if is_noted and vector.indices is not None:
+                np.add(vector.indices, low, out=self._places[filled : filled + vector.entries])
+                filled += vector.entries
+        if is_noted:
+            self._written = filled
+
+
+class Means:
+    """Means of ``size`` entries in turn: one that the caller holds while the next is made, and that one.
+
+    On a GPU each is a new one: CuPy keeps what was freed by itself.
+    """
+
+    def __init__(self, size: int, arrays: ModuleType = np) -> None:
+        self._size, self._arrays = size, arrays
+        self._made: list[tuple[Mean, int]] = []  # and the references to the memory of one that nobody holds
+
+    def take(self) -> Mean:
+        """Return a mean of whose memory nobody holds an array or a tensor: one made before, or a new one."""
+        if self._arrays is not np:
+            return Mean(empty(self._size, self._arrays))
+        while len(self._made) < MOST_MEANS:  # memory that is not written to takes no room
+            self._make()
+        for mean, references in self._made:
+            if sys.getrefcount(mean.array.base) == references:
+                return mean
+        self._made.pop(0)
+        return self._make()
+
+    def _make(self) -> Mean:
+        mean = Mean(empty(self._size))
+        self._made.append((mean, sys.getrefcount(mean.array.base)))
+        return mean
+
+    def array(self) -> Float32:
+        """Return the array of a mean that nobody holds, to be overwritten; it is the caller's while held."""
+        return self.take().overwrite()[:]

@@ -1,0 +1,171 @@
+"""Whose memory a mean is, and for how long; what it holds where nothing was written in this step."""
+
+import numpy as np
+import pytest
+
+from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
+from commlib.around import LocalClipping, MomentumCorrection, WarmUp
+from commlib.reducers.mean import Mean, Means
+from commlib.transport import simulated
+from commlib.vectors import SparseVector
+
+SIZE = 2000
+SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
+
+
+def gradient(rank: int, step: int) -> np.ndarray:
+    return np.random.default_rng([rank, step]).standard_t(2, SIZE).astype(np.float32)
+
+
+def make(comm, name, ranks_per_node=2, density=0.01):
+    options = {"density": density} if name in SPARSE else {}
+    return make_reducer(name, Topology(comm, ranks_per_node=ranks_per_node), size=SIZE, **options)
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, 1, [3, 1]], ids=str)
+@pytest.mark.parametrize("name", REDUCERS)
+def test_means_that_are_held_stay_as_they_are_and_the_memory_of_others_is_used_again(name, ranks_per_node):
+    def body(comm):
+        reducer = make(comm, name, ranks_per_node)
+        held = [reducer.reduce(gradient(comm.rank, step)) for step in range(4)]
+        copies = [mean.copy() for mean in held]
+        addresses = {reducer.reduce(gradient(comm.rank, step)).ctypes.data for step in range(4, 8)}
+        mean = None
+        for step in range(8, 12):
+            mean = reducer.reduce(gradient(comm.rank, step))  # while that of the step before is held
+            addresses.add(mean.ctypes.data)
+        unchanged = [np.array_equal(mean, copy) for mean, copy in zip(held, copies, strict=True)]
+        held.clear()
+        twice = {reducer.reduce(gradient(comm.rank, step)).ctypes.data for step in range(4)}
+        return unchanged, len(twice)
+
+    assert simulated.run(body, 4) == [([True] * 4, 1)] * 4
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_view_of_a_mean_holds_its_memory(name):
+    def body(comm):
+        reducer = make(comm, name)
+        part = reducer.reduce(gradient(comm.rank, 0))[100:200]
+        before = part.copy()
+        for step in range(1, 4):
+            reducer.reduce(gradient(comm.rank, step))
+        return np.array_equal(part, before)
+
+    assert simulated.run(body, 4) == [True] * 4
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_mean_is_not_to_be_written_to(name):
+    def body(comm):
+        mean = make(comm, name).reduce(gradient(comm.rank, 0))
+        with pytest.raises(ValueError, match="read-only"):
+            mean += 1
+        return True
+
+    assert all(simulated.run(body, 4))
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_out_takes_the_mean_whatever_it_held_and_is_the_callers(name):
+    def body(comm):
+        reducer, twin = make(comm, name), make(comm, name)
+        out, equal = np.full(SIZE, np.nan, np.float32), []
+        for step in range(4):
+            own = gradient(comm.rank, step)
+            mean = reducer.reduce(own, out=out)
+            equal.append(mean is out and mean.tobytes() == twin.reduce(own).tobytes())
+            out[::3] = 7  # places that the next mean may leave at 0
+        return equal
+
+    assert simulated.run(body, 4) == [[True] * 4] * 4
+
+
+def test_out_that_cannot_take_a_mean_is_refused_by_name():
+    read_only = np.zeros(SIZE, np.float32)
+    read_only.flags.writeable = False
+    wrong = {
+        "got float64": np.zeros(SIZE),
+        r"shape \(3,\)": np.zeros(3, np.float32),
+        "contiguous": np.zeros(2 * SIZE, np.float32)[::2],
+        "written to": read_only,
+    }
+
+    def body(comm):
+        reducer = make(comm, "hitopk")
+        for match, out in wrong.items():
+            with pytest.raises(InvalidArgument, match=f"^out: .*{match}"):
+                reducer.reduce(gradient(0, 0), out=out)
+        own = gradient(0, 0)
+        with pytest.raises(InvalidArgument, match="^out: .*apart from the gradient"):
+            reducer.reduce(own, out=own)
+        return reducer.steps
+
+    assert simulated.run(body, 2) == [0, 0]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_mean_is_right_after_a_void_step_and_where_dense_and_sparse_ones_alternate(name):
+    """The memory of a mean is cleared where the one before was written, which may be everywhere."""
+
+    def body(comm):
+        reducer, equal = make(comm, name), []
+        outside = make(comm, name)
+        for step, density in enumerate((0.01, 0.9, 0.01, 0.3, 0.002, 0.01, 0.01)):
+            reducer.set_density(density)
+            outside.set_density(density)
+            own = gradient(comm.rank, step)
+            if step == 4 and comm.rank == 2:
+                own[7] = np.inf
+            # ``out`` is filled without knowing what was written before
+            expected = outside.reduce(own, out=np.full(SIZE, 9, np.float32))
+            equal.append(reducer.reduce(own).tobytes() == expected.tobytes())
+        return equal, reducer.last.finite
+
+    assert simulated.run(body, 4) == [([True] * 7, True)] * 4
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_what_is_put_around_a_reducer_hands_out_on(name):
+    def around(comm):
+        reducer = MomentumCorrection(make(comm, name), 0.9)
+        return WarmUp(LocalClipping(reducer, norm=1.0), (0.25, 0.05), 2)
+
+    def body(comm):
+        one, other = around(comm), around(comm)
+        equal = []
+        for step in range(6):
+            own, out = gradient(comm.rank, step), np.full(SIZE, 3, np.float32)
+            equal.append(one.reduce(own, out=out) is out and out.tobytes() == other.reduce(own).tobytes())
+        return equal
+
+    assert simulated.run(body, 4) == [[True] * 6] * 4
+
+
+def entries(*indices):
+    return SparseVector(100, np.array(indices, np.int32), np.ones(len(indices), np.float32))
+
+
+def test_a_mean_is_cleared_where_it_was_written_and_nowhere_else():
+    mean = Mean(np.full(100, 5, np.float32))
+    mean.write([(0, entries(3, 50))])  # what it held is not known: all of it goes
+    assert np.flatnonzero(mean.array).tolist() == [3, 50]
+    mean.array[7] = 8  # nobody may: it shows that this entry is left alone
+    mean.array *= 2  # as whoever clips does
+    mean.write([(0, entries(4))])
+    assert np.flatnonzero(mean.array).tolist() == [4, 7]
+    mean.overwrite()[...] = 6
+    mean.write([(0, entries(9))])
+    assert np.flatnonzero(mean.array).tolist() == [9]
+
+
+def test_a_third_mean_that_is_held_costs_a_new_array_and_no_more_than_two_are_kept():
+    means = Means(1000)
+    first, second = means.array(), means.array()
+    third = means.array()
+    assert len({each.ctypes.data for each in (first, second, third)}) == 3
+    address = third.ctypes.data
+    del third
+    assert means.array().ctypes.data == address
+    del first, second
+    assert len({means.array().ctypes.data for _ in range(5)}) == 1
