@@ -56,7 +56,7 @@ class Trainer:
         profile: Profile | None = None,
     ) -> None:
         config = (config if isinstance(config, Config) else load(config)).resolved()
-        topology = topology or Topology(world(), ranks_per_node=config.ranks_per_node)
+        topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
         data = data or load_data(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
         self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)

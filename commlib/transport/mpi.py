@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib.agreement import differences, differing
 from commlib.arrays import Array
-from commlib.errors import LaunchError, PeerFailed
+from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.transport.base import Communicator, Request, check_color
 from commlib.transport.ending import Watch
+from commlib.transport.verified import VERIFY, verified
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,17 +84,22 @@ class MPICommunicator(Communicator):
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""
         if not values:
-            self.wait_for(self._comm.Ibarrier())
+            self._wait_for_all(self._comm.Ibarrier())
             return np.empty((self.size, 0), np.int64)
-        mine = np.array(values, np.int64)
+        mine = np.array([len(values), *values], np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
-        self.wait_for(self._comm.Iallgather(mine, everyone))
-        return everyone
+        self._wait_for_all(self._comm.Iallgather(mine, everyone))
+        lengths = everyone[:, 0]
+        if (lengths != len(values)).any():
+            raise PeerFailed(
+                f"{self}: expected {len(values)} integers from every rank, got {lengths.tolist()}"
+            )
+        return everyone[:, 1:].copy()
 
     def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.swap`."""
         received = np.empty(self.size, np.int64)
-        self.wait_for(self._comm.Ialltoall(np.array(values, np.int64), received))
+        self._wait_for_all(self._comm.Ialltoall(np.array(values, np.int64), received))
         return received
 
     def allgather_objects(self, value: Any) -> list[Any]:
@@ -115,6 +122,14 @@ class MPICommunicator(Communicator):
             while not request.Test(status):
                 time.sleep(seconds)
                 seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
+
+    def _wait_for_all(self, request: "MPI.Request") -> None:
+        from mpi4py import MPI
+
+        try:
+            self.wait_for(request)
+        except MPI.Exception as error:
+            raise PeerFailed(f"{self}, in an exchange with all ranks: {error}") from error
 
     def _send(self, array: Array, destination: int) -> Request:
         requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]
@@ -177,8 +192,11 @@ def _watch() -> Watch:
     return Watch(MPI.COMM_WORLD.Dup())
 
 
-def world() -> MPICommunicator:
+def world(*, verify: bool = False) -> Communicator:
     """Return a communicator of all ranks of the job (one, when started without mpirun or horovodrun).
+
+    ``verify``, or ``CLOUDTRAIN_VERIFY=1`` in the environment: every message is checked by a digest
+    (:mod:`commlib.transport.verified`); equal on all ranks, else :class:`commlib.errors.RanksDisagree`.
 
     It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's. All ranks call it together.
     From the first call on, the ranks end together: an exception that nobody catches ends the job with one
@@ -192,7 +210,13 @@ def world() -> MPICommunicator:
     from mpi4py import MPI
 
     _check_launch(MPI.COMM_WORLD.Get_size())
-    return MPICommunicator(MPI.COMM_WORLD.Dup(), _watch())
+    comm = MPICommunicator(MPI.COMM_WORLD.Dup(), _watch())
+    wanted = verify or os.environ.get(VERIFY) == "1"
+    everywhere = comm.agree([wanted])[:, 0]
+    if differing(everywhere):
+        settings = [{"verify": bool(each)} for each in everywhere]
+        raise RanksDisagree(f"messages are checked by some ranks only: {differences(settings)}")
+    return verified(comm) if wanted else comm
 
 
 def interrupt(error: KeyboardInterrupt) -> None:

@@ -15,7 +15,7 @@ from commlib.probe import job_of
 from commlib.profile import Profile
 from tests.launching import DIGITS, launch, mpirun, run, tail
 from tests.test_tuner import SPEEDS
-from training import choices, job, tune
+from training import choices, tune
 from training.choices import choose_reducers, default_path, profile_for
 from training.cli import app
 from training.config import load
@@ -228,7 +228,7 @@ def tuned(monkeypatch, capsys, request, ranks, measure=None):
     """Run the command on simulated ranks and return what was printed."""
     own = threading.local()
     monkeypatch.setattr(tune, "SIZES", (1_003, 70_001))
-    monkeypatch.setattr(job, "world", lambda: own.comm)
+    monkeypatch.setattr(transport.mpi, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
 
