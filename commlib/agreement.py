@@ -30,6 +30,13 @@ def differing(digests: npt.NDArray[np.int64]) -> list[int]:
     return ranks
 
 
+# Where ranks that agree in all settings do not agree in a digest of them, they compared different exchanges.
+CROSSED = (
+    "their settings are equal, so ranks met in exchanges that do not belong together, as where two threads "
+    "share a topology; give each loop a topology of its own: Topology(transport.mpi.world())"
+)
+
+
 def differences(settings: Sequence[Mapping[str, Any]]) -> str:
     """Return what differs between the settings of ranks 0, 1, …, and who has what.
 

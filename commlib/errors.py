@@ -7,6 +7,8 @@
     ├── InvalidArgument  a value outside what its argument allows            (also a ValueError)
     ├── NonFiniteInput   a NaN or an infinity where numbers are compared     (also a ValueError)
     ├── RanksDisagree    ranks that should hold equal state do not          (also a ValueError)
+    ├── LaunchError      processes that are not the ranks of one MPI job     (also a ValueError)
+    ├── ConcurrentUse    two threads in one communicator at the same time
     ├── GpuUnavailable, OutOfDeviceMemory    of commlib.gpu.errors
     └── PeerFailed       another rank stopped, so this one cannot go on
 """
@@ -41,6 +43,14 @@ class NonFiniteInput(CommlibError, ValueError):
 
 class RanksDisagree(CommlibError, ValueError):
     """Ranks that should hold equal state, or should be at the same step, are not."""
+
+
+class LaunchError(CommlibError, ValueError):
+    """The processes were started in a way that cannot work; one line says why and how to start them."""
+
+
+class ConcurrentUse(CommlibError):
+    """Two threads exchange over one communicator, or a topology of it, at the same time."""
 
 
 class PeerFailed(CommlibError):

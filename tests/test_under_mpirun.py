@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from tests.launching import mpirun, tail
+from tests.launching import MPIRUN, run, tail
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("processes", [2, 4, 6])
-def test_the_same_bodies_pass_on_real_ranks(processes):
-    result = mpirun(
-        processes,
+@pytest.mark.parametrize(("processes", "verify"), [(2, 1), (4, 0), (6, 0)])
+def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not(processes, verify):
+    result = run(
+        *("env", f"CLOUDTRAIN_VERIFY={verify}", *MPIRUN, str(processes)),
         *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
         *("tests/reducers/test_promises.py", "tests/test_around.py", "tests/transport/test_communicator.py"),
     )

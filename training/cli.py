@@ -6,6 +6,7 @@ import typer
 
 from commlib.version import __version__
 from training.bench.commands import benches
+from training.program import PROGRAM, ProgramCommand, check_program
 
 app = typer.Typer(
     add_completion=False,
@@ -16,6 +17,13 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, such as configs/digits.yaml")]
+LaunchedConfig = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="a YAML file, such as configs/digits.yaml; or any program: -- python my.py [ARGUMENT]...",
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="put on top of the file: density=0.05")
 ]
@@ -57,24 +65,33 @@ def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = Fal
     run(config, overrides or [], dry_run=dry_run)
 
 
-@app.command()
+@app.command(cls=ProgramCommand)
 def launch(
+    context: typer.Context,
     ranks: Annotated[int, typer.Option("-np", min=1, help="number of ranks")],
-    config: ConfigPath,
+    config: LaunchedConfig = None,
     overrides: Overrides = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Start `cloudtrain train` on many ranks through horovodrun."""
+    """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
     from training.config import load_with_warnings
     from training.dry_run import generated
-    from training.launch import Ranks
+    from training.launch import Ranks, cloudtrain
     from training.launch import launch as run
 
     words, change = overrides or [], generated if dry_run else dict
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
-    command = ["train", config, *words, *flags]
+    program = context.meta.get(PROGRAM)
+    if program is not None:
+        others = [*([config] if config else []), *words, *flags]
+        raise typer.Exit(run(there, program, check=lambda: check_program(program, others)))
+    if config is None:
+        raise typer.BadParameter(
+            "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
+        )
+    command = cloudtrain("train", config, *words, *flags)
     raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, words, change)))
 
 
@@ -104,14 +121,14 @@ def tune(
     As one rank of a job, as `train` does; or, with -np, start the job, as `launch` does.
     """
     from training.job import refuse
-    from training.launch import Ranks, launch
+    from training.launch import Ranks, cloudtrain, launch
     from training.tune import Request
     from training.tune import tune as run
 
     request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:
         there = Ranks(ranks, hosts, network_interface)
-        raise typer.Exit(launch(there, request.words(), check=request.resolve))
+        raise typer.Exit(launch(there, cloudtrain(*request.words()), check=request.resolve))
     for option, value in (("-H", hosts), ("--network-interface", network_interface)):
         if value is not None:
             refuse(f"{option}: expected only with -np, got {value}")

@@ -8,39 +8,16 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from commlib import Communicator, transport
-from commlib.transport.mpi import abort_on_error
+from commlib.errors import LaunchError
 
 Result = TypeVar("Result")
 
 USAGE_ERROR = 2
 FAILURE = 1
+INTERRUPTED = 130
 
-# Where launchers say how many ranks they started.
-WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
+# Where launchers say which rank this is.
 WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
-
-
-class LaunchError(ValueError):
-    """The processes were started in a way that cannot work; one line says why and how to start them."""
-
-
-def world() -> Communicator:
-    """Return the communicator of all ranks of this job.
-
-    Raises :class:`LaunchError` where the launcher started another number of ranks than MPI sees, as
-    ``horovodrun --gloo`` does, or the ``mpirun`` of another MPI.
-    """
-    comm = transport.mpi.world()
-    for name in WORLD_SIZES:
-        started = os.environ.get(name, str(comm.size))
-        # Others' variables may be left from around: they count where this process sees nobody at all.
-        if started != str(comm.size) and (comm.size == 1 or name == "HOROVOD_SIZE"):
-            launcher = "horovodrun --gloo" if name == "HOROVOD_SIZE" else "the launcher of another MPI"
-            raise LaunchError(
-                f"{name} says that {started} ranks were started and MPI sees {comm.size} ({launcher}?): "
-                f"start them with: cloudtrain launch -np {started} CONFIG"
-            )
-    return comm
 
 
 @contextmanager
@@ -50,11 +27,15 @@ def as_rank() -> Iterator[Communicator]:
     Where the processes were started in a way that cannot work, they say so in one line and exit.
     """
     try:
-        comm = world()
+        comm = transport.mpi.world()
     except LaunchError as error:
         refuse(str(error))
-    with abort_on_error():
+    try:
         yield comm
+    except KeyboardInterrupt as error:
+        transport.mpi.interrupt(error)
+        complain("interrupted")
+        sys.exit(INTERRUPTED)
 
 
 def is_first() -> bool:

@@ -1,20 +1,23 @@
 """``cloudtrain launch`` and ``cloudtrain tune -np``: ``horovodrun`` with the flags that Open MPI 5 needs.
 
-Its output is made readable.
+Its output is made readable, and however this process ends, its ranks end with it.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from training.job import USAGE_ERROR, complain
+from training import guard as guarding
+from training import start_rank
+from training.job import INTERRUPTED, USAGE_ERROR, complain
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
 
@@ -25,7 +28,6 @@ SAID_ALREADY = re.compile(
 # mpirun, now and then, when it ends ranks of which one has just left
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
 HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")
-INTERRUPTED = 130
 PATIENCE_SECONDS = 10
 
 
@@ -38,8 +40,13 @@ class Ranks:
     interface: str | None = None
 
 
-def command_line(ranks: Ranks, words: Sequence[str]) -> list[str]:
-    """Return the ``horovodrun`` command that runs ``cloudtrain`` with these words on all ranks.
+def cloudtrain(*words: str) -> list[str]:
+    """Return the command that runs ``cloudtrain`` of this environment."""
+    return [str(_beside_python("cloudtrain")), *words]
+
+
+def command_line(ranks: Ranks, command: Sequence[str]) -> list[str]:
+    """Return the ``horovodrun`` command that runs this one on all ranks.
 
     Horovod writes Open MPI 4's flag for "no binding"; under Open MPI 5 it has to be given anew. On one
     machine there may be more ranks than cores; on several the slots say how many each has.
@@ -50,7 +57,7 @@ def command_line(ranks: Ranks, words: Sequence[str]) -> list[str]:
         *(("-H", ranks.hosts) if ranks.hosts else ()),
         *(("--network-interfaces", ranks.interface) if ranks.interface else ()),
         f"--binding-args=--bind-to none --map-by {mapping}",
-        *(str(_beside_python("cloudtrain")), *words),
+        *(sys.executable, "-I", start_rank.__file__, json.dumps(command)),
     ]
 
 
@@ -63,50 +70,68 @@ def check_hosts(hosts: str, ranks: int) -> None:
         raise ValueError(f"-H: expected slots for {ranks} ranks, got {slots} in {hosts}")
 
 
-def launch(ranks: Ranks, words: Sequence[str], check: Callable[[], object]) -> int:
-    """Run ``cloudtrain`` with these words on all ranks and return the exit status of the job.
+def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) -> int:
+    """Run a command on all ranks, its words as they are, and return the exit status of the job.
 
     ``check`` raises ``ValueError`` where they are wrong, before anything is started. However this process
-    ends, the job ends with it.
+    ends, the job ends with it. An interrupt (Ctrl-C) is one line and status 130.
     """
     try:
         check()
         if ranks.hosts:
             check_hosts(ranks.hosts, ranks.count)
+        signal.signal(signal.SIGTERM, _end)
+        return _run(command_line(ranks, command), _environment(ranks))
     except ValueError as error:
         complain(str(error))
-        return USAGE_ERROR
-    signal.signal(signal.SIGTERM, _end)
-    command = command_line(ranks, words)
-    try:
-        # a session of its own, so that all its processes can be ended together
-        process = subprocess.Popen(
-            command,
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
     except FileNotFoundError:
         complain("horovodrun is not installed beside this Python: run ./scripts/install.sh")
-        return USAGE_ERROR
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    return USAGE_ERROR
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    launcher = os.getpid()
+
+    def end_with_launcher() -> None:
+        start_rank.end_with_parent(signal.SIGTERM)  # until there is a guard
+        if os.getppid() != launcher:  # it has ended just before
+            os._exit(INTERRUPTED)
+
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that all its processes can be ended together
+        preexec_fn=end_with_launcher,
+    )
+    # another one, so that what kills this process, or its group, leaves it
+    guard = subprocess.Popen(
+        [sys.executable, "-I", guarding.__file__, str(process.pid)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         return _follow(process)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     finally:
         _stop(process)
+        guard.communicate(b"over")
 
 
-def _environment() -> dict[str, str]:
+def _environment(ranks: Ranks) -> dict[str, str]:
     environment = os.environ | {
         "PATH": f"{_beside_python('')}{os.pathsep}{os.environ.get('PATH', '')}",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
     if sys.stdout.isatty():
         environment[LIVE_VARIABLE] = "1"
+    if not ranks.hosts:
+        environment[start_rank.ON_ONE_MACHINE] = "1"
     return environment
 
 
@@ -122,7 +147,9 @@ def _follow(process: "subprocess.Popen[str]") -> int:
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """End what still runs of the job: first asked, then forced."""
+    """End what still runs of the job: first asked, then forced; a second Ctrl-C does not hurry it."""
+    if process.poll() is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

@@ -9,6 +9,7 @@ import numpy as np
 
 from commlib import Report, Topology
 from commlib.profile import Profile
+from commlib.transport.mpi import world
 from training import events
 from training.backend import prepare_tensorflow
 from training.choices import profile_for
@@ -18,7 +19,7 @@ from training.dawnbench import DawnBench, hardware, summed_up
 from training.evaluation import NOT_TESTED, add_up, evaluate
 from training.events import Event
 from training.gpus import with_gpus
-from training.job import Place, on_first, world
+from training.job import Place, on_first
 from training.learner import Learner, Pace
 from training.metrics import CHECKPOINTS, RunFolder, to_resume
 from training.phases import PhaseRun
@@ -55,7 +56,7 @@ class Trainer:
         profile: Profile | None = None,
     ) -> None:
         config = (config if isinstance(config, Config) else load(config)).resolved()
-        topology = topology or Topology(world(), ranks_per_node=config.ranks_per_node)
+        topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
         data = data or load_data(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
         self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)

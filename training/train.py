@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
+from commlib.transport.verified import verified
 from training.checkpoints import CheckpointFailed
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
@@ -34,7 +35,8 @@ def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
         if work is not None:
             whole = config
             config = together(comm, lambda: tiny(whole, comm.size, work))
-        topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
+        ranks = verified(comm) if config.verify else comm
+        topology = together(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
         data = together(comm, lambda: load_data(config, topology))
         resumed = together(comm, lambda: to_resume(config) if comm.rank == 0 else None)
         trainer = _trainer(config, topology, data)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from commlib.agreement import differences, differing, digest
+from commlib.agreement import CROSSED, differences, differing, digest
 from commlib.arrays import expect_module, is_on_gpu, to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
@@ -325,5 +325,6 @@ class Reducer(ABC):
         if differing(rows[:, 1]):
             others = {"step": self.steps, "numbers of the passenger": seats}
             everywhere = self.topology.world.allgather_objects(self.settings() | others)
-            raise RanksDisagree(f"the reducer is not the same on all ranks: {differences(everywhere)}")
+            why = differences(everywhere) or CROSSED
+            raise RanksDisagree(f"the reducer is not the same on all ranks: {why}")
         return rows[:, 2:] if rows[:, 0].all() else None

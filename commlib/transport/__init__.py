@@ -2,5 +2,6 @@
 
 from commlib.transport import mpi, nccl, simulated
 from commlib.transport.base import Communicator, Request
+from commlib.transport.verified import verified
 
-__all__ = ["Communicator", "Request", "mpi", "nccl", "simulated"]
+__all__ = ["Communicator", "Request", "mpi", "nccl", "simulated", "verified"]

@@ -5,19 +5,20 @@ mpi4py is imported by the first call of :func:`world`, since importing it initia
 
 import os
 import socket
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from commlib.agreement import differences, differing
 from commlib.arrays import Array
-from commlib.errors import PeerFailed
+from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.transport.base import Communicator, Request, check_color
+from commlib.transport.ending import Watch
+from commlib.transport.verified import VERIFY, verified
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,84 +31,121 @@ PIECE_BYTES = 1 << 30
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
-LAST_SPEAKS_AFTER_SECONDS = 3.0
+# Where launchers say how many ranks they started.
+WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
 
 
 class _Sent(Request):
-    def __init__(self, requests: "list[MPI.Request]") -> None:
-        self._requests = requests
+    def __init__(self, comm: "MPICommunicator", requests: "list[MPI.Request]", destination: int) -> None:
+        self._comm, self._requests, self._destination = comm, requests, destination
 
     def wait(self) -> None:
         for request in self._requests:
-            _wait(request)
+            self._comm.wait_for(request, self._destination)
 
 
 class _Receipt(Request):
-    def __init__(self, requests: "list[MPI.Request]", pieces: list[Array], what: str) -> None:
-        self._requests, self._pieces, self._what = requests, pieces, what
+    def __init__(
+        self, comm: "MPICommunicator", requests: "list[MPI.Request]", pieces: list[Array], source: int
+    ) -> None:
+        self._comm, self._requests, self._pieces, self._source = comm, requests, pieces, source
 
     def wait(self) -> None:
         from mpi4py import MPI
 
+        what = f"{self._comm}, receiving from rank {self._source}"
         status = MPI.Status()
         for request, piece in zip(self._requests, self._pieces, strict=True):
             try:
-                _wait(request, status)
+                self._comm.wait_for(request, self._source, status)
             except MPI.Exception as error:
-                raise PeerFailed(f"{self._what}, expecting {piece.nbytes} bytes: {error}") from error
+                raise PeerFailed(f"{what}, expecting {piece.nbytes} bytes: {error}") from error
             if status.count != piece.nbytes:
-                raise PeerFailed(f"{self._what}: expected {piece.nbytes} bytes, got {status.count}")
+                raise PeerFailed(f"{what}: expected {piece.nbytes} bytes, got {status.count}")
 
 
 class MPICommunicator(Communicator):
-    """Ranks that are processes of one MPI job."""
+    """Ranks that are processes of one MPI job. ``watch`` notices where one of them has ended."""
 
-    def __init__(self, comm: "MPI.Comm") -> None:
+    def __init__(self, comm: "MPI.Comm", watch: Watch) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
-        self._comm = comm
+        self._comm, self._watch = comm, watch
+        self._world_ranks = _world_ranks(comm)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
 
     def split(self, color: int) -> "MPICommunicator":
         """See :meth:`Communicator.split`."""
-        return MPICommunicator(self._comm.Split(check_color(color), self.rank))
+        with self._watch.waiting(self, self._world_ranks):
+            comm = self._comm.Split(check_color(color), self.rank)
+        return MPICommunicator(comm, self._watch)
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""
         if not values:
-            _wait(self._comm.Ibarrier())
+            self._wait_for_all(self._comm.Ibarrier())
             return np.empty((self.size, 0), np.int64)
-        mine = np.array(values, np.int64)
+        mine = np.array([len(values), *values], np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
-        _wait(self._comm.Iallgather(mine, everyone))
-        return everyone
+        self._wait_for_all(self._comm.Iallgather(mine, everyone))
+        lengths = everyone[:, 0]
+        if (lengths != len(values)).any():
+            raise PeerFailed(
+                f"{self}: expected {len(values)} integers from every rank, got {lengths.tolist()}"
+            )
+        return everyone[:, 1:].copy()
 
     def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.swap`."""
         received = np.empty(self.size, np.int64)
-        _wait(self._comm.Ialltoall(np.array(values, np.int64), received))
+        self._wait_for_all(self._comm.Ialltoall(np.array(values, np.int64), received))
         return received
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
-        return list(self._comm.allgather(value))
+        with self._watch.waiting(self, self._world_ranks):
+            return list(self._comm.allgather(value))
+
+    def wait_for(
+        self, request: "MPI.Request", peer: int | None = None, status: "MPI.Status | None" = None
+    ) -> None:
+        """Wait for a request of ``peer``'s, or of all ranks; asleep, where somebody else needs the core."""
+        if request.Test(status):
+            return
+        ranks = self._world_ranks if peer is None else self._world_ranks[peer : peer + 1]
+        with self._watch.waiting(self, ranks):
+            if os.environ.get(YIELDS) != "1":
+                request.Wait(status)
+                return
+            seconds = SHORTEST_NAP_SECONDS
+            while not request.Test(status):
+                time.sleep(seconds)
+                seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
+
+    def _wait_for_all(self, request: "MPI.Request") -> None:
+        from mpi4py import MPI
+
+        try:
+            self.wait_for(request)
+        except MPI.Exception as error:
+            raise PeerFailed(f"{self}, in an exchange with all ranks: {error}") from error
 
     def _send(self, array: Array, destination: int) -> Request:
-        return _Sent([self._comm.Isend(piece, destination) for piece in _pieces(array)])
+        requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]
+        return _Sent(self, requests, destination)
 
     def _receive(self, array: Array, source: int) -> Request:
         pieces = _pieces(array)
         requests = [self._comm.Irecv(piece, source) for piece in pieces]
-        return _Receipt(requests, pieces, f"rank {self.rank} of {self.size}, receiving from rank {source}")
+        return _Receipt(self, requests, pieces, source)
 
 
-def _wait(request: "MPI.Request", status: "MPI.Status | None" = None) -> None:
-    """Wait for a request; asleep, where somebody else needs the core."""
-    if os.environ.get(YIELDS) != "1":
-        request.Wait(status)
-        return
-    seconds = SHORTEST_NAP_SECONDS
-    while not request.Test(status):
-        time.sleep(seconds)
-        seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
+def _world_ranks(comm: "MPI.Comm") -> list[int]:
+    """Return the ranks in ``MPI.COMM_WORLD`` of all ranks of ``comm``."""
+    from mpi4py import MPI
+
+    return list(comm.Get_group().Translate_ranks(None, MPI.COMM_WORLD.Get_group()))
 
 
 def _pieces(array: Array) -> list[Array]:
@@ -125,34 +163,65 @@ def _yield_when_oversubscribed() -> None:
         os.environ.setdefault(YIELDS, "1")
 
 
-def world() -> MPICommunicator:
+LAUNCH = "start them with: cloudtrain launch -np {0} CONFIG, or: cloudtrain launch -np {0} -- python my.py"
+
+
+def _check_launch(size: int) -> None:
+    """Raise ``LaunchError`` where a launcher has started another number of ranks than MPI sees."""
+    if size == 1 and os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise LaunchError(
+            "HOROVOD_ELASTIC says that this is an elastic job, and MPI sees 1 rank; expected a fixed number: "
+            f"{LAUNCH.format(4)}"
+        )
+    for name in WORLD_SIZES:
+        started = os.environ.get(name, str(size))
+        # Others' variables may be left from around: they count where this process sees nobody at all.
+        if started != str(size) and (size == 1 or name == "HOROVOD_SIZE"):
+            launcher = "horovodrun --gloo" if name == "HOROVOD_SIZE" else "the launcher of another MPI"
+            raise LaunchError(
+                f"{name} says that {started} ranks were started and MPI sees {size} ({launcher}?): "
+                f"{LAUNCH.format(started)}"
+            )
+
+
+@cache
+def _watch() -> Watch:
+    """Return what watches over this job; the first call is made by all ranks together."""
+    from mpi4py import MPI
+
+    return Watch(MPI.COMM_WORLD.Dup())
+
+
+def world(*, verify: bool = False) -> Communicator:
     """Return a communicator of all ranks of the job (one, when started without mpirun or horovodrun).
 
-    It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's.
+    ``verify``, or ``CLOUDTRAIN_VERIFY=1`` in the environment: every message is checked by a digest
+    (:mod:`commlib.transport.verified`); equal on all ranks, else :class:`commlib.errors.RanksDisagree`.
+
+    It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's. All ranks call it together.
+    From the first call on, the ranks end together: an exception that nobody catches ends the job with one
+    traceback, and so does a rank that ends while others wait for it, with one line
+    (:mod:`commlib.transport.ending`).
+
+    Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
+    sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.
     """
     _yield_when_oversubscribed()
     from mpi4py import MPI
 
-    return MPICommunicator(MPI.COMM_WORLD.Dup())
+    _check_launch(MPI.COMM_WORLD.Get_size())
+    comm = MPICommunicator(MPI.COMM_WORLD.Dup(), _watch())
+    wanted = verify or os.environ.get(VERIFY) == "1"
+    everywhere = comm.agree([wanted])[:, 0]
+    if differing(everywhere):
+        settings = [{"verify": bool(each)} for each in everywhere]
+        raise RanksDisagree(f"messages are checked by some ranks only: {differences(settings)}")
+    return verified(comm) if wanted else comm
 
 
-@contextmanager
-def abort_on_error() -> Iterator[None]:
-    """End the whole job when the body raises, with this rank's traceback: else the others wait for ever.
+def interrupt(error: KeyboardInterrupt) -> None:
+    """Abort the job, with one line that names this rank, where there are several ranks.
 
-    Where several ranks raise, the lowest of them speaks: the higher ones wait a moment, and are ended by it.
+    For programs that catch ``KeyboardInterrupt``: uncaught, it does so by itself.
     """
-    try:
-        yield
-    except Exception:
-        from mpi4py import MPI
-
-        rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-        if size == 1:
-            raise
-        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)
-        text = f"rank {rank} of {size} on {socket.gethostname()} failed:\n{traceback.format_exc()}"
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+    _watch().fail(error, lambda: None)

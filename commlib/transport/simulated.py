@@ -140,8 +140,11 @@ class SimulatedCommunicator(Communicator):
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""
-        rows = self._meet(list(values), lambda each: np.array(each, np.int64), len(values))
-        return rows.reshape(self.size, len(values)).copy()  # type: ignore[no-any-return]
+        rows = self._meet(list(values), list, len(values))
+        if any(len(row) != len(values) for row in rows):
+            lengths = [len(row) for row in rows]
+            raise PeerFailed(f"{self}: expected {len(values)} integers from every rank, got {lengths}")
+        return np.array(rows, np.int64).reshape(self.size, len(values))
 
     def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.swap`."""

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from commlib import Topology, transport
-from commlib.transport.mpi import abort_on_error
 from tests.launching import DIGITS
 from training import Trainer
 from training.checkpoints import Checkpoints
@@ -293,12 +292,11 @@ def _epochs(folder: Path) -> dict[int, dict[str, Any]]:
 def on_two_ranks(folder: str) -> None:
     """Run all scenarios; rank 0 prints their facts."""
     comm = transport.mpi.world()
-    with abort_on_error():
-        topology = Topology(comm, ranks_per_node=1)
-        for number, (name, scenario) in enumerate(SCENARIOS.items()):
-            facts = facts_of(name, scenario, Path(folder) / str(number), topology)
-            if comm.rank == 0:
-                print(f"FACTS {json.dumps({name: facts})}", flush=True)
+    topology = Topology(comm, ranks_per_node=1)
+    for number, (name, scenario) in enumerate(SCENARIOS.items()):
+        facts = facts_of(name, scenario, Path(folder) / str(number), topology)
+        if comm.rank == 0:
+            print(f"FACTS {json.dumps({name: facts})}", flush=True)
 
 
 def in_another_world(folder: str, stop: int) -> None:
@@ -306,32 +304,31 @@ def in_another_world(folder: str, stop: int) -> None:
     comm = transport.mpi.world()
     number, scenario = list(SCENARIOS).index(OTHER_WORLD), SCENARIOS[OTHER_WORLD]
     left = Path(folder) / str(number)
-    with abort_on_error():
-        topology = Topology(comm, ranks_per_node=1)
-        copy = left / f"world-{comm.size}-from-{stop}"
-        if comm.rank == 0:
-            copy_until(left / "stopped", copy, stop)
-        comm.barrier()
-        config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
-        run = Run(config, topology)
-        sums = _sum_of_residuals(run, to_resume(config), stop)
-        run.fit()
-        assert run.first is not None
-        residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))
-        read = comm.allgather_objects(run.read)
-        if comm.rank == 0:
-            epoch = read[0][0][0]
-            before = json.loads((left / "read.json").read_text())
-            error = np.abs(np.sum(residuals, axis=0) - sums)
-            facts = {
-                "began at": run.first["steps"],
-                "largest residual": float(np.abs(sums).max()),
-                "largest error": float(error.max()),
-                "read before": _ids(before, lambda at, step: at == epoch and step < stop),
-                "read then": _ids(read, lambda at, step: at == epoch),
-                "ended at": [run.trainer.position.steps, run.trainer.position.phase],
-            }
-            print(f"FACTS {json.dumps(facts)}", flush=True)
+    topology = Topology(comm, ranks_per_node=1)
+    copy = left / f"world-{comm.size}-from-{stop}"
+    if comm.rank == 0:
+        copy_until(left / "stopped", copy, stop)
+    comm.barrier()
+    config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
+    run = Run(config, topology)
+    sums = _sum_of_residuals(run, to_resume(config), stop)
+    run.fit()
+    assert run.first is not None
+    residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))
+    read = comm.allgather_objects(run.read)
+    if comm.rank == 0:
+        epoch = read[0][0][0]
+        before = json.loads((left / "read.json").read_text())
+        error = np.abs(np.sum(residuals, axis=0) - sums)
+        facts = {
+            "began at": run.first["steps"],
+            "largest residual": float(np.abs(sums).max()),
+            "largest error": float(error.max()),
+            "read before": _ids(before, lambda at, step: at == epoch and step < stop),
+            "read then": _ids(read, lambda at, step: at == epoch),
+            "ended at": [run.trainer.position.steps, run.trainer.position.phase],
+        }
+        print(f"FACTS {json.dumps(facts)}", flush=True)
 
 
 def _ids(of_ranks: Any, counts: Callable[[int, int], bool]) -> list[int]:

@@ -367,7 +367,8 @@ class FakeCluster:
     def down(self):
         self.calls.append(("down",))
 
-    def lines(self, words, environment, timeout):
+    def lines(self, job, environment, timeout):
+        words = json.loads(job[-1])
         algorithm = environment.get("OMPI_MCA_coll_tuned_allreduce_algorithm")
         density = words[words.index("--density") + 1] if "--density" in words else None
         is_kept = KEEP_MEMORY.items() <= environment.items()

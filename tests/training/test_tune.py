@@ -15,12 +15,12 @@ from commlib.probe import job_of
 from commlib.profile import Profile
 from tests.launching import DIGITS, launch, mpirun, run, tail
 from tests.test_tuner import SPEEDS
-from training import choices, job, tune
+from training import choices, tune
 from training.choices import choose_reducers, default_path, profile_for
 from training.cli import app
 from training.config import load
 from training.gpus import gpus_here
-from training.launch import Ranks, command_line
+from training.launch import Ranks, cloudtrain, command_line
 from training.tune import Request
 
 FAST = Link.of(microseconds=1, gbit_per_second=400)
@@ -228,7 +228,7 @@ def tuned(monkeypatch, capsys, request, ranks, measure=None):
     """Run the command on simulated ranks and return what was printed."""
     own = threading.local()
     monkeypatch.setattr(tune, "SIZES", (1_003, 70_001))
-    monkeypatch.setattr(job, "world", lambda: own.comm)
+    monkeypatch.setattr(transport.mpi, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
 
@@ -296,19 +296,20 @@ def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
     CliRunner().invoke(app, [*words, DIGITS, "density=0.1"])
     CliRunner().invoke(app, ["tune", "-np", "3", "--ranks-per-node", "2,1"])
     assert started == [
-        (Ranks(4, "a:2,b:2", "eth0"), ["tune", "--profile", "p.json", DIGITS, "density=0.1"]),
-        (Ranks(3), ["tune", "--ranks-per-node", "2,1"]),
+        (Ranks(4, "a:2,b:2", "eth0"), cloudtrain("tune", "--profile", "p.json", DIGITS, "density=0.1")),
+        (Ranks(3), cloudtrain("tune", "--ranks-per-node", "2,1")),
     ]
 
 
 def test_the_job_is_started_by_horovodrun():
-    command = command_line(Ranks(4, "a:2,b:2", "eth0"), ["tune", "--profile", "p.json"])
+    command = command_line(Ranks(4, "a:2,b:2", "eth0"), cloudtrain("tune", "--profile", "p.json"))
     assert command[:8] == [
         *("horovodrun", "--mpi", "--disable-cache", "-np", "4", "-H", "a:2,b:2"),
         "--network-interfaces",
     ]
-    assert Path(command[-4]).name == "cloudtrain"
-    assert command[-3:] == ["tune", "--profile", "p.json"]
+    program, *words = json.loads(command[-1])
+    assert Path(program).name == "cloudtrain"
+    assert words == ["tune", "--profile", "p.json"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from training.bench.record import Record, command
 from training.bench.tables import print_records
 from training.bench.telling import Told, pass_on, with_peers
 from training.job import refuse
-from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, command_line
+from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
 from training.quiet import NOISE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
@@ -248,7 +248,7 @@ def _run(
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Told]:
     """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
-    job = command_line(Ranks(sweep.ranks, sweep.hosts), words)
+    job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*words))
     what = " ".join(words[words.index("--size") :])
     _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:

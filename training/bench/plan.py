@@ -9,10 +9,10 @@ from typing import Any
 from commlib import Communicator, Network, Reducer, Topology, transport
 from commlib.errors import InvalidArgument
 from commlib.gradients import Gradients
+from commlib.transport.mpi import WORLD_SIZES
 from commlib.vectors import partition
 from training.bench.options import BASELINE, TRANSCRIBED, Contender, Options
 from training.bench.steps import CLOCKS, Clock
-from training.job import WORLD_SIZES
 
 RANKS, RANKS_PER_NODE = 8, 4
 WARM_UP_STEPS = 2

@@ -1,0 +1,180 @@
+"""How the ranks of an MPI job end: all together, and none while others wait for it.
+
+An exception that nobody catches ends the job with one traceback. A rank that ends in any other way, by
+``sys.exit`` or because its script is over, stays until all others have ended, too. Rank 0 watches meanwhile:
+a rank that has ended reports so, and a rank that has waited for some seconds reports for whom, once a second,
+until its wait is over. Who waits for a rank that has ended will never go on: the job is aborted, and the rank
+that has ended is named. Ranks that compute for long and wait for nobody are left alone, and nothing is sent
+while no wait is long.
+
+Who waits in an exchange of Horovod's is not seen here. Where Horovod was initialised after the first
+communicator was made, it shuts down before a rank stays here, and such exchanges raise.
+"""
+
+import atexit
+import itertools
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from commlib.errors import ConcurrentUse
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FAILED, INTERRUPTED = 1, 130
+
+REPORT_SECONDS = 1.0
+LONG_WAIT_SECONDS = 2.0
+# Of one wait, since a rank that it is for has ended: the last message of that rank may still be on its way.
+REPORTS_OF_A_WAIT = 4
+LAST_SPEAKS_AFTER_SECONDS = 3.0
+LOOK_SECONDS = 0.01
+
+HAS_ENDED, WAITS = 1, 2  # tags of the reports
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A thread waits for ``ranks`` of the world in an exchange over ``comm``."""
+
+    number: int
+    comm: object
+    ranks: Sequence[int]
+    since: float = field(default_factory=time.monotonic)
+
+
+class Watch:
+    """What this rank waits for and, on rank 0, which ranks have ended.
+
+    ``comm``: a communicator of all ranks that nobody else uses. With one rank there is nothing to watch.
+    """
+
+    def __init__(self, comm: "MPI.Comm") -> None:
+        self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
+        self._host = socket.gethostname()
+        self._waits: dict[int, _Wait] = {}  # by thread
+        self._numbers = itertools.count()
+        self._ended: dict[int, str] = {}  # hosts by rank; only rank 0 knows them
+        self._reports: Counter[tuple[int, int]] = Counter()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commlib-watch", daemon=True)
+        self._process = os.getpid()  # forks of this process are no ranks
+        if self._size > 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        from mpi4py import MPI
+
+        previous = sys.excepthook
+
+        def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if os.getpid() == self._process:
+                self.fail(error, lambda: previous(kind, error, trace))
+            else:
+                previous(kind, error, trace)
+
+        sys.excepthook = end
+        atexit.register(self._end)
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._thread.start()
+
+    @contextmanager
+    def waiting(self, comm: object, ranks: Sequence[int]) -> Iterator[None]:
+        """Note that this thread waits for some ``ranks`` of the world, over ``comm``, inside the block.
+
+        Raises :class:`commlib.errors.ConcurrentUse` where another thread does, over the same communicator.
+        """
+        thread = threading.get_ident()
+        if any(wait.comm is comm and other != thread for other, wait in list(self._waits.items())):
+            raise ConcurrentUse(
+                f"rank {self._rank} of {self._size}: two threads exchange over one communicator at the same "
+                "time; give each thread a topology of its own: Topology(transport.mpi.world())"
+            )
+        self._waits[thread] = _Wait(next(self._numbers), comm, ranks)
+        try:
+            yield
+        finally:
+            del self._waits[thread]
+
+    def fail(self, error: BaseException, say: Callable[[], object]) -> None:
+        """Abort the job for an error of this rank, which ``say`` prints below a line that names the rank.
+
+        An interrupt is that line alone. Where several ranks fail, the lowest of them speaks: the higher ones
+        wait a moment, and are ended by it. With one rank nothing is done.
+        """
+        if self._size == 1:
+            return
+        time.sleep(LAST_SPEAKS_AFTER_SECONDS * self._rank / self._size)
+        place = f"rank {self._rank} of {self._size} on {self._host}"
+        if isinstance(error, KeyboardInterrupt):
+            self._abort(f"{place} was interrupted\n", INTERRUPTED)
+        sys.stderr.write(f"{place} failed:\n")
+        say()
+        self._abort("", FAILED)
+
+    def _abort(self, text: str, status: int) -> None:
+        from mpi4py import MPI
+
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        if MPI.Is_finalized():  # by Horovod, where that had initialised it
+            os._exit(status)
+        self._comm.Abort(status)
+
+    def _end(self) -> None:
+        """Stay until all ranks have come here: whoever waits for this one is noticed until then."""
+        from mpi4py import MPI
+
+        if os.getpid() != self._process or MPI.Is_finalized():
+            return
+        try:
+            self._report(HAS_ENDED, self._host)
+            barrier = self._comm.Ibarrier()
+            while not barrier.Test():
+                time.sleep(LOOK_SECONDS)
+        except KeyboardInterrupt as error:
+            self.fail(error, lambda: None)
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        from mpi4py import MPI
+
+        while not self._is_over.wait(REPORT_SECONDS) and not MPI.Is_finalized():
+            now = time.monotonic()
+            for wait in list(self._waits.values()):
+                if now - wait.since > LONG_WAIT_SECONDS:
+                    self._report(WAITS, (wait.number, wait.ranks))
+            status = MPI.Status()
+            while self._comm.Iprobe(status=status):
+                self._hear(status.source, status.tag, self._comm.recv(source=status.source, tag=status.tag))
+
+    def _report(self, tag: int, content: Any) -> None:
+        if self._rank == 0:
+            self._hear(0, tag, content)
+        else:
+            self._comm.isend(content, 0, tag)
+
+    def _hear(self, rank: int, tag: int, content: Any) -> None:
+        """Take the report of a rank, on rank 0; abort where it waits for one that has ended."""
+        if tag == HAS_ENDED:
+            self._ended[rank] = content
+            return
+        number, ranks = content
+        gone = sorted(self._ended.keys() & set(ranks))
+        self._reports[rank, number] += bool(gone)
+        if self._reports[rank, number] >= REPORTS_OF_A_WAIT:
+            place = f"rank {gone[0]} of {self._size} on {self._ended[gone[0]]}"
+            complaint = "has ended, and others wait for it: all have to make the same exchanges"
+            self._abort(f"{place} {complaint}\n", FAILED)

@@ -1,0 +1,103 @@
+"""Messages with checksums: for finding a network card, a memory module or a driver that changes bytes.
+
+TCP's own checksum has 16 bits and ends at the network card. Here a digest of 64 bits (XXH3) follows every
+message; it is taken where the sender reads and compared where the receiver has written.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from commlib.arrays import Array, to_host
+from commlib.errors import PeerFailed
+from commlib.transport.base import Communicator, Request
+
+VERIFY = "CLOUDTRAIN_VERIFY"
+
+
+class _Both(Request):
+    """A message and its digest on their way."""
+
+    def __init__(self, message: Request, digest: Request) -> None:
+        self._message, self._digest = message, digest
+
+    def wait(self) -> None:
+        self._message.wait()
+        self._digest.wait()
+
+
+class _Checked(_Both):
+    def __init__(self, message: Request, digest: Request, array: Array, sent: Array, what: str) -> None:
+        super().__init__(message, digest)
+        self._array, self._sent, self._what = array, sent, what
+
+    def wait(self) -> None:
+        super().wait()
+        sent, arrived = int(self._sent[0]), _digest(self._array)
+        if sent != arrived:
+            size = f"{self._array.nbytes} bytes"
+            raise PeerFailed(
+                f"{self._what}: {size} of digest {sent:016x} were sent, and {arrived:016x} arrived"
+            )
+
+
+class VerifiedCommunicator(Communicator):
+    """Ranks that check every message that they receive from each other over another communicator.
+
+    What was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks. Payload is
+    counted without the digests. What lies on GPUs is copied to host memory to be checked.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm.rank, comm.size, comm.host)
+        self.arrays, self._comm = comm.arrays, comm
+
+    def __str__(self) -> str:
+        return str(self._comm)
+
+    def now(self) -> float:
+        """See :meth:`Communicator.now`."""
+        return self._comm.now()
+
+    def split(self, color: int) -> "VerifiedCommunicator":
+        """See :meth:`Communicator.split`."""
+        return VerifiedCommunicator(self._comm.split(color))
+
+    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.agree`."""
+        return self._comm.agree(values)
+
+    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.swap`."""
+        return self._comm.swap(values)
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        return self._comm.allgather_objects(value)
+
+    def _send(self, array: Array, destination: int) -> Request:
+        digest = np.array([_digest(array)], np.uint64)
+        return _Both(self._comm.send(array, destination), self._comm.send_header(digest, destination))
+
+    def _receive(self, array: Array, source: int) -> Request:
+        sent = np.empty(1, np.uint64)
+        message, digest = self._comm.receive(array, source), self._comm.receive_header(sent, source)
+        what = f"rank {self.rank} of {self.size} on {self.host}, receiving from rank {source}"
+        return _Checked(message, digest, array, sent, what)
+
+
+def verified(comm: Communicator) -> Communicator:
+    """Return ``comm`` with a digest behind every message; itself, where it has them. All ranks do it or none.
+
+    >>> from commlib.transport import simulated
+    >>> simulated.run(lambda comm: int(verified(comm).agree([comm.rank]).sum()), world_size=3)
+    [3, 3, 3]
+    """
+    return comm if isinstance(comm, VerifiedCommunicator) else VerifiedCommunicator(comm)
+
+
+def _digest(array: Array) -> int:
+    return int(xxh3_64_intdigest(to_host(array).reshape(-1).view(np.uint8)))

@@ -1,0 +1,180 @@
+"""``cloudtrain launch``: what it starts, and how what it has started ends."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launching import DIGITS, ENVIRONMENT, launch, run, tail
+from training.launch import Ranks, cloudtrain, command_line
+from training.program import check_program
+
+BOUND_SECONDS = 120
+
+# words that a shell, horovodrun or mpirun might take for theirs
+WORDS = [
+    "-np",
+    "3",
+    "--help",
+    ":",
+    "",
+    "a b",
+    "$HOME",
+    "*",
+    "--",
+    "--mca",
+    "btl",
+    "it's",
+    '"',
+    "\n",
+    "é",
+    "-x",
+]
+
+
+def test_on_one_machine_there_may_be_more_ranks_than_cores_and_on_several_the_slots_count():
+    assert "--binding-args=--bind-to none --map-by slot:OVERSUBSCRIBE" in command_line(Ranks(4), ["true"])
+    command = command_line(Ranks(4, "a:2,b:2", "eth0"), cloudtrain("train", "x.yaml"))
+    assert "--binding-args=--bind-to none --map-by slot" in command
+    assert command[command.index("-H") + 1] == "a:2,b:2"
+    assert json.loads(command[-1]) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("program", "others", "message"),
+    [
+        ([], [], "--: expected a program behind it"),
+        (
+            ["python"],
+            ["my.yaml", "density=1"],
+            "expected nothing of a configuration .*, got my.yaml density=1",
+        ),
+    ],
+)
+def test_a_program_is_given_and_nothing_of_a_configuration_beside_it(program, others, message):
+    with pytest.raises(ValueError, match=message):
+        check_program(program, others)
+
+
+@pytest.mark.launch
+def test_the_command_line_of_a_program_is_checked_in_one_line_and_help_names_it():
+    for words, said in {
+        ("--",): "cloudtrain: --: expected a program behind it, such as: -- python my.py\n",
+        (
+            DIGITS,
+            "--",
+            "x",
+        ): f"cloudtrain: --: expected nothing of a configuration beside a program, got {DIGITS}\n",
+    }.items():
+        result = launch(2, *words)
+        assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+    assert "-- python my.py" in run("cloudtrain", "launch", "--help").stdout
+    result = launch(2)
+    assert result.returncode == 2
+    assert "expected a configuration, or a program: -- python my.py" in result.stderr
+
+
+@pytest.mark.launch
+def test_any_program_is_started_with_its_words_untouched_and_its_output_and_status_passed_on(tmp_path):
+    (tmp_path / "my.py").write_text(
+        "import json, os, sys\n"
+        "import commlib\n"
+        "comm = commlib.transport.mpi.world()\n"
+        "everyone = comm.allgather_objects((comm.rank, os.getcwd()))\n"
+        "if comm.rank == 0:\n"
+        "    print(json.dumps([sys.argv[1:], sys.executable, everyone]))\n"
+        "    print('to standard error', file=sys.stderr)\n"
+        "    sys.stdout.flush()\n"
+        "sys.exit(3)\n"
+    )
+    result = launch(2, "--", "python", "my.py", *WORDS, cwd=tmp_path)
+    assert result.returncode == 3, tail(result)
+    assert result.stderr == "to standard error\n"
+    words, python, ranks = json.loads(result.stdout)
+    assert words == WORDS
+    assert Path(python).parent == Path(sys.executable).parent
+    assert ranks == [[0, str(tmp_path)], [1, str(tmp_path)]]
+
+
+@pytest.mark.launch
+def test_a_program_that_is_not_there_is_one_line(tmp_path):
+    result = launch(2, "--", "no-such-program", "x", cwd=tmp_path)
+    assert result.returncode == 127
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("cloudtrain: no-such-program: No such file or directory on ")
+    assert line.endswith("; expected a command, such as: python my.py")
+
+
+WAITING = (
+    "import os, time\n"
+    "import commlib\n"
+    "comm = commlib.transport.mpi.world()\n"
+    "everyone = comm.allgather_objects(os.getpid())\n"
+    "if comm.rank == 0: print(*everyone, flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+@contextmanager
+def started() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """Launch two ranks that wait; yield the launch and all processes below it, none of which is left."""
+    with subprocess.Popen(
+        ["cloudtrain", "launch", "-np", "2", "--", "python", "-c", WAITING],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        below: list[psutil.Process] = []
+        try:
+            assert process.stdout is not None
+            ranks = [int(word) for word in process.stdout.readline().split()]
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert len(ranks) == 2
+            assert set(ranks) <= {each.pid for each in below}
+            yield process, below
+        finally:
+            process.kill()
+            for each in below:
+                if each.is_running():
+                    each.kill()
+
+
+def listening(process: psutil.Process) -> list[str]:
+    """Return the addresses on which a process listens for TCP connections."""
+    connections = process.net_connections("tcp")
+    return [each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN]
+
+
+@pytest.mark.launch
+def test_a_launch_that_is_killed_takes_its_ranks_with_it():
+    with started() as (process, below):
+        process.kill()
+        assert process.wait(BOUND_SECONDS) == -signal.SIGKILL
+        _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
+        assert left == []
+
+
+@pytest.mark.launch
+def test_ranks_end_with_the_mpirun_that_started_them():
+    with started() as (_, below):
+        (mpirun,) = [each for each in below if each.name() == "prterun"]
+        mpirun.kill()
+        _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
+        assert left == []
+
+
+@pytest.mark.launch
+def test_an_interrupted_launch_is_one_line_and_takes_its_ranks_with_it():
+    with started() as (process, below):
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=BOUND_SECONDS)
+        assert (process.returncode, out, errors) == (130, "", "cloudtrain: interrupted\n")
+        _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
+        assert left == []

@@ -1,0 +1,172 @@
+"""How the ranks of an MPI job end: real processes, each way out of a script while others wait."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from commlib.errors import ConcurrentUse, LaunchError
+from commlib.transport import mpi
+from tests.launching import ENVIRONMENT, MPIRUN, ROOT
+
+BOUND_SECONDS = 120  # for a job that is to end within 10 seconds, on a machine that has much else to do
+
+ENDED = "rank 1 of {size} on {host} has ended, and others wait for it: all have to make the same exchanges"
+
+
+def ended(program: str, ranks: int) -> tuple[int, str, str]:
+    """Run a program on ranks; return its status and what it printed. Nothing of it is left afterwards."""
+    with subprocess.Popen(
+        (*MPIRUN, str(ranks), sys.executable, "-c", program),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=BOUND_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.terminate()  # mpirun takes its ranks with it
+    return process.returncode, out, errors
+
+
+WAYS = {
+    "a_clean_exit": ("sys.exit(0)", "comm.allgather_objects(1)", ENDED, 1),
+    "the_end_of_the_script": ("pass", "comm.receive(np.zeros(4), 1).wait()", ENDED, 1),
+    "an_exit_with_a_status": ("sys.exit(3)", "comm.split(0)", ENDED, 1),
+    "a_signal": (
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
+        "comm.barrier()",
+        "rank 1 of 3 on {host} was interrupted",
+        130,
+    ),
+    "an_interrupt": (
+        "raise KeyboardInterrupt",
+        "comm.barrier()",
+        "rank 1 of 3 on {host} was interrupted",
+        130,
+    ),
+    "an_exception": (
+        "raise RuntimeError('the disk is gone')",
+        "comm.barrier()",
+        "rank 1 of 3 on {host} failed:",
+        1,
+    ),
+}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("leave", "wait", "line", "status"), WAYS.values(), ids=WAYS)
+def test_a_rank_that_leaves_ends_the_job_and_is_named(leave, wait, line, status):
+    code, out, errors = ended(
+        "import os, signal, sys, time, numpy as np\n"
+        "from commlib.transport import mpi\n"
+        "comm = mpi.world()\n"
+        "comm.barrier()\n"
+        f"if comm.rank == 1:\n    {leave}\n"
+        f"else:\n    {wait}\n"
+        "    print('went on')",
+        ranks=3,
+    )
+    assert line.format(host=os.uname().nodename, size=3) in errors.splitlines()
+    assert errors.count(" of 3 on ") == 1  # one rank is named, once
+    assert errors.count("Traceback") == ("failed" in line)
+    assert "went on" not in out
+    assert code == status
+
+
+@pytest.mark.launch
+def test_a_rank_that_is_done_early_does_not_end_those_that_compute():
+    code, out, errors = ended(
+        "import time\n"
+        "from commlib.transport import ending, mpi\n"
+        "comm = mpi.world()\n"
+        "others = comm.split(comm.rank == 1)\n"
+        "if comm.rank == 0:\n"  # rank 2 waits for it as long
+        "    time.sleep(ending.LONG_WAIT_SECONDS + 2 * ending.REPORTS_OF_A_WAIT * ending.REPORT_SECONDS)\n"
+        "others.barrier()\n"
+        "print(f'rank {comm.rank} is done')",
+        ranks=3,
+    )
+    assert (code, errors) == (0, "")
+    assert sorted(out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("first", ["world", "init"])
+def test_ranks_that_use_horovod_as_well_end_as_others_do(first):
+    calls = ["comm = mpi.world()", "hvd.init()"]
+    code, out, errors = ended(
+        "import os, sys\n"
+        "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+        "from training.quiet import import_tensorflow\n"
+        "import_tensorflow()\n"
+        "import horovod.tensorflow as hvd, tensorflow as tf\n"
+        "from commlib.transport import mpi\n" + "\n".join(calls if first == "world" else calls[::-1]) + "\n"
+        "print(float(hvd.allreduce(tf.ones(3))[0]), flush=True)\n"
+        "if comm.rank == 1: sys.exit(0)\n"
+        + ("hvd.allreduce(tf.ones(3), name='again')\n" if first == "world" else "comm.barrier()\n")
+        + "print('went on')",
+        ranks=2,
+    )
+    assert code == 1
+    assert out.splitlines() == ["1.0"] * 2
+    (line,) = [each for each in errors.splitlines() if each.startswith("rank ")]
+    host = os.uname().nodename
+    assert line == (f"rank 0 of 2 on {host} failed:" if first == "world" else ENDED.format(host=host, size=2))
+
+
+class Request:
+    """A request that is over when it is told, and says when somebody waits for it."""
+
+    def __init__(self):
+        self.is_over, self.is_waited_for = threading.Event(), threading.Event()
+
+    def Test(self, status):
+        return self.is_over.is_set()
+
+    def Wait(self, status):
+        self.is_waited_for.set()
+        assert self.is_over.wait(BOUND_SECONDS)
+
+
+def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch):
+    monkeypatch.delenv(mpi.YIELDS, raising=False)
+    comm, other = mpi.world(), mpi.world()
+    request = Request()
+    thread = threading.Thread(target=comm.wait_for, args=(request,))
+    thread.start()
+    assert request.is_waited_for.wait(BOUND_SECONDS)
+    try:
+        with pytest.raises(ConcurrentUse, match="give each thread a topology of its own"):
+            comm.wait_for(Request())
+        is_over = Request()
+        is_over.is_over.set()
+        other.wait_for(is_over)  # another communicator may be used
+    finally:
+        request.is_over.set()
+        thread.join()
+    comm.barrier()  # and so may this one, now
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"HOROVOD_SIZE": "2"},
+            r"HOROVOD_SIZE says that 2 ranks were started and MPI sees 1 \(horovodrun --gl",
+        ),
+        ({"PMI_SIZE": "3"}, r"PMI_SIZE says that 3 .* \(the launcher of another MPI\?\)"),
+        ({"HOROVOD_ELASTIC": "1", "HOROVOD_SIZE": "1"}, "HOROVOD_ELASTIC says that this is an elastic job"),
+    ],
+)
+def test_a_world_of_one_in_a_job_of_more_is_refused_with_the_way_to_launch(monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=message + r".*cloudtrain launch -np \d .*-- python my\.py"):
+        mpi.world()

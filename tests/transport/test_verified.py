@@ -1,0 +1,75 @@
+"""Messages with a digest behind each: what is altered on its way is noticed, and nothing else changes."""
+
+import numpy as np
+import pytest
+
+from commlib import Topology, make_reducer
+from commlib.errors import PeerFailed
+from commlib.transport import simulated
+from commlib.transport.verified import verified
+from training.config import Config
+
+
+@pytest.fixture
+def flipping(monkeypatch):
+    """Flip one bit of every message of 4,000 bytes on its way."""
+    whole = simulated._Mailbox.put
+
+    def put(mailbox, message):
+        if message.nbytes == 4000:
+            message = message.copy()
+            message.view(np.uint8)[1234] ^= 16
+        whole(mailbox, message)
+
+    monkeypatch.setattr(simulated._Mailbox, "put", put)
+
+
+def exchange(comm):
+    if comm.rank == 1:
+        comm.send(np.arange(1000, dtype=np.float32), 2).wait()
+        return None
+    if comm.rank == 2:
+        incoming = np.empty(1000, np.float32)
+        comm.receive(incoming, 1).wait()
+        return incoming
+    return None
+
+
+def test_a_bit_that_flips_on_its_way_is_noticed_and_both_ranks_are_named(flipping):
+    arrived = simulated.run(exchange, 3)[2]
+    assert (arrived != np.arange(1000)).sum() == 1  # unverified, it goes unnoticed
+    with pytest.raises(
+        PeerFailed, match=r"rank 2 of 3 on node0, receiving from rank 1: 4000 bytes of digest "
+    ):
+        simulated.run(lambda comm: exchange(verified(comm)), 3)
+
+
+def test_a_split_of_verified_ranks_is_verified_and_nothing_is_verified_twice(flipping):
+    def body(comm):
+        return exchange(verified(verified(comm)).split(0))
+
+    with pytest.raises(PeerFailed, match="receiving from rank 1: 4000 bytes of digest"):
+        simulated.run(body, 3)
+    comm = simulated.run(verified, 1)[0]
+    assert verified(comm) is comm
+
+
+@pytest.mark.parametrize("name", ["dense", "hitopk", "oktopk"])
+def test_means_and_counted_bytes_are_those_of_ranks_that_do_not_verify(name):
+    settings = {} if name == "dense" else {"density": 0.05}
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=1003, **settings)
+        mean = reducer.reduce(np.random.default_rng(comm.rank).normal(size=1003))
+        return mean.tobytes(), reducer.last.traffic
+
+    assert simulated.run(lambda comm: body(verified(comm)), 4) == simulated.run(body, 4)
+
+
+def test_a_configuration_verifies_where_it_says_so():
+    assert Config.model_fields["verify"].default is False
+
+
+def test_ranks_that_give_different_numbers_of_integers_are_told_so():
+    with pytest.raises(PeerFailed, match=r"expected 2 integers from every rank, got \[2, 3\]"):
+        simulated.run(lambda comm: comm.agree([7] * (2 + comm.rank)), 2)

@@ -1,0 +1,30 @@
+"""End a job whose launcher is gone, in whatever way it went: a process of its own, which outlives it.
+
+usage: python -I guard.py GROUP      (the job's process group; standard input: a pipe that the launcher holds)
+"""
+
+import os
+import signal
+import sys
+import time
+
+PATIENCE_SECONDS = 10.0
+LOOK_SECONDS = 0.1
+
+
+def end(group: int) -> None:
+    """End a process group: first asked, so that mpirun ends ranks on other machines, then forced."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(group, number)
+            until = time.monotonic() + PATIENCE_SECONDS
+            while time.monotonic() < until:
+                os.killpg(group, 0)  # raises where nothing of it is left
+                time.sleep(LOOK_SECONDS)
+    except ProcessLookupError:
+        return
+
+
+if __name__ == "__main__":
+    if not sys.stdin.buffer.read(1):  # the launcher writes when the job has ended, and not when it is gone
+        end(int(sys.argv[1]))
