@@ -4,7 +4,6 @@ A tmpfs that is larger than the memory left to this process's control group does
 the process is killed. So its room is the least of all limits.
 """
 
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,9 @@ import numpy.typing as npt
 
 from datacache.errors import CacheFull
 
-PAGE = min(mmap.PAGESIZE, 32768)  # bytes of LMDB's pages
-KEY_BYTES = 8
-
-# LMDB's layout (format 1): each page begins with 16 bytes; each node has 8 and 2 in the page's table; what
-# does not fit twice into a page goes into pages of its own, and an 8-byte page number stands in its place.
-_PAGE_HEADER = 16
-_NODE_HEADER = 8 + 2
-_LARGEST_NODE = (PAGE - _PAGE_HEADER) // 2 - 2
-_POINTER = 8
-
-# Pages that one transaction replaces are free only when no reader needs them: as many as a few large ones
-# touch at the same time.
-_PAGES_IN_FLIGHT = 1024
+# A sample's entry in the log, and its two numbers in the index.
+_INDEX_BYTES = 32 + 16
+_SMALL_FILES_BYTES = 64 << 10
 
 _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
@@ -40,26 +29,13 @@ class Limit:
     remedy: str
 
 
-def lmdb_bytes(sizes: npt.NDArray[np.int64]) -> int:
-    """Return an upper bound of the bytes of a data file with records of ``sizes`` bytes, put in any order.
+def store_bytes(sizes: npt.NDArray[np.int64]) -> int:
+    """Return an upper bound of the bytes that a generation with records of ``sizes`` bytes takes.
 
-    >>> lmdb_bytes(np.full(1000, 30_000)) / (1000 * 30_000) < 1.3
+    >>> store_bytes(np.full(1000, 30_000)) / (1000 * 30_000) < 1.01
     True
     """
-    nodes = _NODE_HEADER + KEY_BYTES + sizes
-    apart = nodes > _LARGEST_NODE
-    pages_apart = -(-(_PAGE_HEADER + sizes[apart]) // PAGE)
-    nodes = np.where(apart, _NODE_HEADER + KEY_BYTES + _POINTER, nodes + 1)  # nodes begin at even bytes
-    leaves = _split_pages(int(nodes.sum()), int(nodes.max(initial=1)))
-    branches = 2 * _split_pages(leaves * (_NODE_HEADER + KEY_BYTES), _NODE_HEADER + KEY_BYTES)
-    in_flight = min(leaves + branches, _PAGES_IN_FLIGHT)
-    return PAGE * (int(pages_apart.sum()) + leaves + branches + 2 * in_flight + 16)
-
-
-def _split_pages(total: int, largest: int) -> int:
-    """Return how many pages nodes of ``total`` bytes need when every page is one half of a split."""
-    least_filled = (PAGE - _PAGE_HEADER - largest) // 2
-    return -(-total // least_filled)
+    return int(sizes.sum()) + _INDEX_BYTES * len(sizes) + _SMALL_FILES_BYTES
 
 
 def free_bytes(path: Path) -> int:
@@ -79,16 +55,16 @@ def check_room(path: Path, needed: int, what: str) -> None:
 
 def tightest(path: Path, system: Path = Path("/")) -> Limit:
     """Return what bounds the room in a folder most; ``system`` is where ``proc`` and ``sys`` are."""
-    existing = _existing(path)
-    limits = [_filesystem_limit(existing)]
-    if in_memory(existing, system):
+    path = existing(path)
+    limits = [_filesystem_limit(path)]
+    if in_memory(path, system):
         limits += [_machine_limit(system), *_group_limits(system)]
     return min(limits, key=lambda limit: limit.free)
 
 
 def in_memory(path: Path, system: Path = Path("/")) -> bool:
     """Tell whether what is written to a folder stays in memory."""
-    device = os.stat(_existing(path)).st_dev
+    device = os.stat(existing(path)).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in (system / "proc/self/mountinfo").read_text().splitlines():
         mount, _, kind = line.partition(" - ")
@@ -109,7 +85,7 @@ def readable(number: int) -> str:
     return f"{number} bytes"
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that exists."""
     path = path.absolute()
     while not path.exists():

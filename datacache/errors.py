@@ -19,3 +19,7 @@ class Damaged(ValueError):
 
 class BadSample(ValueError):
     """What central storage holds cannot be decoded."""
+
+
+class Untrusted(PermissionError):
+    """A folder or file of a cache that somebody else has made or may change."""

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_hexdigest
 
+from datacache.capacity import existing
 from datacache.errors import BadSample, CacheFull
 from datacache.folders import note_reads
 from datacache.generation import Generation, Unread, Use
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.preprocessing import Preprocessing
-from datacache.records import pack, unpack
+from datacache.private import check_folder
+from datacache.records import pack, seed_of, unpack
 from datacache.sources import Source
 
 Sample = npt.NDArray[np.uint8]
@@ -30,11 +32,27 @@ class Places:
     """Folders in which the ranks of a node keep samples together; ``None``: they do not.
 
     ``disk``: level 1, samples as central storage has them. ``memory``: level 2, pre-processed ones, in a
-    tmpfs such as ``/dev/shm``.
+    tmpfs such as ``/dev/shm``. ``says_when_full``: whether this process warns where there is no room, once a
+    filesystem for all caches that are given the same object; of the ranks of a node one should.
     """
 
     disk: Path | None = None
     memory: Path | None = None
+    says_when_full: bool = True
+    _full: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def check(self) -> None:
+        """Raise :class:`datacache.errors.Untrusted` if another user made a folder, or may change it."""
+        for folder in (self.disk, self.memory):
+            if folder is not None:
+                check_folder(folder)
+
+    def warn_full(self, folder: Path, message: str) -> None:
+        """Warn that there is no room in a folder, unless that has been said of its filesystem."""
+        device = existing(folder).stat().st_dev
+        if self.says_when_full and device not in self._full:
+            warnings.warn(message, stacklevel=5)
+        self._full.add(device)
 
 
 @dataclass
@@ -61,13 +79,17 @@ class Level:
 
     def __init__(
         self,
+        places: Places,
         folder: Path | None,
         fingerprint: str,
         part: Ids,
         sizes: npt.NDArray[np.int64],
         note: Mapping[str, Any],
     ) -> None:
+        self._places = places
         self.generation: Generation | None = None
+        self.seed = seed_of(fingerprint)
+        """Of the checksums of its records."""
         self._asked = self._found = 0
         self._counting = threading.Lock()
         if folder is None or len(part) == 0:
@@ -75,7 +97,12 @@ class Level:
         try:
             self.generation = Generation(folder, fingerprint, part, sizes, note=note)
             self.generation.freeze()  # what a killed process has filled, but not frozen any more
-        except (CacheFull, OSError, RuntimeError) as error:
+            if self.generation.no_room is not None:
+                message = f"what is there is read, and nothing more kept: {self.generation.no_room}"
+                places.warn_full(folder, message)
+        except CacheFull as error:
+            places.warn_full(folder, f"level {note['level']} of the cache is done without: {error}")
+        except (OSError, RuntimeError) as error:
             warnings.warn(f"level {note['level']} of the cache is done without: {error}", stacklevel=3)
 
     def read(self, ids: Ids, use: Use) -> Unread:
@@ -101,7 +128,7 @@ class Level:
                 self.generation.put_many(ids[missing], [records[position] for position in missing.tolist()])
                 self.generation.freeze()
             except CacheFull as error:
-                warnings.warn(str(error), stacklevel=3)
+                self._places.warn_full(self.generation.folder, str(error))
 
     def close(self) -> None:
         """Give the generation back, and note for those who list it how much of what was asked it had."""
@@ -139,12 +166,13 @@ class Levels:
         encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
         prepared = xxh3_128_hexdigest(f"{encoded} {preprocessing.fingerprint}".encode())
         note = {"manifest": manifest.fingerprint, "samples of the source": len(manifest)}
-        self.disk = Level(places.disk, encoded, part, manifest.sizes[part], {"level": 1, **note})
+        places.check()
+        self.disk = Level(places, places.disk, encoded, part, manifest.sizes[part], {"level": 1, **note})
         planned = manifest.sizes[part]
         if places.memory is not None:
             planned = preprocessing.planned_bytes(planned, manifest.shape)
         note |= {"preprocessing": preprocessing.fingerprint}
-        self.memory = Level(places.memory, prepared, part, planned, {"level": 2, **note})
+        self.memory = Level(places, places.memory, prepared, part, planned, {"level": 2, **note})
 
     def read(self, ids: Ids) -> list[Sample]:
         """Return pre-processed samples, in the order of ``ids``.
@@ -168,10 +196,10 @@ class Levels:
         verify = self._verified == 1 or random.random() < self._verified
 
         def use(position: int, record: memoryview) -> None:
-            payload, shape = unpack(int(ids[position]), record, verify=verify)
+            payload, shape = unpack(int(ids[position]), record, verify=verify, seed=self.memory.seed)
             if len(shape) == 4:  # the last tells which sample stands in
                 self._note_stand_in(int(ids[position]), shape[3])
-            samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3]).copy()
+            samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])
 
         unread = self.memory.read(ids, use)
         positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
@@ -188,7 +216,7 @@ class Levels:
         found: dict[int, bytes] = {}
 
         def use(position: int, record: memoryview) -> None:
-            found[position] = bytes(unpack(int(ids[position]), record, verify=True)[0])
+            found[position] = bytes(unpack(int(ids[position]), record, verify=True, seed=self.disk.seed)[0])
 
         unread = self.disk.read(ids, use)
         positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
@@ -197,7 +225,8 @@ class Levels:
             fetched = self._source.read(self._manifest, ids[positions])
             self._count(storage=len(fetched), storage_bytes=sum(map(len, fetched)))
             found |= dict(zip(positions.tolist(), fetched, strict=True))
-            records = {each: pack(int(ids[each]), found[each]) for each in positions.tolist()}
+            seed = self.disk.seed
+            records = {each: pack(int(ids[each]), found[each], seed=seed) for each in positions.tolist()}
             self.disk.keep(ids, unread, records)
         return [found[position] for position in range(len(ids))]
 
@@ -226,7 +255,8 @@ class Levels:
             except BadSample as error:
                 sample, other = self._stand_in(number, error)
                 stand_in = [other]
-            record = pack(number, np.ascontiguousarray(sample).data.cast("B"), (*sample.shape, *stand_in))
+            pixels, shape = np.ascontiguousarray(sample).data.cast("B"), (*sample.shape, *stand_in)
+            record = pack(number, pixels, shape, seed=self.memory.seed)
             prepared.append((sample, record))
         return prepared
 

@@ -1,8 +1,9 @@
 """What lies in a cache's folders: listed, verified, and removed when nobody uses it."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from datacache.errors import Damaged
 from datacache.folders import (
     BROKEN,
     COMPLETE,
+    PREFIX,
     all_folders,
     describe,
     held_bytes,
@@ -18,7 +20,9 @@ from datacache.folders import (
     remove,
 )
 from datacache.frozen import Frozen
-from datacache.records import key_of, unpack
+from datacache.private import check_folder
+from datacache.records import key_of, seed_of, unpack
+from datacache.store import RECORDS, RecordFile, all_entries
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,11 @@ class Kept:
 
 
 def kept_in(root: Path, before: Collection[str] = ()) -> Iterator[Kept]:
-    """Yield all that lies in a folder; nothing if it is not there.
+    """Yield all that lies in a folder; nothing if it is not there, ``Untrusted`` if it is another user's.
 
     ``before``: fingerprints of manifests that hold no more (see :func:`datacache.catalogue.superseded`).
     """
+    check_folder(root)
     for folder in all_folders(root):
         found = describe(folder)
         state = "complete" if (folder / COMPLETE).exists() else "unfinished"
@@ -73,27 +78,43 @@ def kept_in(root: Path, before: Collection[str] = ()) -> Iterator[Kept]:
 class Verdict:
     """What reading every record of a folder has shown.
 
-    ``damaged``: how many are not what was written, also where a good one is kept beside it.
+    ``damaged``: how many of the ``records`` that are there are not what was written, also where a good one is
+    kept beside it.
     """
 
     kept: Kept
+    records: int = 0
     damaged: int = 0
     unreadable: str | None = None
 
 
 def verify(kept: Kept) -> Verdict:
-    """Read all records of a complete folder, and look at every checksum."""
+    """Read all records of a folder, whole or being filled, and look at every checksum."""
+    if kept.state == "unusable":
+        return Verdict(kept, unreadable="damaged or of another format: made anew at the next start")
+    seed = seed_of(kept.folder.name.removeprefix(PREFIX))
     try:
-        frozen = Frozen(kept.folder)
+        records = list(_records(kept.folder, seed))
     except (Damaged, OSError) as error:
         return Verdict(kept, unreadable=str(error))
-    return Verdict(kept, sum(not _is_whole(frozen, place) for place in range(len(frozen))))
+    return Verdict(kept, len(records), sum(not _is_whole(record, seed) for record in records))
 
 
-def _is_whole(frozen: Frozen, place: int) -> bool:
+def _records(folder: Path, seed: int) -> Iterator[Callable[[], memoryview]]:
+    """Yield what reads each record that is there."""
+    if (folder / COMPLETE).exists():
+        frozen = Frozen(folder, seed)
+        yield from (partial(frozen.record, place) for place in range(len(frozen)))
+        return
+    file = RecordFile(folder / RECORDS)
+    for entry in all_entries(folder, seed):
+        yield partial(file.read, int(entry["start"]), int(entry["bytes"]))
+
+
+def _is_whole(read: Callable[[], memoryview], seed: int) -> bool:
     try:
-        record = frozen.record(place)
-        unpack(key_of(record), record, verify=True)
+        record = read()
+        unpack(key_of(record), record, verify=True, seed=seed)
     except Damaged:
         return False
     return True

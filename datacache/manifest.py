@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from datacache.private import open_file, read_file
 
 FORMAT = 1
 Column = npt.NDArray[np.int64]
@@ -112,9 +115,9 @@ class Manifest:
         facts = {"format": FORMAT, "fingerprint": self.fingerprint, **self._facts()}
         columns: dict[str, Any] = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
         columns |= {name: np.frombuffer(buffer, np.uint8) for name, buffer in self._buffers().items()}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
         try:
-            with temporary.open("wb") as file:
+            with os.fdopen(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 np.savez(file, **columns)
                 file.flush()
                 os.fsync(file.fileno())
@@ -126,9 +129,10 @@ class Manifest:
     def load(cls, path: str | Path) -> "Manifest":
         """Return a manifest that was saved.
 
-        ``FileNotFoundError`` if it is not there; ``ValueError`` if it is damaged or of another format.
+        ``FileNotFoundError`` if it is not there; ``ValueError`` if it is damaged or of another format;
+        ``Untrusted`` if other users may have written it.
         """
-        data = Path(path).read_bytes()
+        data = read_file(Path(path))
         try:
             columns = _unzipped(data)
             facts = json.loads(columns["facts"].tobytes())

@@ -1,7 +1,8 @@
 """A sample as it lies in the cache: a header, then the payload; nothing wrong is ever taken for right.
 
 The header holds the key, so a record found under another key is caught; its own checksum, looked at always;
-and the payload's, seeded with the header's, looked at on request.
+and the payload's, seeded with the header's, looked at on request. The header's is seeded with the generation
+that the record belongs to, so one of another data set with the same key and size is caught as well.
 
 >>> record = pack(7, b"abcdef", (2, 3))
 >>> payload, shape = unpack(7, memoryview(record), verify=True)
@@ -15,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from datacache.errors import Damaged
 
-MAGIC = b"ctr1"
+MAGIC = b"ctr2"
 MOST_DIMENSIONS = 4
 
 _HEAD = struct.Struct("<4sIqQ4I")  # magic, dimensions, key, bytes of payload, shape
@@ -23,32 +24,40 @@ _CHECKS = struct.Struct("<QQ")  # of the head, of the payload
 HEADER_BYTES = _HEAD.size + _CHECKS.size
 
 
-def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = ()) -> bytes:
+def seed_of(fingerprint: str) -> int:
+    """Return what the checksums of a generation are seeded with."""
+    return xxh3_64_intdigest(fingerprint.encode())
+
+
+def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, seed: int = 0) -> bytes:
     """Return the record of ``payload`` under ``key``; a ``memoryview`` must be contiguous.
 
     ``shape`` is kept beside it, at most four sizes below 2³²; ``()`` for a payload that is no array.
+    ``seed``: that of the generation it is for.
     """
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {shape}")
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     padded = shape + (0,) * (MOST_DIMENSIONS - len(shape))
     head = _HEAD.pack(MAGIC, len(shape), key, size, *padded)
-    head_check = xxh3_64_intdigest(head)
+    head_check = xxh3_64_intdigest(head, seed)
     checks = _CHECKS.pack(head_check, xxh3_64_intdigest(payload, head_check))
     return b"".join((head, checks, payload))
 
 
-def unpack(key: int, record: memoryview, *, verify: bool) -> tuple[memoryview, tuple[int, ...]]:
+def unpack(
+    key: int, record: memoryview, *, verify: bool, seed: int = 0
+) -> tuple[memoryview, tuple[int, ...]]:
     """Return payload (a view of ``record``) and shape.
 
-    Raises :class:`Damaged` unless the record is one of this key, of this format and length; with ``verify``
-    also unless every bit of the payload is as it was packed.
+    Raises :class:`Damaged` unless the record is one of this key, this seed, of this format and length; with
+    ``verify`` also unless every bit of the payload is as it was packed.
     """
     if len(record) < HEADER_BYTES:
         raise Damaged(f"sample {key}: expected at least {HEADER_BYTES} bytes, got {len(record)}")
     magic, dimensions, written_key, size, *padded = _HEAD.unpack_from(record)
     head_check, payload_check = _CHECKS.unpack_from(record, _HEAD.size)
-    if magic != MAGIC or head_check != xxh3_64_intdigest(record[: _HEAD.size]):
+    if magic != MAGIC or head_check != xxh3_64_intdigest(record[: _HEAD.size], seed):
         raise Damaged(f"sample {key}: the header is not what was written")
     if written_key != key:
         raise Damaged(f"sample {key}: found the record of sample {written_key}")

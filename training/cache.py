@@ -7,6 +7,7 @@ from commlib import Topology
 from datacache import management
 from datacache.capacity import readable
 from datacache.catalogue import superseded
+from datacache.errors import Untrusted
 from datacache.levels import Places
 from datacache.management import Kept
 from training.bench.record import print_table
@@ -60,10 +61,13 @@ def _kept(path: str | None, overrides: Sequence[str]) -> list[Kept]:
         cache = AUTO if path is None else load(path, overrides).cache
     except ConfigurationError as error:
         refuse(str(error))
-    places = places_of(cache)
-    before = superseded(places.disk) if places.disk else ()
-    roots = [root for root in (places.disk, places.memory) if root]
-    return [each for root in roots for each in management.kept_in(root, before)]
+    try:
+        places = places_of(cache)
+        before = superseded(places.disk) if places.disk else ()
+        roots = [root for root in (places.disk, places.memory) if root]
+        return [each for root in roots for each in management.kept_in(root, before)]
+    except (ValueError, Untrusted) as error:
+        refuse(str(error))
 
 
 def info(path: str | None, overrides: Sequence[str]) -> None:
@@ -95,9 +99,9 @@ def _row(kept: Kept) -> list[str]:
 
 def verify(path: str | None, overrides: Sequence[str]) -> int:
     """Print what is damaged; return the exit status."""
-    verdicts = [management.verify(each) for each in _kept(path, overrides) if each.state == "complete"]
+    verdicts = [management.verify(each) for each in _kept(path, overrides)]
     for verdict in verdicts:
-        what = verdict.unreadable or f"{verdict.damaged:,} of {verdict.kept.samples:,} records damaged"
+        what = verdict.unreadable or f"{verdict.damaged:,} of {verdict.records:,} records damaged"
         print(f"{verdict.kept.folder}: {what}")
     return int(any(verdict.damaged or verdict.unreadable for verdict in verdicts))
 

@@ -3,12 +3,12 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from commlib import Topology
-from commlib.folders import user_cache
+from commlib.folders import expanded, user_cache
 from datacache import (
     Augmentation,
     Batch,
@@ -21,6 +21,7 @@ from datacache import (
     stand_in_lines,
 )
 from datacache.augmentation import Crop
+from datacache.errors import Untrusted
 from training.config import Config
 from training.datasets import Dataset
 from training.records import Cache, Phase
@@ -30,18 +31,26 @@ Tell = Callable[[int, int], None]
 
 
 def places_of(cache: Cache) -> Places:
-    """Return the folders of a configuration's cache."""
-    defaults = Places(
-        disk=user_cache() / "samples",
-        memory=Path("/dev/shm") / f"cloudtrain-{os.getuid()}",  # noqa: S108 - shared by the ranks of one user
+    """Return the folders of a configuration's cache.
+
+    A ``ValueError`` of one line where another user has made one of them, or may change what is in it.
+    """
+    places = Places(
+        disk=_folder(cache.disk, lambda: user_cache() / "samples"),
+        # shared by the ranks of one user
+        memory=_folder(cache.memory, lambda: Path("/dev/shm") / f"cloudtrain-{os.getuid()}"),  # noqa: S108
     )
-    return Places(*map(_folder, (cache.disk, cache.memory), (defaults.disk, defaults.memory)))
+    try:
+        places.check()
+    except Untrusted as error:
+        raise ValueError(f"cache: {error}") from error
+    return places
 
 
-def _folder(given: str | None, default: Path | None) -> Path | None:
+def _folder(given: str | None, default: Callable[[], Path]) -> Path | None:
     if given is None:
         return None
-    return default if given == "auto" else Path(given).expanduser()
+    return default() if given == "auto" else expanded(given)
 
 
 class Data:
@@ -49,7 +58,7 @@ class Data:
 
     def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
         self.config, self.topology, self.dataset = config, topology, dataset
-        self.places = places_of(config.cache)
+        self.places = replace(places_of(config.cache), says_when_full=topology.local_rank == 0)
         self.training = dataset.manifest("training", self.places.disk)
         self.test = dataset.manifest("test", self.places.disk)
         self._caches: list[DataCache] = []

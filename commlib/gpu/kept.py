@@ -6,6 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from commlib.errors import InvalidArgument
 from commlib.folders import user_cache
 
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -15,7 +16,7 @@ def path_of(key: bytes) -> Path | None:
     """Return where what has this key is kept; ``None`` where a user has no folder to keep anything in."""
     try:
         return user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
-    except RuntimeError:  # no home
+    except InvalidArgument:  # no home
         return None
 
 

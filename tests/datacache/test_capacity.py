@@ -3,42 +3,12 @@
 import os
 from pathlib import Path
 
-import lmdb
-import numpy as np
 import pytest
 
-from datacache.capacity import check_room, free_bytes, in_memory, lmdb_bytes, readable, tightest
+from datacache.capacity import check_room, free_bytes, in_memory, readable, tightest
 from datacache.errors import CacheFull
 
 SHM = Path("/dev/shm")
-
-
-@pytest.mark.parametrize("batch", [1, 256])
-@pytest.mark.parametrize("size", [60, 700, 1400, 2010, 2030, 4080, 4081, 30_000, None])
-@pytest.mark.parametrize("in_order", [False, True])
-def test_records_fit_into_what_was_computed(
-    tmp_path: Path, size: int | None, batch: int, in_order: bool
-) -> None:
-    generator = np.random.default_rng(3)
-    samples = 1500
-    sizes = generator.integers(1, 9000, samples) if size is None else np.full(samples, size)
-    order = np.arange(samples) if in_order else generator.permutation(samples)
-    with lmdb.open(str(tmp_path), map_size=1 << 30, sync=False, metasync=False) as environment:
-        for start in range(0, samples, batch):
-            with environment.begin(write=True) as transaction:
-                for key in order[start : start + batch].tolist():
-                    transaction.put(key.to_bytes(8, "big"), bytes(int(sizes[key])))
-    assert (tmp_path / "data.mdb").stat().st_size <= lmdb_bytes(sizes)
-
-
-def test_large_records_take_little_more_than_their_pages() -> None:
-    sizes = np.full(100_000, 30_000)
-    pages = 100_000 * 8 * 4096
-    assert pages < lmdb_bytes(sizes) < 1.01 * pages
-
-
-def test_nothing_takes_next_to_nothing() -> None:
-    assert 0 < lmdb_bytes(np.zeros(0, np.int64)) < 1 << 20
 
 
 def test_room_of_a_folder_that_is_not_there_is_that_of_the_one_above(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Right samples from damaged levels, stand-ins for what cannot be decoded, levels that are done without."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def same(samples, expected):
 
 def flip_bits(folder, payloads, flips, seed=1):
     """Flip one bit in as many payloads, or fewer, in the data file below a folder; return which."""
-    (path,) = folder.glob("gen-*/data.mdb")
+    (path,) = folder.glob("gen-*/records")
     data, hit = bytearray(path.read_bytes()), set()
     generator = np.random.default_rng(seed)
     for number in generator.integers(len(payloads), size=flips).tolist():
@@ -175,15 +176,27 @@ def test_a_folder_that_cannot_be_written_is_done_without_and_said_once(tmp_path)
     assert source.reads == SAMPLES  # the disk is there
 
 
-def test_a_cache_without_room_is_done_without_and_said(tmp_path, monkeypatch):
+def test_a_cache_without_room_is_done_without_and_said_once_for_all_phases_and_levels(tmp_path, monkeypatch):
     full = capacity.Limit("a small disk", 1000, "buy a larger one")
     monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
     source = Pictures()
-    with pytest.warns(UserWarning, match="level . of the cache is done without: .*a small disk") as warned:
-        levels = levels_of(source, both(tmp_path))
-        assert same(levels.read(EVERYTHING), expected_of(source))
-    assert len(warned) == 2
-    assert list(tmp_path.rglob("data.mdb")) == []
+    places = both(tmp_path)
+    with pytest.warns(UserWarning, match="level 1 of the cache is done without: .*a small disk") as warned:
+        for _phase in range(3):  # of two levels each, on one filesystem
+            levels = levels_of(source, places)
+            assert same(levels.read(EVERYTHING), expected_of(source))
+    assert len(warned) == 1
+    assert list(tmp_path.rglob("records")) == []
+
+
+def test_of_the_ranks_of_a_node_one_says_that_there_is_no_room(tmp_path, monkeypatch):
+    full = capacity.Limit("a small disk", 1000, "buy a larger one")
+    monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
+    source = Pictures()
+    places = Places(tmp_path / "disk", tmp_path / "memory", says_when_full=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(levels_of(source, places).read(EVERYTHING), expected_of(source))
 
 
 def test_unverified_reads_still_look_at_the_headers(tmp_path):

@@ -37,7 +37,7 @@ def test_what_is_kept_is_listed(tmp_path):
 def test_damaged_records_are_counted(tmp_path):
     cache_in(tmp_path).fill()
     assert [management.verify(each).damaged for each in kept(tmp_path)] == [0, 0]
-    (path,) = (tmp_path / "memory").glob("gen-*/data.mdb")
+    (path,) = (tmp_path / "memory").glob("gen-*/records")
     data = bytearray(path.read_bytes())
     for number in (3, 17):
         data[data.find(IMAGES[number].tobytes()) + 5] ^= 1

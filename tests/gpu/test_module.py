@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from commlib.errors import InvalidArgument
 from commlib.gpu import (
     DEVICE_SELECTORS,
     Buffers,
@@ -171,7 +172,7 @@ def test_what_is_damaged_is_compiled_anew_and_mended(monkeypatch, tmp_path, dama
 @pytest.mark.parametrize("place", ["/dev/null/cache", None], ids=["cannot be written", "no home"])
 def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
     def no_home():
-        raise RuntimeError("Could not determine home directory.")
+        raise InvalidArgument("HOME: expected the path of the user's home folder, got nothing")
 
     cupy = FakeCuPy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)

@@ -19,7 +19,7 @@ def cache(tmp_path):
 
 
 def damage(folder):
-    path = max(folder.glob("gen-*/data.mdb"), key=lambda path: path.stat().st_size)
+    path = max(folder.glob("gen-*/records"), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     for place in range(len(data) // 2, len(data), 1000):
         data[place] ^= 255

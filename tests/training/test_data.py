@@ -80,7 +80,7 @@ def test_damage_is_told_on_every_rank(tmp_path):
         return mended, data.read_so_far().lines()
 
     on_ranks(fill, tmp_path)
-    for path in tmp_path.glob("memory/gen-*/data.mdb"):
+    for path in tmp_path.glob("memory/gen-*/records"):
         content = bytearray(path.read_bytes())
         place = content.find(bytes([7]) * 36)  # sample 7 at the phase's 6 × 6 pixels
         while place >= 0:

@@ -1,0 +1,224 @@
+"""Every file of a level damaged in every way: no process ends, no sample is wrong, no start is refused."""
+
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datacache.errors import CacheFull
+from datacache.generation import Generation, Unread
+from datacache.order import Ids
+from datacache.records import pack, seed_of, unpack
+from tests.datacache.processes import FORK
+
+IDS = np.arange(3, 123, 2)
+FINGERPRINT = "damage"
+SEED = seed_of(FINGERPRINT)
+PAYLOADS = {key: random.Random(key).randbytes(100 + key * 37 % 3000) for key in IDS.tolist()}
+SIZES = np.array([len(PAYLOADS[key]) for key in IDS.tolist()])
+ROUNDS = {"memory": 12, "disk": 3}  # a disk is synced in each
+SHM = Path("/dev/shm")
+
+
+def flip(content: bytes, generator: random.Random) -> bytes:
+    changed, bit = bytearray(content), generator.randrange(8 * len(content))
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def shorten(content: bytes, generator: random.Random) -> bytes:
+    return content[: generator.randrange(len(content))]
+
+
+def zero(content: bytes, generator: random.Random) -> bytes:
+    start = generator.randrange(len(content))
+    size = min(generator.choice([1, 32, 4096]), len(content) - start)
+    return content[:start] + bytes(size) + content[start + size :]
+
+
+def garble(content: bytes, generator: random.Random) -> bytes:
+    return generator.randbytes(len(content))
+
+
+def lengthen(content: bytes, generator: random.Random) -> bytes:
+    return content + generator.randbytes(generator.choice([1, 32, 5000]))
+
+
+CHANGES: dict[str, Callable[[bytes, random.Random], bytes] | None] = {
+    "flipped": flip,
+    "shortened": shorten,
+    "zeroed": zero,
+    "garbled": garble,
+    "lengthened": lengthen,
+    "deleted": None,
+}
+
+
+def damage(path: Path, change: str, generator: random.Random) -> None:
+    """Change a file where it is, as those who have it open see it, too."""
+    function = CHANGES[change]
+    if function is None:
+        path.unlink()
+        return
+    content = path.read_bytes()
+    if content:
+        path.write_bytes(function(content, generator))
+
+
+def make(root: Path) -> Generation:
+    return Generation(root, FINGERPRINT, IDS, SIZES)
+
+
+def put(cache: Generation, ids: Ids) -> None:
+    cache.put_many(ids, [pack(key, PAYLOADS[key], seed=SEED) for key in ids.tolist()])
+
+
+def read_right(cache: Generation) -> Unread:
+    def use(position: int, record: memoryview) -> None:
+        key = int(IDS[position])
+        assert unpack(key, record, verify=True, seed=SEED)[0] == PAYLOADS[key]
+
+    return cache.read_many(IDS, use)
+
+
+def recover(cache: Generation) -> None:
+    """Do what training does: put what is missing, replace what is damaged."""
+    unread = read_right(cache)
+    damaged = IDS[unread.damaged]
+    cache.replace(damaged, [pack(key, PAYLOADS[key], seed=SEED) for key in damaged.tolist()])
+    put(cache, IDS[unread.missing])
+    cache.freeze()
+
+
+def survive(whole: Path, root: Path, name: str, change: str, number: int, is_open: bool) -> None:
+    """Damage a copy of a level before it is opened or while it is read, and see that training goes on."""
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(whole, root)
+    path = root / f"gen-{FINGERPRINT}" / name
+    generator = random.Random(f"{name} {change} {number}")
+    if is_open:
+        with make(root) as cache:
+            read_right(cache)
+            damage(path, change, generator)
+            recover(cache)
+            read_right(cache)
+    else:
+        damage(path, change, generator)
+    with make(root) as cache:
+        recover(cache)
+        assert read_right(cache) == Unread([], [])
+    with make(root) as cache:
+        assert cache.is_frozen
+        assert read_right(cache) == Unread([], [])
+
+
+@pytest.fixture(params=["disk", "memory"])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(where: str, tmp_path: Path) -> Iterator[Path]:
+    if where == "disk":
+        yield tmp_path
+        return
+    if not SHM.is_dir():
+        pytest.skip("no /dev/shm")
+    place = SHM / f"cloudtrain-damage-{os.getpid()}"
+    place.mkdir()
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["before-it-is-opened", "while-it-is-read"])
+@pytest.mark.parametrize("stored", [len(IDS) // 2, len(IDS)], ids=["unfinished", "complete"])
+def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_wrong(
+    folder: Path, where: str, stored: int, is_open: bool
+) -> None:
+    with make(folder / "whole") as cache:
+        put(cache, IDS[:stored])
+        assert cache.freeze() == (stored == len(IDS))
+    names = sorted(path.name for path in (folder / "whole" / f"gen-{FINGERPRINT}").iterdir())
+    rounds = range(ROUNDS[where])
+    cases = [(name, change, number) for name in names for change in CHANGES for number in rounds]
+    assert len(cases) >= 30 * len(rounds)
+
+    def survive_all() -> None:
+        warnings.simplefilter("ignore")
+        for case in cases:
+            (folder / "case").write_text(" ".join(map(str, case)))
+            survive(folder / "whole", folder / "cache", *case, is_open)
+        os._exit(0)
+
+    process = FORK.Process(target=survive_all)  # what a signal ends must not be the tests
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0, f"ended by {(folder / 'case').read_text()}"
+
+
+def another(root: Path) -> Path:
+    """Make a complete level of other samples with the same ids and sizes; return its folder."""
+    seed = seed_of("another")
+    with Generation(root, "another", IDS, SIZES) as cache:
+        others = [pack(key, bytes(len(PAYLOADS[key])), seed=seed) for key in IDS.tolist()]
+        cache.put_many(IDS, others)
+        assert cache.freeze()
+        return cache.folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["records"], ["index"], ["COMPLETE"], ["records", "index", "COMPLETE"], None],
+    ids=lambda names: "+".join(names or ["all"]),
+)
+@pytest.mark.parametrize("stored", [len(IDS) // 2, len(IDS)], ids=["unfinished", "complete"])
+def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ours(
+    tmp_path: Path, names: list[str] | None, stored: int
+) -> None:
+    with make(tmp_path) as cache:
+        put(cache, IDS[:stored])
+        cache.freeze()
+        folder = cache.folder
+    others = another(tmp_path)
+    for path in sorted(others.iterdir()):
+        if names is None or path.name in names:
+            shutil.copy(path, folder / path.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with make(tmp_path) as cache:
+            recover(cache)
+            assert read_right(cache) == Unread([], [])
+
+
+def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_once(folder: Path) -> None:
+    with make(folder / "cache") as cache:
+        put(cache, IDS[:20])
+        shutil.rmtree(folder / "cache")
+        with pytest.raises(CacheFull, match="nothing more is kept here .it was removed."):
+            put(cache, IDS[20:30])
+        put(cache, IDS[30:])
+        assert cache.is_full
+        assert read_right(cache) == Unread(list(range(20, len(IDS))), [])
+        assert not cache.freeze()
+    with make(folder / "cache") as cache:
+        recover(cache)
+        assert cache.is_frozen
+
+
+def test_a_level_made_anew_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:
+    with make(folder / "cache") as first:
+        put(first, IDS[:20])
+        shutil.rmtree(folder / "cache")
+        with make(folder / "cache") as second:
+            put(second, IDS[20:30])
+            put(first, IDS[20:])
+            assert not first.freeze()
+            assert second.missing_ids().tolist() == [*IDS[:20], *IDS[30:]]
+            recover(second)
+            assert read_right(second) == Unread([], [])
+        assert read_right(first) == Unread([], [])  # what is complete is found by its path
