@@ -5,6 +5,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 from scripts.draw_benchmarks import PICTURES, page, write
 from scripts.drawing import style
@@ -98,6 +100,22 @@ def test_every_link_of_the_page_leads_to_a_file():
     paths = re.findall(r"\]\((.+?)\)", (FOLDER / "README.md").read_text())
     assert paths
     assert [path for path in paths if not (FOLDER / path).exists()] == []
+
+
+def test_every_legend_lies_within_its_picture():
+    legends = 0
+    for path in [*FOLDER.glob("*.svg"), *(ROOT / "docs").rglob("*.svg")]:
+        picture = ElementTree.parse(path).getroot()
+        width = float(picture.get("viewBox").split()[2])
+        for text in picture.iterfind(f".//{SVG}g[@id='legend_1']//{SVG}text"):
+            font = FontProperties(
+                family="DejaVu Sans", size=float(re.search(r"font-size: ([\d.]+)px", text.get("style"))[1])
+            )
+            long, _, _ = text_to_path.get_text_width_height_descent(text.text, font, ismath=False)
+            assert "text-anchor: start" in text.get("style")
+            assert 0 <= float(text.get("x")) < float(text.get("x")) + long <= width, (path.name, text.text)
+            legends += 1
+    assert legends > 100
 
 
 def fingerprint(picture) -> str:

@@ -13,6 +13,7 @@ from commlib.transport.mpi import world
 from training import events
 from training.backend import prepare_tensorflow
 from training.choices import profile_for
+from training.compile_kernels import announce_compiling
 from training.config import Config, load
 from training.data import Data, load_data
 from training.dawnbench import DawnBench, hardware, summed_up
@@ -57,6 +58,8 @@ class Trainer:
     ) -> None:
         config = (config if isinstance(config, Config) else load(config)).resolved()
         topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
+        if topology.world.rank == 0:
+            announce_compiling()
         data = data or load_data(config, topology)
         prepare_tensorflow(config, topology.world, Place.of(topology.world))
         self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)

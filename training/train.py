@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from commlib import Communicator, Topology
 from commlib.transport.verified import verified
 from training.checkpoints import CheckpointFailed
+from training.compile_kernels import announce_compiling
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
 from training.dry_run import generated, tiny
@@ -31,6 +32,8 @@ def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None
 def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
     """Run a configuration; with ``work``, a folder that nobody keeps, no more than a dry run."""
     with as_rank() as comm:
+        if comm.rank == 0:
+            announce_compiling()
         config = load_together(comm, path, overrides, dict if work is None else generated)
         if work is not None:
             whole = config

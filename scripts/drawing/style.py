@@ -15,6 +15,9 @@ from matplotlib.patches import Patch
 STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
 WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
 
+# Of a picture's width, at most: who looks at it may have a wider font.
+LEGEND_SHARE = 0.95
+
 # Text stays text, and elements have the same names in every run.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
 
@@ -45,9 +48,17 @@ def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
 
 
 def legend(figure: Figure, colors: Mapping[str, str]) -> None:
-    """Say below all axes what each colour is."""
+    """Say below all axes what each colour is, in as few rows as fit into the figure's width."""
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+    for rows in range(1, len(patches) + 1):
+        columns = -(-len(patches) // rows)
+        below = figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False)
+        if below.get_window_extent().width <= LEGEND_SHARE * figure.bbox.width:
+            return
+        below.remove()
+    raise ValueError(
+        f"expected a figure as wide as each of {', '.join(colors)}, got {figure.bbox.width:g} px"
+    )
 
 
 def note(axes: Axes, place: float, height: float, text: str) -> None:
