@@ -14,6 +14,7 @@ from xxhash import xxh3_128_hexdigest
 
 from datacache.capacity import existing
 from datacache.errors import BadSample, CacheFull
+from datacache.escaping import escaped
 from datacache.folders import note_reads
 from datacache.generation import Generation, Unread, Use
 from datacache.manifest import Manifest
@@ -292,7 +293,8 @@ class Levels:
 def stand_in_lines(manifest: Manifest, stand_ins: Sequence[Mapping[int, int]]) -> list[str]:
     """Return a line for each sample that some rank could not decode, in the order of their ids."""
     together = {number: other for each in stand_ins for number, other in each.items()}
-    name = {each: manifest.files[int(manifest.file[each])] for pair in together.items() for each in pair}
+    ids = {each for pair in together.items() for each in pair}
+    name = {each: escaped(manifest.files[int(manifest.file[each])]) for each in ids}
     return [
         f"{name[number]} (sample {number}) cannot be decoded: {name[other]} (sample {other}) stood in"
         for number, other in sorted(together.items())

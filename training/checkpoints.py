@@ -6,69 +6,30 @@ name, synced, and renamed. So a crash, at whatever moment, leaves the checkpoint
 happens to a file later is found by its digest, and the checkpoint before is used instead.
 """
 
-import json
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from xxhash import xxh3_128_hexdigest
 
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
 from commlib.vectors import Float32
 from datacache.folders import sync_folder
+from training.checkpoint_manifest import SHARED, STEP, Manifest, own_file
 from training.job import complain
 from training.trees import Damaged, Tree, Written, check_file, read_tree, write_tree
 
 Result = TypeVar("Result")
 
-FORMAT = 1  # of folders and files
-
-_STEP, _UNFINISHED = "step-", "unfinished-"
-_COMPLETE, _SHARED = "COMPLETE", "shared.safetensors"
+_UNFINISHED = "unfinished-"
 
 
 class CheckpointFailed(RuntimeError):
     """A checkpoint could not be written, on any rank; those before it are as they were."""
-
-
-@dataclass(frozen=True)
-class _Manifest:
-    """What ``COMPLETE`` says. ``number`` counts the saves into a folder, as steps may go back."""
-
-    step: int
-    number: int
-    world_size: int
-    best: bool
-    files: Mapping[str, Written]
-    format: int = FORMAT
-
-    def write(self, folder: Path) -> None:
-        body = json.dumps(asdict(self)).encode()
-        with (folder / _COMPLETE).open("xb") as file:
-            file.write(body + b"\n" + _last_line(body))
-            file.flush()
-            os.fsync(file.fileno())
-
-    @classmethod
-    def read(cls, folder: Path) -> "_Manifest":
-        path = folder / _COMPLETE
-        try:
-            body, _, digest = path.read_bytes().partition(b"\n")
-        except OSError as error:
-            raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
-        if digest != _last_line(body):
-            raise Damaged(f"{path}: not what was written")
-        content = json.loads(body)
-        if content["format"] != FORMAT:
-            raise Damaged(f"{path}: expected format {FORMAT}, got {content['format']}")
-        files = {name: Written(**entry) for name, entry in content["files"].items()}
-        return cls(**content | {"files": files})
 
 
 @dataclass(frozen=True)
@@ -86,20 +47,21 @@ class Checkpoint:
         """Return what ``rank`` of the world of then wrote, read anew; :class:`Damaged` if it is not that."""
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"rank: expected 0 to {self.world_size - 1}, got {rank}")
-        return read_tree(self.path / _own(rank), self.files[_own(rank)])
+        return read_tree(self.path / own_file(rank), self.files[own_file(rank)])
 
 
 class Checkpoints:
     """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; made when needed.
 
     Kept are the last ``keep`` and, with what was said to be best, the last of those. Every method is called
-    by all ranks together. No two runs may save into a folder at the same time.
+    by all ranks together. No two runs may save into a folder at the same time. Those of another ``run`` than
+    rank 0's are neither found nor removed.
     """
 
-    def __init__(self, folder: Path, comm: Communicator, *, keep: int = 3) -> None:
+    def __init__(self, folder: Path, comm: Communicator, *, run: str = "", keep: int = 3) -> None:
         if keep < 1:
             raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
-        self.folder, self._comm, self._keep = Path(folder), comm, keep
+        self.folder, self._comm, self._run, self._keep = Path(folder), comm, run, keep
 
     def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
         """Write a checkpoint: ``shared`` as rank 0 has it, ``own`` of every rank; both are only read.
@@ -127,11 +89,31 @@ class Checkpoints:
         Rank 0 prints a line for each that is left out, naming what is damaged. With another world size each
         rank checks the files of the ranks whose residuals :func:`merged` gives to it.
         """
-        return self._last(lambda manifest: True)
+        return next(self.whole(), None)
+
+    def whole(self) -> Iterator[Checkpoint]:
+        """Yield those that are whole for all ranks, newest first; all ranks take as many.
+
+        Rank 0 prints a line for each that is left out, as :meth:`newest` does.
+        """
+        return self._those(lambda manifest: True)
 
     def best(self) -> Checkpoint | None:
         """Return the last that was saved as the best, as :meth:`newest` does."""
-        return self._last(lambda manifest: manifest.best)
+        return next(self._those(lambda manifest: manifest.best), None)
+
+    def count(self) -> int:
+        """Return how many have the name of a checkpoint, whole or not."""
+        names = self._first(lambda: [path.name for path in self.folder.glob(f"{STEP}*")])
+        return len(self._comm.allgather_objects(names)[0] or [])
+
+    def is_left_out(self, step: int, problem: str | None) -> bool:
+        """Return whether any rank has a problem with a checkpoint, which rank 0 then prints."""
+        problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
+        if self._comm.rank == 0:
+            for each in problems:
+                complain(f"warning: the checkpoint of step {step} is left out: {each}")
+        return bool(problems)
 
     def _agree(self, step: int, best: bool) -> None:
         settings = self._comm.allgather_objects({"step": step, "best": best})
@@ -145,7 +127,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
             self._remove_unfinished()
-            path = self.folder / f"{_UNFINISHED}{_STEP}{step:08d}-{secrets.token_hex(4)}"
+            path = self.folder / f"{_UNFINISHED}{STEP}{step:08d}-{secrets.token_hex(4)}"
             path.mkdir()
             return path.name
 
@@ -158,15 +140,15 @@ class Checkpoints:
                 f"{folder}: rank 0 has made it, and rank {self._comm.rank} on {self._comm.host} does not see "
                 "it: choose a folder on storage that all ranks share"
             )
-        written = {_own(self._comm.rank): write_tree(folder / _own(self._comm.rank), own)}
+        written = {own_file(self._comm.rank): write_tree(folder / own_file(self._comm.rank), own)}
         if self._comm.rank == 0:
-            written[_SHARED] = write_tree(folder / _SHARED, shared)
+            written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
     def _finish(self, unfinished: Path, step: int, best: bool, files: Mapping[str, Written]) -> None:
         found, _ = self._scan()
         number = 1 + max((manifest.number for _, manifest in found), default=0)
-        manifest = _Manifest(step, number, self._comm.size, best, files)
+        manifest = Manifest(self._run, step, number, self._comm.size, best, files)
         manifest.write(unfinished)
         sync_folder(unfinished)
         path = self._free_name(step)
@@ -176,13 +158,13 @@ class Checkpoints:
 
     def _free_name(self, step: int) -> Path:
         """Return the step's name, with a number behind it where that is taken."""
-        path, attempt = self.folder / f"{_STEP}{step:08d}", 1
+        path, attempt = self.folder / f"{STEP}{step:08d}", 1
         while path.exists():
             attempt += 1
-            path = self.folder / f"{_STEP}{step:08d}-{attempt}"
+            path = self.folder / f"{STEP}{step:08d}-{attempt}"
         return path
 
-    def _remove_old(self, newest_first: list[tuple[Path, _Manifest]]) -> None:
+    def _remove_old(self, newest_first: list[tuple[Path, Manifest]]) -> None:
         best = [path for path, manifest in newest_first if manifest.best]
         for path, _ in newest_first[self._keep :]:
             if path not in best[:1]:
@@ -194,46 +176,41 @@ class Checkpoints:
         for path in self.folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _scan(self) -> tuple[list[tuple[Path, _Manifest]], list[Damaged]]:
+    def _scan(self) -> tuple[list[tuple[Path, Manifest]], list[Damaged]]:
         """Return the folders with their manifests, newest first, and what is wrong with others."""
         found, damaged = [], []
-        for path in sorted(self.folder.glob(f"{_STEP}*")):
+        for path in sorted(self.folder.glob(f"{STEP}*")):
             try:
-                found.append((path, _Manifest.read(path)))
+                found.append((path, Manifest.read(path, self._run)))
             except Damaged as error:
                 damaged.append(error)
         return sorted(found, key=lambda each: each[1].number, reverse=True), damaged
 
-    def _last(self, is_wanted: Callable[[_Manifest], bool]) -> Checkpoint | None:
+    def _those(self, is_wanted: Callable[[Manifest], bool]) -> Iterator[Checkpoint]:
         found, damaged = self._first(self._scan) or ([], [])
         for error in damaged:
             complain(f"warning: a checkpoint is left out: {error}")
         for path, manifest in self._comm.allgather_objects(found)[0]:
             if is_wanted(manifest) and (checkpoint := self._load(self.folder / path.name, manifest)):
-                return checkpoint
-        return None
+                yield checkpoint
 
-    def _load(self, path: Path, manifest: _Manifest) -> Checkpoint | None:
+    def _load(self, path: Path, manifest: Manifest) -> Checkpoint | None:
         """Return the checkpoint, or ``None`` on all ranks if any of them finds damage."""
         checkpoint, problem = None, None
         try:
             checkpoint = self._read(path, manifest)
         except Damaged as error:
             problem = str(error)
-        problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
-        if self._comm.rank == 0:
-            for each in problems:
-                complain(f"warning: the checkpoint of step {manifest.step} is left out: {each}")
-        return None if problems else checkpoint
+        return None if self.is_left_out(manifest.step, problem) else checkpoint
 
-    def _read(self, path: Path, manifest: _Manifest) -> Checkpoint:
+    def _read(self, path: Path, manifest: Manifest) -> Checkpoint:
         files, own = manifest.files, None
         if manifest.world_size == self._comm.size:
-            own = read_tree(path / _own(self._comm.rank), files[_own(self._comm.rank)])
+            own = read_tree(path / own_file(self._comm.rank), files[own_file(self._comm.rank)])
         else:
             for rank in taken_over(manifest.world_size, self._comm.rank, self._comm.size):
-                check_file(path / _own(rank), files[_own(rank)])
-        shared = read_tree(path / _SHARED, files[_SHARED])
+                check_file(path / own_file(rank), files[own_file(rank)])
+        shared = read_tree(path / SHARED, files[SHARED])
         return Checkpoint(manifest.step, path, manifest.world_size, shared, own, files)
 
     def _first(self, function: Callable[[], Result]) -> Result | None:
@@ -281,11 +258,3 @@ def merged(
     for each in ranks:
         total += residual_of(each)
     return total.astype(np.float32)
-
-
-def _last_line(body: bytes) -> bytes:
-    return f"{xxh3_128_hexdigest(body)}\n".encode()
-
-
-def _own(rank: int) -> str:
-    return f"own-{rank:05d}.safetensors"

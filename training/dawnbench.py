@@ -5,7 +5,6 @@ https://github.com/stanford-futuredata/dawn-bench-entries says what the files ho
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -25,25 +24,31 @@ class DawnBench:
     """Writes both files into a run's folder. A resumed run goes on with the lines of the epochs before."""
 
     def __init__(self, folder: RunFolder, config: Config, hardware: str) -> None:
+        """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk."""
         self._folder = folder
         folder.write_file(ABOUT, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
-        if not (folder.path / LINES).exists():
-            self._write([HEADER])
+        path = folder.path / LINES
+        self._lines = (
+            [line.split("\t") for line in path.read_text().splitlines()[1:]] if path.exists() else []
+        )
+        self._write()
 
     def add(self, result: EpochResult) -> None:
         """Append an epoch that was tested; accuracies in percent, hours since the run began.
 
-        Of an epoch that is trained again after a crash, what was written before is dropped.
+        Of an epoch that is trained again after a crash, what was written before is dropped. On a full disk
+        the lines wait for the next epoch.
         """
         if result.accuracy is None or result.accuracy_of_five is None:
             return
-        header, *lines = [line.split("\t") for line in (self._folder.path / LINES).read_text().splitlines()]
-        kept = [line for line in lines if int(line[0]) < result.epoch + 1]
         values = (result.run_seconds / 3600, 100 * result.accuracy, 100 * result.accuracy_of_five)
-        self._write([header, *kept, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]])
+        kept = [line for line in self._lines if int(line[0]) < result.epoch + 1]
+        self._lines = [*kept, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]]
+        self._folder.attempt(LINES, self._write)
 
-    def _write(self, lines: Sequence[Sequence[str]]) -> None:
-        self._folder.write_file(LINES, "".join("\t".join(line) + "\n" for line in lines))
+    def _write(self) -> None:
+        content = "".join("\t".join(line) + "\n" for line in (HEADER, *self._lines))
+        self._folder.write_file(LINES, content)
 
 
 def _about(config: Config, hardware: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
@@ -144,11 +145,17 @@ class Prepared(Event):
 # ------------------------------------------------------------------------------------------ while training
 
 
-def live_line(phase: PhaseRun, at: Position, loss: float) -> str:
-    """Return where a run is after a step."""
+def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None) -> str:
+    """Return where a run is after a step; ``seconds_left``: until the last step of the phase, if known."""
+    phase = phases[at.phase]
+    reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
+    left = ""
+    if seconds_left is not None:
+        whose = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
+        left = f"  {timedelta(seconds=round(seconds_left))} left{whose}"
     return (
-        f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps} of"
-        f" {phase.result.reducer} at {phase.phase.input_size} px  loss {loss:.3f} (rank 0)"
+        f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
+        f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){left}"
     )
 
 
@@ -225,7 +232,7 @@ class EpochEnded(Event):
         """Return the epoch whose last step a run is ``at``; those to come are counted as phases are now."""
         now, *later = phases[at.phase :]
         to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
-        width = max(len(phase.result.reducer) for phase in phases)
+        width = max(len(phase.result.reducer or "") for phase in phases)
         return cls(result, result.epoch + 1 + to_come, width)
 
     def lines(self) -> Iterable[str]:

@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from commlib import Communicator, transport
 from commlib.errors import LaunchError
+from datacache.escaping import escaped
 
 Result = TypeVar("Result")
 
@@ -89,8 +90,8 @@ def leave(comm: Communicator, status: int) -> NoReturn:
 
 
 def complain(line: str) -> None:
-    """Print one line to standard error."""
-    sys.stderr.write(f"cloudtrain: {line}\n")
+    """Print one line to standard error, whatever names of files it holds."""
+    sys.stderr.write(f"cloudtrain: {escaped(line)}\n")
     sys.stderr.flush()
 
 

@@ -22,15 +22,15 @@ from training.events import Event
 from training.gpus import with_gpus
 from training.job import Place, on_first
 from training.learner import Learner, Pace
-from training.metrics import CHECKPOINTS, RunFolder, to_resume
+from training.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
 from training.phases import PhaseRun
-from training.progress import Progress
+from training.progress import Progress, TimeLeft
 from training.saving import Saving
 from training.state import Position
 from training.summary import EpochResult, Summary
 from training.tally import Tally
 
-VOID_STEPS_IN_A_ROW = 20
+SKIPPED_STEPS_IN_A_ROW = 20
 
 
 class TrainingDiverged(RuntimeError):
@@ -76,9 +76,10 @@ class Trainer:
         self.position = Position()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
         self._tally = Tally()
+        self._left = TimeLeft()
         self._saving: Saving | None = None
         self._dawnbench: DawnBench | None = None
-        self._voided_in_a_row = 0
+        self._skipped_in_a_row = 0
         self._began = self._boundary = self._last = self._first_step_end = time.perf_counter()
 
     def fit(self) -> Summary:
@@ -109,17 +110,14 @@ class Trainer:
         progress.say(events.introduction(self.data, self.learner))
         for event in events.choices(self.learner, self._why_not_on_gpus):
             self._tell(event)
-        hosts = self.topology.world.allgather_objects(hardware())
-        if folder is not None and self.config.target is not None:
-            self._dawnbench = DawnBench(folder, self.config, summed_up(hosts))
         if self.config.checkpoints is not None:
-            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner)
+            run = "" if folder is None else folder.identity
+            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner, run)
             if resume:
                 self._resume(self._saving)
             elif self.config.resume != "never":
                 progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
-        if folder is not None:
-            folder.keep(self.config)  # not before: where a checkpoint is refused, the folder is as it was
+        self._keep_records()  # not before: where a checkpoint is refused, the folder is as it was
         self._prepare()
 
     def run(self) -> Summary:
@@ -134,6 +132,19 @@ class Trainer:
         return self._end()
 
     # ------------------------------------------------------------------------------------- before
+
+    def _keep_records(self) -> None:
+        """Write what the run's folder has from its beginning; all ranks call it together."""
+        computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
+
+        def write() -> None:
+            assert self.folder is not None
+            self.folder.keep(self.config)
+            if self.config.target is not None:
+                with unwritable(f"{self.folder.path}: expected room for its records"):
+                    self._dawnbench = DawnBench(self.folder, self.config, computed_on)
+
+        on_first(self.topology.world, write)
 
     def _resume(self, saving: Saving) -> None:
         """Go on where the newest checkpoint was made; all ranks call it together."""
@@ -156,6 +167,7 @@ class Trainer:
 
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
+        self._left = TimeLeft()  # steps of other phases take other times
         while self.position.phase_steps < phase.steps and not self.summary.reached:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
@@ -170,7 +182,7 @@ class Trainer:
             return
         before = self.phases[phase.number - 1].result.reducer
         residual = self.learner.begin(phase.phase)
-        if residual is not None:
+        if residual is not None and before is not None and phase.result.reducer is not None:
             self._tell(events.Switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
@@ -199,28 +211,30 @@ class Trainer:
         loss, report = self.learner.step(phase.backward, batch, pace)
         now = time.perf_counter()
         self._tally.add(loss, report, now - self._last)
+        self._left.add(now - self._last)
         self._last = now
         if at.phase_steps == 0:
             self._first_step_end = now
         self.position = at.after_step(phase.global_batch)
-        self._watch_for_void_steps(phase, report, pace)
+        self._watch_for_skipped_steps(phase, report, pace)
         self._tell_step(phase, loss, report, pace)
         if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
             self._save()
             self._last = time.perf_counter()
 
-    def _watch_for_void_steps(self, phase: PhaseRun, report: Report, pace: Pace) -> None:
-        self._voided_in_a_row = 0 if report.finite else self._voided_in_a_row + 1
-        phase.result.void_steps += not report.finite
-        if self._voided_in_a_row == VOID_STEPS_IN_A_ROW:
+    def _watch_for_skipped_steps(self, phase: PhaseRun, report: Report, pace: Pace) -> None:
+        self._skipped_in_a_row = 0 if report.finite else self._skipped_in_a_row + 1
+        phase.result.skipped_steps += not report.finite
+        if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
             raise TrainingDiverged(
-                f"{VOID_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
+                f"{SKIPPED_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
                 f"the learning rate is {pace.learning_rate:g}: try a smaller one"
             )
 
     def _note_stall(self, phase: PhaseRun) -> None:
         """Note how long after the end of the phase before the first step ended, but for a step."""
-        seconds = self._first_step_end - self._boundary - float(np.median(self._tally.seconds))
+        waited = self._first_step_end - self._boundary - float(np.median(self._tally.seconds))
+        seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
         self._tell(events.Stalled(phase.number, seconds))
 
@@ -251,15 +265,26 @@ class Trainer:
         self._tell(self._saving.save(self.position, self.summary, self._tally, best=best))
 
     def _end(self) -> Summary:
+        """Save the weights, before anything is told that could go wrong; all ranks call it together."""
         summary = self.summary
         summary.seconds = time.perf_counter() - self._began
         summary.held_back = self.learner.held_back()
+        if (problem := on_first(self.topology.world, self._save_weights)) is not None:
+            raise WeightsNotSaved(problem)
         self._tell(events.CacheRead(self.data.read_so_far()))
         if self.folder is not None:
-            with self.learner.tested():
-                self.folder.save_weights(self.model)
             self.folder.end(summary)
         return summary
+
+    def _save_weights(self) -> str | None:
+        """Write the weights that were tested; return why that could not be."""
+        assert self.folder is not None
+        try:
+            with self.learner.tested():
+                self.folder.save_weights(self.model)
+        except WeightsNotSaved as error:
+            return str(error)
+        return None
 
     # ------------------------------------------------------------------------------------ telling
 
@@ -270,7 +295,8 @@ class Trainer:
             self.folder.write(event.kind, **event.record())
 
     def _tell_step(self, phase: PhaseRun, loss: float, report: Report, pace: Pace) -> None:
-        self.progress.update(events.live_line(phase, self.position, loss))
+        left = self._left.of(phase.steps - self.position.phase_steps)
+        self.progress.update(events.live_line(self.phases, self.position, loss, left))
         if self.position.steps % self.config.log_every == 0:
             self._tell(events.StepTaken.of(self.position, loss, report, pace, self.learner))
 

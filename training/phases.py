@@ -30,7 +30,8 @@ class PhaseRun:
         self._check_density_warmup()
         self.momentum = learner.config.momentum_of(phase)
         self.backward = learner.backward_of(phase, data.dataset.channels)
-        self.result = PhaseResult(_reducer_name(learner.config, phase), phase.input_size, self.epochs)
+        reducer = None if learner.topology.world.size == 1 else _reducer_name(learner.config, phase)
+        self.result = PhaseResult(reducer, phase.input_size, self.epochs)
         self._filling: threading.Thread | None = None
         self._closing = threading.Event()
 

@@ -6,18 +6,53 @@ marks the lines that may be replaced, and the launcher shows them live.
 """
 
 import os
+import statistics
 import sys
 import time
+from collections import deque
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from datacache.escaping import escaped
 
 LIVE_VARIABLE = "CLOUDTRAIN_LIVE"
 LIVE_MARK = "\x1fcloudtrain-live\x1f"
 
 PLAIN_SECONDS = 5.0  # between plain lines: a log file of a week stays small
 LIVE_SECONDS = 0.5
+
+STEPS_MEASURED = 64  # whose median is what a step to come will take
+STEPS_NEEDED = 3  # before anything is said of the time that is left
+
+
+def print_line(line: str) -> None:
+    """Print one line to standard output, whatever it names and whatever the encoding of the output is."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(escaped(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+class TimeLeft:
+    """How long steps to come will take, by the median of the latest: one slow step changes nothing.
+
+    >>> left = TimeLeft()
+    >>> for seconds in (9.0, 0.5, 0.5):
+    ...     left.add(seconds)
+    >>> left.of(100)
+    50.0
+    """
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=STEPS_MEASURED)
+
+    def add(self, seconds: float) -> None:
+        """Note what a step has taken."""
+        self._seconds.append(seconds)
+
+    def of(self, steps: int) -> float | None:
+        """Return the seconds that so many steps will take; ``None`` before some were measured."""
+        return None if len(self._seconds) < STEPS_NEEDED else steps * statistics.median(self._seconds)
 
 
 class Screen:
@@ -32,7 +67,10 @@ class Screen:
         self._console.print(line, markup=False)
 
     def update(self, line: str) -> None:
-        """Replace the live line."""
+        """Replace the live line; an empty one takes it away."""
+        if not line:
+            self._live.stop()
+            return
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
@@ -53,21 +91,23 @@ class Progress:
         self._mark = LIVE_MARK if os.environ.get(LIVE_VARIABLE) else ""
         self._seconds = LIVE_SECONDS if self._screen or self._mark else PLAIN_SECONDS
         self._last = time.monotonic()
+        self._is_live = False
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if self._silent:
             return
         if self._screen:
-            self._screen.say(line)
+            self._screen.say(escaped(line))
         else:
-            print(line, flush=True)
+            print_line(line)
 
     def update(self, line: str) -> None:
         """Show where the run is now, unless it was shown a moment ago."""
         if self._silent or time.monotonic() - self._last < self._seconds:
             return
         self._last = time.monotonic()
+        self._is_live = True
         if self._screen:
             self._screen.update(line)
         else:
@@ -79,3 +119,5 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._screen:
             self._screen.__exit__()
+        elif self._mark and self._is_live:
+            print(self._mark, flush=True)  # the launcher's live line: what comes now is the end

@@ -1,19 +1,24 @@
 """The checkpoints of a run: when one is due, what of the run it holds, and how the run goes on with it."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from training.checkpoint_manifest import SHARED, own_file
 from training.checkpoints import Checkpoint, Checkpoints
 from training.events import CheckpointSaved, Resumed
 from training.learner import Learner
 from training.phases import PhaseRun
 from training.records import Checkpointing
-from training.state import Position, as_tree, own_state, restore, shared_state
+from training.state import Position, as_tree, own_state, readable, restore, shared_state
 from training.summary import Summary
 from training.tally import Tally
+from training.trees import Damaged, parsed
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,14 @@ class Resumption:
 
 
 class Saving:
-    """Makes the checkpoints of a run in the folder ``path``, and takes back the newest."""
+    """Makes the checkpoints of a run in the folder ``path``, and takes back the newest.
 
-    def __init__(self, path: Path, settings: Checkpointing, learner: Learner) -> None:
+    ``run``: the identity of the run; that of rank 0 counts.
+    """
+
+    def __init__(self, path: Path, settings: Checkpointing, learner: Learner, run: str) -> None:
         self._settings, self._learner = settings, learner
-        self._checkpoints = Checkpoints(path, learner.topology.world, keep=settings.keep)
+        self._checkpoints = Checkpoints(path, learner.topology.world, run=run, keep=settings.keep)
 
     def is_due_after_step(self, phase: PhaseRun, at: Position) -> bool:
         """Return whether a checkpoint is made after this step; an epoch's last waits for the test."""
@@ -51,25 +59,48 @@ class Saving:
         return CheckpointSaved(position.steps, time.perf_counter() - start)
 
     def resume(self, phases: Sequence[PhaseRun], summary: Summary) -> Resumption | None:
-        """Give learner and ``summary`` what the newest checkpoint holds, if there is one.
+        """Give learner and ``summary`` what the newest checkpoint holds that can be used, if there is one.
 
-        All ranks call it together. Raises ``ValueError`` where it is of another model.
+        All ranks call it together. One that is damaged is left out with a line; raises ``ValueError`` where
+        no other is left, and where the checkpoint is of another model or optimizer.
         """
-        checkpoint = self._checkpoints.newest()
-        if checkpoint is None:
-            return None
-        shared: Any = checkpoint.shared
-        own: Any = checkpoint.own
-        before = Position(**shared["position"])
+        rank = self._learner.topology.world.rank
+        for checkpoint in self._checkpoints.whole():
+            found = self._usable(checkpoint, lambda each=checkpoint: _contents(each, rank))
+            if found is None:
+                continue
+            taken = self._usable(
+                checkpoint, lambda each=checkpoint, of=found: self._take_over(each, of, phases)
+            )
+            if taken is not None:
+                summary.restore(found.summary)
+                return taken
+        if count := self._checkpoints.count():
+            raise ValueError(
+                f"resume: expected a checkpoint that can be used, got none among the {count} in "
+                f"{self._checkpoints.folder}; resume=never begins a new run"
+            )
+        return None
+
+    def _usable(self, checkpoint: Checkpoint, function: Callable[[], Result]) -> Result | None:
+        """Return ``function()``, or ``None`` on all ranks where any of them finds the checkpoint damaged."""
+        result, problem = None, None
+        try:
+            result = function()
+        except Damaged as error:
+            problem = str(error)
+        return None if self._checkpoints.is_left_out(checkpoint.step, problem) else result
+
+    def _take_over(
+        self, checkpoint: Checkpoint, found: "_Contents", phases: Sequence[PhaseRun]
+    ) -> Resumption:
+        """Give the learner what a checkpoint holds."""
+        before = found.position
         phase = phases[min(before.phase, len(phases) - 1)]
         lines = self._restore(checkpoint, phase, before)
-        summary.restore(shared["summary"])
         position = phase.place(before)
-        return Resumption(
-            position,
-            None if own is None else Tally.of(own["tally"]),
-            Resumed(checkpoint.path.name, lines + _moved(before, position, phase), position),
-        )
+        event = Resumed(checkpoint.path.name, lines + _moved(before, position, phase), position)
+        return Resumption(position, found.tally, event)
 
     def _restore(self, checkpoint: Checkpoint, phase: PhaseRun, at: Position) -> list[str]:
         """Give the learner what a checkpoint holds; return a line for what is not as it was."""
@@ -79,6 +110,27 @@ class Saving:
         if density is not None:
             self._learner.set_density(density)
         return restore(self._learner, checkpoint)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a checkpoint holds beside the learner's state. ``tally``: where the world has the same size."""
+
+    position: Position
+    summary: Summary
+    tally: Tally | None
+
+
+def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
+    """Return it; :class:`Damaged` where the checkpoint holds something else."""
+    shared: Any = checkpoint.shared
+    own: Any = checkpoint.own
+    with readable(checkpoint.path / SHARED):
+        position = parsed(Position, json.dumps(shared["position"]))
+        summary = parsed(Summary, json.dumps(shared["summary"]))
+    with readable(checkpoint.path / own_file(rank)):
+        tally = None if own is None else parsed(Tally, json.dumps(own["tally"]))
+    return _Contents(position, summary, tally)
 
 
 def _divides(every: int | None, number: int) -> bool:

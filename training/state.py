@@ -1,20 +1,32 @@
 """What a checkpoint holds of a run, and how a run takes it back."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+from pydantic import NonNegativeInt
 
 from commlib.vectors import Float32, zeros
+from training.checkpoint_manifest import SHARED, own_file
 from training.checkpoints import Checkpoint, merged
 from training.learner import Learner
-from training.trees import Tree
+from training.trees import Damaged, Tree
 
 Array = npt.NDArray[Any]
+
+_MESSAGE = 400  # characters at most
 
 
 class OtherModel(ValueError):
     """A checkpoint is of another model; one line names the first tensor that differs."""
+
+
+class OtherOptimizer(ValueError):
+    """A checkpoint is of another optimizer; one line says what was expected."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +38,13 @@ class Position:
     that are over, on which the order of the samples and their crops depend.
     """
 
-    phase: int = 0
-    epoch: int = 0
-    step: int = 0
-    phase_steps: int = 0
-    steps: int = 0
-    samples: int = 0
-    run_epoch: int = 0
+    phase: NonNegativeInt = 0
+    epoch: NonNegativeInt = 0
+    step: NonNegativeInt = 0
+    phase_steps: NonNegativeInt = 0
+    steps: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
+    run_epoch: NonNegativeInt = 0
 
     def after_step(self, samples: int) -> "Position":
         """Return the place one step further, in which all ranks together learnt from ``samples``.
@@ -89,30 +101,79 @@ def own_state(learner: Learner) -> dict[str, Tree]:
     }
 
 
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise :class:`training.trees.Damaged` where the block meets what no run has written into a file.
+
+    Its bytes are those that were written, by their digest: another program has written them.
+    """
+    try:
+        yield
+    except (OtherModel, OtherOptimizer, Damaged):
+        raise
+    except KeyError as error:
+        raise Damaged(f"{file}: expected {error} in the state of a run, got none") from error
+    except ValueError as error:
+        raise Damaged(f"{file}: {error}"[:_MESSAGE]) from error
+    except (TypeError, AttributeError, IndexError) as error:
+        raise Damaged(f"{file}: expected the state of a run, got {error}"[:_MESSAGE]) from error
+
+
 def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     """Give a learner what a checkpoint holds; return a line for what is not as it was.
 
-    The learner is in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed.
+    The learner is in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed,
+    :class:`OtherOptimizer`, and :class:`training.trees.Damaged` where the checkpoint holds something else:
+    the learner can then be given another.
     """
-    shared: Any = checkpoint.shared
+    reducer: Any = learner.gradients.reducer
+    before = reducer.state_dict()
+    try:
+        with readable(checkpoint.path / SHARED):
+            lines = _restore_shared(learner, checkpoint.shared)
+        with readable(checkpoint.path / own_file(learner.topology.world.rank)):
+            return lines + _restore_own(learner, checkpoint)
+    except Damaged:
+        reducer.load_state_dict(before)
+        raise
+
+
+def _restore_shared(learner: Learner, shared: Any) -> list[str]:
+    weights = learner.model.weights
     _check_weights(learner, shared["weights"])
-    for variable in learner.model.weights:
-        variable.assign(shared["weights"][variable.path])
+    _assign("weights", weights, [shared["weights"][each.path] for each in weights])
     _restore_optimizer(learner, shared["optimizer"])
-    lines = _restore_extras(learner, shared)
+    return _restore_extras(learner, shared)
+
+
+def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     own: Any = checkpoint.own
     if own is None:
-        return lines + _restore_of_another_world(learner, checkpoint)
-    for variable, value in zip(learner.model.non_trainable_weights, own["statistics"], strict=True):
-        variable.assign(value)
-    for variable, value in zip(_random_states(learner), own["random"], strict=True):
-        variable.assign(value)
+        return _restore_of_another_world(learner, checkpoint)
+    _assign("statistics", learner.model.non_trainable_weights, own["statistics"])
+    _assign("random", _random_states(learner), own["random"])
+    state = own["reducer"]
+    held_back(state, learner.gradients.size)  # what any reducer's state has, this one has
     try:
-        learner.gradients.reducer.load_state_dict(own["reducer"])
+        learner.gradients.reducer.load_state_dict(state)
     except ValueError as error:  # the configuration names another reducer now, or other nodes
-        _absorb(learner, lambda rank: own["reducer"], checkpoint.world_size)
-        lines.append(f"what the reducer held back goes into the next step: {error}")
-    return lines
+        _absorb(learner, lambda rank: state, checkpoint.world_size)
+        return [f"what the reducer held back goes into the next step: {error}"]
+    return []
+
+
+def _assign(name: str, variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Give variables their values; raise ``ValueError`` unless those are arrays of their shapes and types."""
+    if len(variables) != len(values):
+        raise ValueError(f"{name}: expected {len(variables)} arrays, got {len(values)}")
+    for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        expected, found = variable.numpy(), np.asarray(value)
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise ValueError(
+                f"{name}[{number}]: expected {expected.dtype} of shape {expected.shape}, "
+                f"got {found.dtype} of shape {found.shape}"
+            )
+        variable.assign(value)
 
 
 def _restore_optimizer(learner: Learner, state: Any) -> None:
@@ -120,7 +181,7 @@ def _restore_optimizer(learner: Learner, state: Any) -> None:
         learner.restore_optimizer(state)
     except ValueError as error:
         name = learner.config.optimizer.name
-        raise ValueError(f"optimizer: the checkpoint is not of {name} and this model: {error}") from error
+        raise OtherOptimizer(f"optimizer: the checkpoint is not of {name} and this model: {error}") from error
 
 
 def _restore_extras(learner: Learner, shared: Any) -> list[str]:
@@ -130,8 +191,7 @@ def _restore_extras(learner: Learner, shared: Any) -> list[str]:
         ("loss_scale", learner.scale and learner.scale.variables),
     ):
         if variables and shared[name] is not None:
-            for variable, value in zip(variables, shared[name], strict=True):
-                variable.assign(value)
+            _assign(name, variables, shared[name])
         elif variables:
             lines.append(f"{name}: the checkpoint has none: it begins anew")
     if learner.average and shared["average"] is None:
@@ -178,7 +238,9 @@ def _random_states(learner: Learner) -> list[Any]:
     return [each for each in learner.model.variables if id(each) not in weights]
 
 
-def _check_weights(learner: Learner, saved: dict[str, Array]) -> None:
+def _check_weights(learner: Learner, saved: Any) -> None:
+    if not isinstance(saved, dict):
+        raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004 - a file
     here = {variable.path: tuple(variable.shape) for variable in learner.model.weights}
     for path in [*here, *(path for path in saved if path not in here)]:
         there = tuple(saved[path].shape) if path in saved else "none"

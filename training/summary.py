@@ -1,27 +1,30 @@
 """What a run ends with, and how it is told."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 from training.records import Target
+
+STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
 
 
 @dataclass
 class PhaseResult:
     """What one phase did: ``sent`` and ``dense`` are inter-node payload bytes of all ranks together.
 
-    ``dense`` is what the reducer of that name, a ring, would have sent in as many steps.
+    ``dense`` is what the reducer of that name, a ring, would have sent in as many steps. ``reducer`` is
+    ``None`` on one rank, which exchanges nothing. ``skipped_steps``: those that changed nothing, as some
+    rank's gradient was not finite.
     """
 
-    reducer: str
+    reducer: str | None
     input_size: int
     epochs: int
     sent: int = 0
     dense: int = 0
-    void_steps: int = 0
+    skipped_steps: int = 0
     stall_seconds: float | None = None
-    """How long the boundary before it kept the ranks from training; ``None`` for the first."""
+    """How long the boundary before it kept the ranks from training, at least 0; ``None`` for the first."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,11 @@ class EpochResult:
 
     ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
     where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
+    ``reducer``: ``None`` on one rank.
     """
 
     epoch: int
-    reducer: str
+    reducer: str | None
     input_size: int
     steps: int
     loss: float | None
@@ -102,14 +106,14 @@ class Summary:
         self.best = share if is_best else self.best
         return is_best
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Take over what ``asdict`` gave of another; phases that are not there any more are left out."""
-        for name, value in values.items():
-            if name != "phases":
-                setattr(self, name, value)
-        for phase, before in zip(self.phases, values["phases"], strict=False):
-            phase.sent, phase.dense = before["sent"], before["dense"]
-            phase.void_steps, phase.stall_seconds = before["void_steps"], before["stall_seconds"]
+    def restore(self, before: "Summary") -> None:
+        """Take over another; phases that are not there any more are left out."""
+        for field_ in fields(self):
+            if field_.name != "phases":
+                setattr(self, field_.name, getattr(before, field_.name))
+        for phase, of_then in zip(self.phases, before.phases, strict=False):
+            phase.sent, phase.dense = of_then.sent, of_then.dense
+            phase.skipped_steps, phase.stall_seconds = of_then.skipped_steps, of_then.stall_seconds
 
 
 def megabytes(count: float) -> str:
@@ -122,15 +126,16 @@ def megabytes(count: float) -> str:
 
 
 def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
-    """Return the line that stays of an epoch; ``width`` is that of the reducers' names."""
+    """Return the line that stays of an epoch; ``width`` is that of the reducers' names, 0 without any."""
     loss = "nan" if result.loss is None else f"{result.loss:.3f}"
     between = ""
     if result.dense_inter_bytes:
         sent, dense = megabytes(result.sent_inter_bytes), megabytes(result.dense_inter_bytes)
         between = f"  between nodes {sent} (dense {dense})"
     tested = "not tested          " if result.accuracy is None else f"test accuracy {result.accuracy:6.1%}"
+    reducer = f"{result.reducer or '':<{width}}  " if width else ""
     return (
-        f"epoch {result.epoch + 1:>2}/{epochs}  {result.reducer:<{width}}  {result.input_size} px"
+        f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input_size} px"
         f"  loss {loss}  {tested}"
         f"  {result.images_per_second:7,.0f} images/s{between}"
     )
@@ -140,6 +145,15 @@ def _share(phase: PhaseResult) -> str:
     if not phase.sent:
         return "nothing"
     return f"1/{phase.dense / phase.sent:.0f}" if phase.sent < phase.dense else "all"
+
+
+def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
+    """Yield a line where training stood still between phases for as long as anybody would notice."""
+    stalls = {number: phase.stall_seconds or 0.0 for number, phase in enumerate(phases, 1)}
+    long = {number: seconds for number, seconds in stalls.items() if seconds >= STALL_SECONDS}
+    told = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
+    if told:
+        yield f"training stood still between phases: {', '.join(told)}"
 
 
 def closing_lines(summary: Summary, folder: str) -> Iterator[str]:
@@ -155,10 +169,10 @@ def closing_lines(summary: Summary, folder: str) -> Iterator[str]:
         for number, phase in enumerate(summary.phases, 1):
             sizes = f"{megabytes(phase.sent)} of {megabytes(phase.dense)}"
             yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
-    if stalls := [phase.stall_seconds for phase in summary.phases if phase.stall_seconds is not None]:
-        yield f"stood still at boundaries between phases: {', '.join(f'{each:.2f} s' for each in stalls)}"
-    if void := sum(phase.void_steps for phase in summary.phases):
-        yield f"{void} steps were void: a NaN or an infinity in their gradients"
+    yield from _stall_lines(summary.phases)
+    if skipped := sum(phase.skipped_steps for phase in summary.phases):
+        steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
+        yield f"{steps} skipped: a NaN or an infinity in the gradients"
     if summary.held_back:
         norm = f"{summary.held_back:.3g}"
         yield f"held back at the end, and not in the weights: a residual of norm {norm} on rank 0"

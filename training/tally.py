@@ -1,7 +1,6 @@
 """What an epoch has added up, on one rank and over all of them."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -48,10 +47,5 @@ class Tally:
         return Sums(losses / finite if finite else None, LinkBytes(intra, inter), dense)
 
     def as_tree(self) -> Tree:
-        """Return what a checkpoint holds."""
+        """Return what a checkpoint holds: all but the seconds."""
         return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}
-
-    @classmethod
-    def of(cls, tree: Any) -> "Tally":
-        """Return what ``as_tree`` was made of, but for the seconds."""
-        return cls(tree["losses"], tree["finite"], tree["steps"], LinkBytes(**tree["sent"]))

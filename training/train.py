@@ -14,8 +14,8 @@ from training.data import Data, load_data
 from training.dry_run import generated, tiny
 from training.gpus import see_own_gpu
 from training.job import FAILURE, Place, as_rank, complain, leave, on_first, together
-from training.metrics import RunFolder, to_resume
-from training.progress import Progress
+from training.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.progress import Progress, print_line
 from training.quiet import import_tensorflow
 from training.summary import closing_lines
 
@@ -84,10 +84,10 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool) -> None:
         with Progress(silent=folder is None) as progress:
             together(comm, lambda: trainer.begin(folder, progress, path, resume=resume))
             summary = trainer.run()
-    except (TrainingDiverged, CheckpointFailed) as error:  # on all ranks, in the same step
+    except (TrainingDiverged, CheckpointFailed, WeightsNotSaved) as error:  # on all ranks, in the same step
         if folder is not None:
             complain(str(error))
         leave(comm, FAILURE)
     if folder is not None:
         for line in closing_lines(summary, str(folder.path)):
-            print(line, flush=True)
+            print_line(line)

@@ -16,19 +16,24 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_128
 
 from commlib.errors import InvalidArgument
+from training.schema import describe
 
 Array = npt.NDArray[Any]
 Leaf: TypeAlias = None | bool | int | float | str | np.generic | Array
 Tree: TypeAlias = Leaf | list["Tree"] | tuple["Tree", ...] | dict[str, "Tree"]
 
+Kind = TypeVar("Kind")
+
+_MESSAGE = 300  # characters at most of what is wrong: a value may be of any length
 _PIECE_BYTES = 8 << 20  # digested while the processor's cache still holds what was written
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # of the first array, as the format asks
@@ -103,16 +108,49 @@ def check_file(path: Path, written: Written) -> None:
 def read_tree(path: Path, written: Written) -> Tree:
     """Return the tree of a file in new memory, equal to what was written in every bit and type.
 
-    Raises :class:`Damaged` unless the file holds what was written.
+    Raises :class:`Damaged` unless the file holds what was written, and where that was no tree.
     """
     check_file(path, written)  # first: what is not known to be whole is not taken apart
     try:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
-            tree: Tree = _restore(json.loads(header["__metadata__"]["tree"]), file)
-            return tree
+            return _read(file, written.bytes)
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        found = f"{type(error).__name__}: {error}"[:_MESSAGE]
+        raise Damaged(f"{path}: expected a tree as write_tree writes it, got {found}") from error
+
+
+def _read(file: BinaryIO, size: int) -> Tree:
+    """Return the tree of an open file of ``size`` bytes."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > size - _LENGTH_BYTES:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    header = json.loads(file.read(length))
+    tree: Tree = _restore(json.loads(header["__metadata__"]["tree"]), file, size)
+    if file.tell() != size:
+        raise ValueError(f"{size - file.tell()} bytes behind the last array")
+    return tree
+
+
+def parsed(kind: type[Kind], text: str | bytes) -> Kind:
+    """Return the dataclass whose fields a JSON text holds; a ``ValueError`` says which of them is wrong."""
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:
+            found = "what is no JSON" if first["type"] == "json_invalid" else repr(first["input"])
+            raise ValueError(f"expected the fields of a {kind.__name__}, got {found}"[:_MESSAGE]) from error
+        raise ValueError(f"{kind.__name__.lower()}.{describe(first)}"[:_MESSAGE]) from error
 
 
 def _describe(value: Any, place: str, arrays: dict[str, Array]) -> Any:
@@ -196,19 +234,33 @@ def _digest(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _restore(node: Any, file: BinaryIO) -> Any:
+def _restore(node: Any, file: BinaryIO, size: int) -> Any:
     """Return what ``_describe`` described; the arrays come next in the file, in this order."""
     if isinstance(node, list):
-        return [_restore(item, file) for item in node]
+        return [_restore(item, file, size) for item in node]
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
     if kind == "dict":
-        return {key: _restore(item, file) for key, item in content.items()}
+        return {key: _restore(item, file, size) for key, item in content.items()}
     if kind == "tuple":
-        return tuple(_restore(item, file) for item in content)
+        return tuple(_restore(item, file, size) for item in content)
     if kind == "float":
         return struct.unpack(">d", bytes.fromhex(content))[0]
-    array = np.empty(content[1], _type_named(content[0]))
-    file.readinto(_bytes_of(array))  # type: ignore[attr-defined]
+    if kind not in ("array", "scalar"):
+        raise ValueError(f"a value of the unknown kind {kind!r}")
+    array = _next_array(content, file, size)
     return array if kind == "array" else array[()]
+
+
+def _next_array(content: Any, file: BinaryIO, size: int) -> Array:
+    """Return the array of a type and a shape that comes next in a file of ``size`` bytes."""
+    dtype, shape = _type_named(content[0]), tuple(content[1])
+    if dtype.hasobject or any(type(each) is not int or each < 0 for each in shape):
+        raise ValueError(f"an array of {dtype} and shape {shape}")
+    needed = math.prod(shape) * dtype.itemsize
+    if needed > (left := size - file.tell()):  # before memory is taken for it
+        raise ValueError(f"an array of {needed} bytes where {left} are left")
+    array = np.empty(shape, dtype)
+    file.readinto(_bytes_of(array))  # type: ignore[attr-defined]
+    return array

@@ -253,7 +253,7 @@ def facts_of(name: str, scenario: Scenario, folder: Path, topology: Topology) ->
             "differ": comm.allgather_objects(differ),
             "steps": run.trainer.position.steps,
             "same samples": run.read == whole.read[stop:],
-            "void steps": sum(phase.void_steps for phase in run.trainer.summary.phases),
+            "skipped steps": sum(phase.skipped_steps for phase in run.trainer.summary.phases),
             "equal epochs": comm.allgather_objects(_epochs(copy) == _epochs(folder / "whole"))[0],
         }
     return facts

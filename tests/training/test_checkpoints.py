@@ -23,10 +23,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
 from tests.launching import mpirun, tail
-from training import checkpoints, trees
+from training import checkpoint_manifest, checkpoints, trees
 from training.checkpoints import CheckpointFailed, Checkpoints, merged, taken_over
 from training.trees import Damaged, check_file, read_tree, write_tree
 
@@ -279,11 +280,14 @@ def test_the_last_and_the_best_are_kept(ranks, tmp_path):
 
 
 def test_the_files_are_those_that_the_manifest_names(tmp_path):
-    transport.simulated.run(lambda comm: save(Checkpoints(tmp_path, comm), comm, 40, best=True), 2)
+    transport.simulated.run(
+        lambda comm: save(Checkpoints(tmp_path, comm, run="a run"), comm, 40, best=True), 2
+    )
     folder = tmp_path / "step-00000040"
     manifest = json.loads((folder / COMPLETE).read_text().splitlines()[0])
-    files = manifest.pop("files")
-    assert manifest == {"step": 40, "number": 1, "world_size": 2, "best": True, "format": 1}
+    files, run = manifest.pop("files"), manifest.pop("run")
+    assert run == "a run"
+    assert manifest == {"step": 40, "number": 1, "world_size": 2, "best": True, "format": 2}
     assert sorted([*files, COMPLETE]) == sorted(path.name for path in folder.iterdir())
     assert set(files) == {SHARED, OWN.format(0), OWN.format(1)}
     for name, entry in files.items():
@@ -415,9 +419,139 @@ def test_a_checkpoint_of_another_format_is_left_out_by_name(tmp_path, capsys, mo
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     store = Checkpoints(tmp_path, comm)
     save(store, comm, 1)
-    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint_manifest, "FORMAT", 3)
     assert store.newest() is None
-    assert "expected format 2, got 1" in capsys.readouterr().err
+    assert "expected format 3, got 2" in capsys.readouterr().err
+
+
+def rewrite(folder, change):
+    """Change what ``COMPLETE`` says, with the digest of that."""
+    body = json.loads((folder / COMPLETE).read_text().splitlines()[0])
+    changed = change(body)
+    text = changed if isinstance(changed, str) else json.dumps(changed)
+    (folder / COMPLETE).write_text(f"{text}\n{xxh3_128_hexdigest(text.encode())}\n")
+
+
+def without(body, key):
+    return {name: value for name, value in body.items() if name != key}
+
+
+WRONG_MANIFESTS = {
+    "no JSON": (lambda body: "a: 1", "expected the fields of a Version, got what is no JSON"),
+    "a list": (lambda body: [1], "expected the fields of a Version"),
+    "no format": (lambda body: without(body, "format"), "version.format: missing, expected a value"),
+    "no step": (lambda body: without(body, "step"), "manifest.step: missing, expected a value"),
+    "step of text": (lambda body: body | {"step": "2"}, "manifest.step: expected a valid integer, got '2'"),
+    "no ranks": (
+        lambda body: body | {"world_size": 0},
+        "manifest.world_size: expected greater than 0",
+    ),
+    "files of numbers": (lambda body: body | {"files": {"a": 1}}, "manifest.files.a: expected "),
+    "a file less": (
+        lambda body: body | {"files": without(body["files"], OWN.format(1))},
+        "expected files ['own-00000.safetensors', 'own-00001.safetensors', 'shared.safetensors'], got",
+    ),
+    "another step": (lambda body: body | {"step": 3}, "expected step 00000002, got 00000003"),
+    "another run": (lambda body: body | {"run": "another"}, "expected run this, got another"),
+    "nested": (lambda body: "[" * 100_000, "expected the fields of a Version"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MANIFESTS)
+def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_found(tmp_path, capsys, name):
+    change, expected = WRONG_MANIFESTS[name]
+
+    def fill(comm):
+        store = Checkpoints(tmp_path, comm, run="this")
+        save(store, comm, 1)
+        save(store, comm, 2)
+
+    transport.simulated.run(fill, 2)
+    rewrite(tmp_path / "step-00000002", change)
+    found = transport.simulated.run(
+        lambda comm: is_right(Checkpoints(tmp_path, comm, run="this").newest(), comm, 1), 2
+    )
+    assert found == [True, True]
+    (line,) = capsys.readouterr().err.splitlines()
+    start = "cloudtrain: warning: a checkpoint is left out: "
+    assert line.startswith(f"{start}{tmp_path / 'step-00000002' / COMPLETE}: {expected}")
+    assert len(line) < 1000
+
+
+def test_a_checkpoint_in_a_folder_of_another_step_is_left_out_by_name(tmp_path, capsys):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    store = Checkpoints(tmp_path, comm)
+    save(store, comm, 1)
+    save(store, comm, 2)
+    (tmp_path / "step-00000002").rename(tmp_path / "step-00000040")
+    assert store.newest().step == 1
+    path = tmp_path / "step-00000040" / COMPLETE
+    assert capsys.readouterr().err == (
+        f"cloudtrain: warning: a checkpoint is left out: {path}: expected step 00000040, got 00000002\n"
+    )
+
+
+def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, capsys):
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    theirs, ours = (Checkpoints(tmp_path, comm, run=run, keep=1) for run in ("theirs", "ours"))
+    for step in (7, 8, 9):
+        save(theirs, comm, step)
+    assert ours.newest() is None
+    assert ours.count() == 1
+    assert (
+        f"{tmp_path / 'step-00000009' / COMPLETE}: expected run ours, got theirs" in capsys.readouterr().err
+    )
+    for step in (1, 2):
+        save(ours, comm, step)
+    assert steps(tmp_path) == [2, 9]
+    assert is_right(ours.newest(), comm, 2)
+
+
+def a_tree(header, arrays=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + arrays
+
+
+def described(tree):
+    return {"__metadata__": {"tree": tree if isinstance(tree, str) else json.dumps(tree)}}
+
+
+WRONG_TREES = {
+    "empty": b"",
+    "a long header": (2**40).to_bytes(8, "little") + b"{}",
+    "no JSON": a_tree(b"no JSON"),
+    "no metadata": a_tree({}),
+    "no tree": a_tree({"__metadata__": {}}),
+    "a list": a_tree([]),
+    "tree is no JSON": a_tree(described("{")),
+    "nested": a_tree(described("[" * 200_000)),
+    "two kinds": a_tree(described({"dict": {}, "tuple": []})),
+    "unknown kind": a_tree(described({"set": [1]})),
+    "dict of a list": a_tree(described({"dict": [1]})),
+    "float": a_tree(described({"float": "00"})),
+    "array without a shape": a_tree(described({"array": ["<f4"]})),
+    "array of objects": a_tree(described({"array": ["|O", [1]]}), bytes(8)),
+    "array of nothing known": a_tree(described({"array": ["finfo", [1]]}), bytes(8)),
+    "negative shape": a_tree(described({"array": ["<f4", [-1]]}), bytes(4)),
+    "shape of text": a_tree(described({"array": ["<f4", ["2"]]}), bytes(8)),
+    "larger than the file": a_tree(described({"array": ["<f4", [10**15]]}), bytes(8)),
+    "cut": a_tree(described({"array": ["<f4", [2]]}), bytes(7)),
+    "too much": a_tree(described({"array": ["<f4", [2]]}), bytes(9)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TREES)
+def test_a_valid_digest_around_what_is_no_tree_is_one_line(tmp_path, name):
+    content = WRONG_TREES[name]
+    path = tmp_path / "tree"
+    path.write_bytes(content)
+    written = trees.Written(len(content), xxh3_128_hexdigest(content))
+    with pytest.raises(Damaged) as caught:
+        read_tree(path, written)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: expected a tree as write_tree writes it, got ")
+    assert "\n" not in message
+    assert len(message) < 500
 
 
 def test_damage_after_it_was_found_is_an_error(tmp_path):

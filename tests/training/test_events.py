@@ -1,6 +1,7 @@
 """What happens in a run: the lines that a user reads, and the records beside them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,3 +60,23 @@ def test_records_are_flat():
 def test_the_line_of_a_target_names_what_counts():
     target = Target(metric="top5", at_least=0.93)
     assert events.target_line(epoch(), target) == "top5 99.00% reaches the target of 93.00% after 20.0 s"
+
+
+def phases_of(reducer, *, count):
+    of_phase = SimpleNamespace(
+        steps=40, phase=SimpleNamespace(input_size=6), result=SimpleNamespace(reducer=reducer)
+    )
+    return [of_phase] * count
+
+
+def test_the_live_line_tells_the_time_that_is_left_of_the_phase():
+    line = "epoch 5  step 23/40 of hitopk at 6 px  loss 0.250 (rank 0)"
+    phases = phases_of("hitopk", count=2)
+    assert events.live_line(phases, AT, 0.25, None) == line
+    assert events.live_line(phases, AT, 0.25, 3725.4) == f"{line}  1:02:05 left of phase 2/2"
+
+
+def test_the_live_line_of_one_rank_and_one_phase_names_neither():
+    at = Position(step=3, phase_steps=3, steps=3)
+    line = "epoch 1  step 3/40 at 6 px  loss 0.250 (rank 0)  0:00:10 left"
+    assert events.live_line(phases_of(None, count=1), at, 0.25, 10.0) == line

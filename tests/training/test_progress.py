@@ -1,8 +1,12 @@
 """What rank 0 says, and when."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from training import launch, progress
+from training.job import complain
 
 
 @pytest.fixture
@@ -47,6 +51,59 @@ def test_for_a_launcher_with_a_terminal_replaceable_lines_are_marked_and_frequen
     lines.update("now")
     lines.say("stays")
     assert capsys.readouterr().out == f"{progress.LIVE_MARK}now\nstays\n"
+
+
+def test_the_live_line_is_taken_away_at_the_end(capsys, clock, monkeypatch):
+    monkeypatch.setenv(progress.LIVE_VARIABLE, "1")
+    with progress.Progress(silent=False) as lines:
+        clock.now += 1
+        lines.update("now")
+    assert capsys.readouterr().out == f"{progress.LIVE_MARK}now\n{progress.LIVE_MARK}\n"
+    with progress.Progress(silent=False):
+        pass
+    assert capsys.readouterr().out == ""  # there was none
+
+
+def test_a_terminal_shows_no_live_line_below_the_lines_that_come_after_it(monkeypatch):
+    output = io.StringIO()
+    monkeypatch.setattr(
+        progress, "Console", lambda **words: Console(file=output, force_terminal=True, **words)
+    )
+    with progress.Screen() as screen:
+        screen.update("step 7")
+        screen.say("epoch 1")
+        assert output.getvalue().endswith("epoch 1\nstep 7")
+        screen.update("")
+        assert output.getvalue().endswith("\x1b[1A\x1b[2K")  # of the line above, where the live one was
+        screen.say("the end")
+    assert output.getvalue().endswith("\x1b[2Kthe end\n")
+
+
+def test_the_time_left_is_that_of_the_median_step():
+    left = progress.TimeLeft()
+    assert left.of(10) is None
+    for seconds in (30.0, 0.2, 0.4):
+        left.add(seconds)
+    assert left.of(10) == pytest.approx(4.0)
+    for _ in range(progress.STEPS_MEASURED):
+        left.add(2.0)
+    assert left.of(10) == 20.0  # the first are forgotten
+
+
+def test_names_that_are_no_text_are_printed_escaped(capsys):
+    name = b"caf\xe9\x1b[2J.png".decode(errors="surrogateescape")
+    progress.Progress(silent=False).say(f"{name} is gone")
+    complain(f"{name} is gone")
+    said = capsys.readouterr()
+    assert said.out == "caf\\xe9\\x1b[2J.png is gone\n"
+    assert said.err == "cloudtrain: caf\\xe9\\x1b[2J.png is gone\n"
+
+
+def test_lines_are_printed_whatever_the_encoding_of_the_output_is(monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(progress.sys, "stdout", output)
+    progress.Progress(silent=False).say("8 × 8 pixels")
+    assert output.buffer.getvalue() == b"8 \\xd7 8 pixels\n"
 
 
 def test_the_launcher_takes_the_tags_of_ranks_away(capsys):

@@ -6,17 +6,20 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import h5py
 import numpy as np
 import psutil
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
 from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
 from training.config import ConfigurationError
+from training.trees import Written, read_tree, write_tree
 
 LONG = pytest.mark.timeout(1500)
 
@@ -232,6 +235,144 @@ def test_a_damaged_checkpoint_is_left_out_by_name_and_the_one_before_is_used(tmp
     assert "resumed from step-00000004: step 4, phase 1, epoch 1" in said.out
     assert [line["steps"] for line in kinds(path, "resume")] == [4]
     assert run.position.steps == 8
+
+
+def rewrite(checkpoint, name, change):
+    """Change the tree in a file of a checkpoint, with all digests."""
+    body = json.loads((checkpoint / "COMPLETE").read_text().splitlines()[0])
+    tree = read_tree(checkpoint / name, Written(**body["files"][name]))
+    (checkpoint / name).unlink()
+    body["files"][name] = asdict(write_tree(checkpoint / name, change(tree)))
+    text = json.dumps(body)
+    (checkpoint / "COMPLETE").write_text(f"{text}\n{xxh3_128_hexdigest(text.encode())}\n")
+
+
+SHARED, OWN = "shared.safetensors", "own-00000.safetensors"
+
+
+def without(key):
+    return lambda tree: {name: value for name, value in tree.items() if name != key}
+
+
+def put(key, value):
+    return lambda tree: tree | {key: value}
+
+
+def deeper(key, change):
+    return lambda tree: tree | {key: change(tree[key])}
+
+
+def first_of_type(kind):
+    def change(weights):
+        path = next(iter(weights))
+        return weights | {path: weights[path].astype(kind)}
+
+    return change
+
+
+WRONG = {
+    "no tree of names": (SHARED, lambda tree: [1, 2], "expected the state of a run, got"),
+    "no position": (SHARED, without("position"), "expected 'position' in the state of a run, got none"),
+    "a position of text": (
+        SHARED,
+        deeper("position", put("step", "6")),
+        "position.step: expected a valid integer, got '6'",
+    ),
+    "a position before the first": (
+        SHARED,
+        deeper("position", put("phase", -1)),
+        "position.phase: expected greater than or equal to 0, got -1",
+    ),
+    "a summary of a list": (SHARED, put("summary", []), "expected the fields of a Summary, got []"),
+    "weights of a list": (SHARED, put("weights", [1]), "weights: expected arrays by name, got list"),
+    "weights of other numbers": (
+        SHARED,
+        deeper("weights", first_of_type("f8")),
+        "weights[0]: expected float32 of shape (3, 3, 1, 16), got float64 of shape (3, 3, 1, 16)",
+    ),
+    "no optimizer": (SHARED, without("optimizer"), "expected 'optimizer' in the state of a run, got none"),
+    "own of nothing": (OWN, lambda tree: {}, "expected 'tally' in the state of a run, got none"),
+    "a tally of nothing": (OWN, put("tally", {"sent": 3}), "tally.sent: expected "),
+    "no reducer": (OWN, without("reducer"), "expected 'reducer' in the state of a run, got none"),
+    "a reducer of nothing": (OWN, put("reducer", {}), "expected 'carried' in the state of a run, got none"),
+    "random states too many": (OWN, put("random", [np.zeros(2)]), "random: expected 2 arrays, got 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped_at_6(tmp_path_factory):
+    """Return a folder with a run that was stopped after the checkpoints of steps 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("stopped")
+    fit_until(6, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_used(
+    stopped_at_6, tmp_path, capsys, name
+):
+    file, change, expected = WRONG[name]
+    shutil.copytree(stopped_at_6, tmp_path / "runs")
+    (path,) = (tmp_path / "runs").iterdir()
+    checkpoint = path / "checkpoints" / "step-00000006"
+    rewrite(checkpoint, file, change)
+    run = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
+    run.fit()
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    start = "cloudtrain: warning: the checkpoint of step 6 is left out: "
+    assert line.startswith(f"{start}{checkpoint / file}: "), line
+    assert expected in line
+    assert len(line) < 800
+    assert "resumed from step-00000004: step 4, phase 1, epoch 1" in said.out
+    assert run.position.steps == 8
+
+
+def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_path):
+    """What was taken over of the checkpoint that is left out has no effect."""
+    whole = trainer(tmp_path / "whole")
+    whole.fit()
+    shutil.copytree(stopped_at_6, tmp_path / "runs")
+    (path,) = (tmp_path / "runs").iterdir()
+    rewrite(
+        path / "checkpoints" / "step-00000006", OWN, put("random", [np.zeros(2)])
+    )  # the last that is read
+    resumed = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
+    resumed.fit()
+    for one, other in zip(whole.model.weights, resumed.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_checkpoint_of_another_run_is_left_out_by_name(stopped_at_6, tmp_path, capsys):
+    """Of the same model, at a later step: nothing but the run's identity tells them apart."""
+    shutil.copytree(stopped_at_6, tmp_path / "runs")
+    (path,) = (tmp_path / "runs").iterdir()
+    other = fit_until(7, tmp_path / "others", "seed=2")
+    shutil.copytree(other / "checkpoints" / "step-00000006", path / "checkpoints" / "step-00000006-2")
+    run = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
+    run.fit()
+    said = capsys.readouterr()
+    ours, theirs = (json.loads((each / "run.json").read_text())["identity"] for each in (path, other))
+    place = path / "checkpoints" / "step-00000006-2" / "COMPLETE"
+    assert said.err == (
+        f"cloudtrain: warning: a checkpoint is left out: {place}: expected run {ours}, got {theirs}\n"
+    )
+    assert "resumed from step-00000006: step 6" in said.out
+    assert run.position.steps == 8
+
+
+def test_a_run_none_of_whose_checkpoints_can_be_used_is_not_begun_anew(stopped_at_6, tmp_path, capsys):
+    shutil.copytree(stopped_at_6, tmp_path / "runs")
+    (path,) = (tmp_path / "runs").iterdir()
+    for file in path.glob("checkpoints/*/COMPLETE"):
+        file.unlink()
+    count = len(list(path.glob("checkpoints/step-*")))
+    with pytest.raises(
+        ValueError, match="resume: expected a checkpoint that can be used, got none"
+    ) as caught:
+        trainer(tmp_path / "runs", *RESUMABLE, "resume=auto").fit()
+    assert f"among the {count} in {path / 'checkpoints'}; resume=never begins a new run" in str(caught.value)
+    assert capsys.readouterr().err.count("cloudtrain: warning: a checkpoint is left out") == count
 
 
 def test_a_folder_is_gone_on_with_by_its_name(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """What a run says of itself."""
 
-from dataclasses import asdict
-
 from training.records import Target
 from training.summary import EpochResult, PhaseResult, Summary, closing_lines, epoch_line
 
@@ -51,7 +49,7 @@ def test_accuracies_are_shares_of_the_samples():
 
 def test_a_summary_takes_over_another_and_leaves_out_phases_that_are_gone():
     phases = [PhaseResult("hitopk", 6, 3, 1, 2, 3, 0.5), PhaseResult("dense", 8, 1)]
-    before = asdict(Summary(3, 4, 5, 6.0, 0.75, True, 0.0, phases))
+    before = Summary(3, 4, 5, 6.0, 0.75, True, 0.0, phases)
     summary = Summary(phases=[PhaseResult("gtopk", 6, 9)])
     summary.restore(before)
     assert summary == Summary(3, 4, 5, 6.0, 0.75, True, 0.0, [PhaseResult("gtopk", 6, 9, 1, 2, 3, 0.5)])
@@ -95,14 +93,32 @@ def test_the_end_names_accuracy_bytes_and_files():
         "sent between nodes 222.25 MB; dense all the way would have sent 547.39 MB",
         "  phase 1, hitopk: 3.29 MB of 328.43 MB (1/100)",
         "  phase 2, dense: 218.96 MB of 218.96 MB (all)",
-        "stood still at boundaries between phases: 0.10 s",
+        "training stood still between phases: 0.1 s before phase 2",
         "files: runs/digits-1 (metrics.jsonl, config.yaml, model.weights.h5)",
     ]
 
 
-def test_void_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
-    phases = [PhaseResult("hitopk", 6, 1, sent=0, dense=1000, void_steps=5)]
+def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
+    phases = [PhaseResult("hitopk", 6, 1, sent=0, dense=1000, skipped_steps=5)]
     lines = list(closing_lines(Summary(1, 2, 2, 3.0, held_back=0.5, phases=phases), "runs/x"))
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
-    assert "5 steps were void: a NaN or an infinity in their gradients" in lines
+    assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines
+
+
+def test_one_skipped_step_is_one_step():
+    phases = [PhaseResult("dense", 6, 1), PhaseResult("dense", 6, 1, skipped_steps=1)]
+    lines = list(closing_lines(Summary(phases=phases), "runs/x"))
+    assert "1 step was skipped: a NaN or an infinity in the gradients" in lines
+
+
+def test_of_short_stops_between_phases_nothing_is_said():
+    phases = [PhaseResult("dense", 6, 1, stall_seconds=each) for each in (None, 0.0, 0.09, 2.34)]
+    lines = [line for line in closing_lines(Summary(phases=phases), "runs/x") if "stood still" in line]
+    assert lines == ["training stood still between phases: 2.3 s before phase 4"]
+    assert not any("stood still" in line for line in closing_lines(Summary(phases=phases[:3]), "runs/x"))
+
+
+def test_on_one_rank_an_epoch_names_no_reducer():
+    line = epoch_line(epoch(reducer=None, dense_inter_bytes=0, sent_inter_bytes=0), epochs=3, width=0)
+    assert line == "epoch  3/3  6 px  loss 0.250  test accuracy  90.0%    1,234 images/s"

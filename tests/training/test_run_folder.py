@@ -1,0 +1,331 @@
+"""What a run leaves in its folder, whatever names its data have and however full the disk is; its lock."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import stat
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.training.small import metrics_of, phase, trainer
+from training import metrics, run_lock
+from training.loop import Trainer
+from training.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.run_lock import RunIsAlive, RunLock
+
+SPAWN = multiprocessing.get_context("spawn")
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = Path(folder).iterdir()
+    return run
+
+
+def weights_of(run: Path) -> list[np.ndarray]:
+    """Return the arrays of a file of weights, by their places in it."""
+    found = {}
+    with h5py.File(run / "model.weights.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]} if hasattr(item, "shape") else {}))
+    return [found[name] for name in sorted(found)]
+
+
+# ------------------------------------------------------------------------- names that are no text
+
+
+def pictures(folder: Path, hostile: bytes) -> None:
+    """Make 16 pictures in two classes, one of which cannot be decoded, to train on and to test on."""
+    for part in ("train", "val"):
+        for label in ("a", "b"):
+            (folder / part / label).mkdir(parents=True)
+            for number in range(4):
+                pixels = np.full((8, 8, 3), 20 * number + 100 * (label == "b"), np.uint8)
+                Image.fromarray(pixels).save(folder / part / label / f"{number}.png")
+    (folder / "train" / "a" / os.fsdecode(hostile)).write_bytes(b"no picture at all")
+
+
+def test_weights_are_saved_where_a_picture_that_cannot_be_decoded_has_a_name_that_is_no_utf_8(
+    tmp_path, capsys
+):
+    pictures(tmp_path / "pictures", b"\xff\x1b[2J.png")
+    data = f"dataset={{name: imagenet, path: {tmp_path / 'pictures'}}}"
+    run = trainer(tmp_path / "runs", data, phases=(phase(epochs=2, batch=3),))
+    run.fit()
+    folder = only_run(tmp_path / "runs")
+    saved = weights_of(folder)
+    assert sum(each.size for each in saved) == run.learner.gradients.size
+    line = r"a/\xff\x1b[2J.png (sample 4) cannot be decoded: a/0.png (sample 0) stood in"
+    assert line in capsys.readouterr().out.splitlines()
+    content = (folder / "metrics.jsonl").read_bytes().decode("utf-8")  # and nothing that is no Unicode
+    (cache,) = [line for line in map(json.loads, content.splitlines()) if line["kind"] == "cache"]
+    assert cache["stand_ins"] == [line]
+    assert (folder / "summary.json").exists()
+
+
+def test_weights_are_saved_before_anything_is_told(tmp_path):
+    run = trainer(tmp_path)
+
+    def broken():
+        raise RuntimeError("a report that cannot be made")
+
+    run.data.read_so_far = broken
+    with pytest.raises(RuntimeError, match="a report"):
+        run.fit()
+    assert (only_run(tmp_path) / "model.weights.h5").exists()
+
+
+# ------------------------------------------------------------------------------------ a full disk
+
+
+def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp_path, monkeypatch, capsys):
+    run = trainer(tmp_path, "log_every=1")
+    monkeypatch.setattr(metrics._Lines, "append", lambda self, line: raise_no_room())
+    run.fit()
+    folder = only_run(tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: cannot be written: No space left on device; "
+        "training goes on without it",
+        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 8 lines are missing in it",
+    ]
+    assert weights_of(folder)
+    assert json.loads((folder / "summary.json").read_text())["samples"] == 360
+
+
+def raise_no_room():
+    raise NO_ROOM
+
+
+def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
+    def limited():
+        lines = metrics._Lines(tmp_path / "lines")
+        lines.append(b"whole\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        with pytest.raises(OSError, match="File too large"):
+            lines.append(b"too long\n")
+        lines.append(b"end\n")  # in the room that is left
+        lines.close()
+        os._exit(7)
+
+    process = multiprocessing.get_context("fork").Process(target=limited)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 7
+    assert (tmp_path / "lines").read_bytes() == b"whole\nend\n"
+
+
+def test_half_a_line_that_a_crash_has_left_is_dropped(tmp_path):
+    path = tmp_path / "lines"
+    for before, after in (
+        (b"", b""),
+        (b"half", b""),
+        (b"one\ntwo\nhalf", b"one\ntwo\n"),
+        (b"one\n", b"one\n"),
+    ):
+        path.write_bytes(before)
+        lines = metrics._Lines(path)
+        lines.append(b"next\n")
+        lines.close()
+        assert path.read_bytes() == after + b"next\n"
+
+
+def test_weights_that_do_not_fit_are_one_line_and_the_run_has_not_ended(tmp_path, monkeypatch):
+    """In a process of its own: HDF5 that met a full disk would crash when the process ends."""
+    process = SPAWN.Process(target=train_where_no_file_may_grow, args=(tmp_path,))
+    process.start()
+    process.join(240)
+    assert process.exitcode == 0
+    folder = only_run(tmp_path / "runs")
+    assert not (folder / "summary.json").exists()
+    assert [path.name for path in folder.glob("*weights*")] == []
+    problem = (tmp_path / "problem").read_text()
+    assert problem.startswith(f"{folder / 'model.weights.h5'}: expected room for the ")
+    assert problem.endswith(" bytes of the weights, which are not saved: File too large")
+    assert "\n" not in problem
+
+
+def train_where_no_file_may_grow(folder: Path) -> None:
+    run = trainer(folder / "runs", "model=vgg_tiny", phases=(phase(steps=1, size=8, batch=8),))
+    save = RunFolder.save_weights
+
+    def save_without_room(self, model):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        try:
+            save(self, model)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    RunFolder.save_weights = save_without_room
+    with pytest.raises(WeightsNotSaved) as caught:
+        run.fit()
+    (folder / "problem").write_text(str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "dawnbench.json"])
+def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatch, name):
+    run = trainer(tmp_path, "target={metric: top1, at_least: 0.99}")
+    write = metrics.write_whole
+
+    def full(path, content):
+        return raise_no_room() if path.name == name else write(path, content)
+
+    monkeypatch.setattr(metrics, "write_whole", full)
+    with pytest.raises(ValueError, match="expected room for .*No space left on device") as caught:
+        run.fit()
+    assert str(only_run(tmp_path)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_of_dawnbench_that_do_not_fit_come_with_the_next_epoch(tmp_path, monkeypatch, capsys):
+    words = ("target={metric: top1, at_least: 1.0}",)
+    run = trainer(tmp_path, *words, phases=(phase(epochs=3, batch=400),))
+    write, full = metrics.write_whole, iter([False, True, False, False])  # the header, then three epochs
+
+    def now_and_then(path, content):
+        return raise_no_room() if path.name == "dawnbench.tsv" and next(full) else write(path, content)
+
+    monkeypatch.setattr(metrics, "write_whole", now_and_then)
+    run.fit()
+    assert capsys.readouterr().err.count("dawnbench.tsv: cannot be written: No space left on device") == 1
+    lines = (only_run(tmp_path) / "dawnbench.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["epoch", "1", "2", "3"]
+
+
+# -------------------------------------------------------------------------------------- the lock
+
+CHECKPOINTED = ("checkpoints={every_steps: 2, every_epochs: null}", "resume=auto")
+
+
+def alive(folder: Path) -> RunFolder:
+    """Return the folder of a run with a checkpoint, which this process holds as if it trained."""
+    run = RunFolder(trainer(folder).config)
+    (run.path / "checkpoints").mkdir()
+    return run
+
+
+def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
+    with alive(tmp_path) as run:
+        metrics_before = (run.path / "metrics.jsonl").read_bytes()
+        for resume in ("auto", run.path):
+            again = trainer(tmp_path, CHECKPOINTED[0], f"resume={resume}")
+            with pytest.raises(ValueError, match="expected a run that has stopped") as caught:
+                again.fit()
+            message = str(caught.value)
+            assert message.startswith(
+                f"resume: expected a run that has stopped, got {run.path}, which is being"
+            )
+            assert f"trained by process {os.getpid()} on {os.uname().nodename}, since 20" in message
+            assert "resume=never" in message
+            assert "\n" not in message
+        assert (run.path / "metrics.jsonl").read_bytes() == metrics_before
+        assert only_run(tmp_path) == run.path
+    trainer(tmp_path, *CHECKPOINTED).fit()  # it has stopped without an end: this one goes on with it
+    assert (run.path / "summary.json").exists()
+    assert only_run(tmp_path) == run.path
+
+
+def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path):
+    config = trainer(tmp_path, *CHECKPOINTED).config
+    with RunFolder(config) as run, pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
+        to_resume(config)
+    assert to_resume(config) is None  # it left nothing to go on with
+
+
+def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):
+    """Both have seen it free; the second finds it locked when it opens the folder."""
+    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
+    config = trainer(tmp_path, *CHECKPOINTED).config
+    first = RunFolder(config)
+    with pytest.raises(RunIsAlive, match=f"expected a run that has stopped, got {first.path}"):
+        RunFolder(config, first.path)
+    first.__exit__()
+    RunFolder(config, first.path).__exit__()
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path):
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    ours.recv()
+    assert f"process {process.pid} on " in run_lock.holder_of(tmp_path)
+    process.kill()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert run_lock.holder_of(tmp_path) is None
+    RunLock(tmp_path).release()
+
+
+def hold(folder: Path, pipe) -> None:
+    lock = RunLock(folder)
+    pipe.send("held")
+    pipe.recv()
+    lock.release()
+
+
+def test_nobody_else_may_open_the_lock_and_a_link_in_its_place_is_refused(tmp_path):
+    RunLock(tmp_path).release()
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        RunLock(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+    RunLock(tmp_path).release()
+    assert capsys.readouterr().err == (
+        f"cloudtrain: warning: {tmp_path / 'lock'}: no lock to be had (No locks available): "
+        "others may join this run\n"
+    )
+
+
+def test_the_run_has_an_identity_that_outlives_a_resumption(tmp_path):
+    config = trainer(tmp_path).config
+    with RunFolder(config) as first, RunFolder(config) as other:
+        assert len(first.identity) == 32
+        assert first.identity != other.identity
+    with RunFolder(config, first.path) as again:
+        assert again.identity == first.identity
+    (first.path / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"run\.json: expected the identity of a run, got what is damaged"):
+        RunFolder(config, first.path)
+    assert run_lock.holder_of(first.path) is None
+
+
+# ------------------------------------------------------------------------------------- one rank
+
+
+def test_epochs_of_one_rank_name_no_reducer_and_it_switches_none(tmp_path, capsys):
+    phases = (phase(steps=2, reducer="hitopk"), phase(steps=2))
+    trainer(tmp_path, phases=phases).fit()
+    lines = metrics_of(tmp_path)
+    assert [line["reducer"] for line in lines if line["kind"] == "epoch"] == [None, None]
+    assert [phase["reducer"] for phase in lines[-1]["phases"]] == [None, None]
+    said = capsys.readouterr().out
+    assert "no reducer is used" in said
+    assert "hitopk" not in said
+
+
+def test_a_first_step_that_is_faster_than_others_is_no_negative_stall(tmp_path, monkeypatch):
+    run = trainer(tmp_path, phases=(phase(steps=2), phase(steps=3)))
+    note = Trainer._note_stall
+
+    def note_of_a_fast_step(self, of_phase):
+        self._first_step_end = self._boundary
+        note(self, of_phase)
+
+    monkeypatch.setattr(Trainer, "_note_stall", note_of_a_fast_step)
+    assert [each.stall_seconds for each in run.fit().phases] == [None, 0.0]
