@@ -18,6 +18,7 @@ import numpy.typing as npt
 from commlib.arrays import Array
 from commlib.errors import PeerFailed
 from commlib.transport.base import Communicator, Request, check_color
+from commlib.transport.watchdog import Watchdog, watchdog_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -89,6 +90,10 @@ class MPICommunicator(Communicator):
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
         return list(self._comm.allgather(value))
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return watchdog_of(self._comm, seconds)
 
     def _send(self, array: Array, destination: int) -> Request:
         return _Sent([self._comm.Isend(piece, destination) for piece in _pieces(array)])
