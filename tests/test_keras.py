@@ -643,3 +643,36 @@ def test_a_model_that_is_built_in_the_first_step_learns():
     results = simulated.run(body, 2)
     assert all(learns for learns, _ in results)
     assert equal(results[0][1], results[1][1])
+
+
+# ------------------------------------------------------------- Keras 2
+
+
+def test_distributed_gradients_work_in_a_train_step_of_tf_keras_and_its_optimizers_are_refused():
+    import tf_keras
+
+    class Model(tf_keras.Sequential):
+        def train_step(self, pair):
+            inputs, targets = pair
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(inputs, training=True)[:, 0] - targets) ** 2)
+            means, _ = self.distributed.reduce(tape.gradient(loss, self.trainable_variables))
+            self.optimizer.apply_gradients(zip(means, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def body(comm):
+        model = Model([tf_keras.Input((3,)), tf_keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = tf_keras.optimizers.SGD(0.05, momentum=0.5)
+        with pytest.raises(InvalidArgument, match="optimizer: Could not interpret"):
+            distributed(comm, optimizer)
+        model.distributed = DistributedGradients(Topology(comm), model.trainable_variables, DENSE)
+        model.compile(optimizer=optimizer)
+        inputs, targets = data(comm.rank)
+        model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
+        return values(model.weights), None, inputs, targets
+
+    results = simulated.run(body, 2)
+    weights, bias = by_hand([(inputs, targets) for _, _, inputs, targets in results])
+    for (kernel, offset), *_ in results:
+        np.testing.assert_allclose(kernel[:, 0], weights, rtol=1e-5)  # as with Keras 3 above
+        np.testing.assert_allclose(offset, [bias], rtol=1e-5, atol=1e-6)
