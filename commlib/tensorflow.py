@@ -1,16 +1,16 @@
-"""Reducers inside ``tf.function``: the only file of commlib that imports TensorFlow.
+"""Reducers inside ``tf.function``. Only this file and :mod:`commlib.keras` import TensorFlow.
 
 Where the topology's transport moves arrays of GPUs, gradients and means stay on the GPU: TensorFlow and CuPy
 hand each other their memory by DLPack. TensorFlow tells nobody which streams it computes on, so the host
 waits in between, twice a step: until the gradient is there, and until the mean is.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -91,13 +91,14 @@ class DistributedGradients:
 
     def __init__(self, topology: Topology, variables: Sequence[Any], config: Mapping[str, Any]) -> None:
         self.topology = topology
-        self._names = [variable.name for variable in variables]
+        self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
         self._shapes = [tuple(variable.shape) for variable in variables]
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self.sizes)
         # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
         self._means = Means(self.size, topology.world.arrays)
         self._passenger: Passenger | None = None
+        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
         self._gpu: Any = None  # CuPy's device
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
@@ -157,18 +158,14 @@ class DistributedGradients:
     def reduce(self, gradients: Sequence[Any], weights: Sequence[Any] = ()) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
 
-        ``gradients`` come in the order of the variables; IndexedSlices are made dense. The second result is a
-        scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
+        ``gradients`` come in the order of the variables; IndexedSlices are made dense. ``None``, of a
+        variable that the loss does not depend on here, is zero in float32, and warned of. The second result
+        is a scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
         The memory of the means is used again for later ones after the tensors are gone, and not before.
         ``weights``: what the passenger is to look at before, tensors or variables; they are not copied inside
         ``tf.function``.
         """
-        for name, gradient in zip(self._names, gradients, strict=True):
-            if gradient is None:
-                raise InvalidArgument(
-                    f"gradients: {name} has none; every variable must take part in the loss"
-                )
-        tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        tensors = self._tensors(gradients)
         flat = tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
         inputs = [flat, *map(tf.convert_to_tensor, weights)]
         results = [tf.float32, tf.bool]
@@ -182,6 +179,23 @@ class DistributedGradients:
         parts = cut_up(mean, self._shapes)
         means = [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
         return means, finite
+
+    def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients as dense tensors, with zeros for those that there are not."""
+        if len(gradients) != len(self._names):
+            raise InvalidArgument(
+                f"gradients: expected one of each of {len(self._names)} variables, got {len(gradients)}"
+            )
+        absent = [name for name, each in zip(self._names, gradients, strict=True) if each is None]
+        if len(absent) == len(self._names):
+            raise InvalidArgument("gradients: no variable has one; expected a loss that depends on them")
+        if absent:
+            names = ", ".join(absent)
+            warnings.warn(f"gradients: the loss does not depend on {names}: taken as zero", stacklevel=3)
+        return [
+            tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, shape in zip(gradients, self._shapes, strict=True)
+        ]
 
     def reduce_flat(self, flat: Any, weights: Sequence[Any] = ()) -> tuple[Any, Report]:
         """Return the mean of all gradients as one tensor, and what the reducer did; outside ``tf.function``.
@@ -200,6 +214,10 @@ class DistributedGradients:
         return mean, tf.constant(report.finite)
 
     def _reduce(self, flat: Float32, *weights: Any) -> tuple[Float32, np.bool_]:
+        with self.guard():
+            return self._reduce_guarded(flat, *weights)
+
+    def _reduce_guarded(self, flat: Float32, *weights: Any) -> tuple[Float32, np.bool_]:
         passenger = self.reducer.passenger
         if passenger is not None:
             passenger.look([weight if is_on_gpu(weight) else np.asarray(weight) for weight in weights])
@@ -208,73 +226,3 @@ class DistributedGradients:
             passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)
-
-
-class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
-    """Gives ``optimizer`` the mean gradients of all ranks, for ``model.compile`` and ``model.fit``.
-
-    ``topology`` and ``config`` as for :class:`DistributedGradients`, which ``gradients`` is once the model is
-    built. A step that is void on any rank changes no weight on all of them. The ranks begin with the same
-    weights, and make equally many steps; XLA compiles no such step: ``model.compile(jit_compile=False)``.
-    """
-
-    def __init__(
-        self, optimizer: Any, topology: Topology, config: Mapping[str, Any], name: str = "distributed"
-    ) -> None:
-        if keras.config.dtype_policy().name == "mixed_float16":
-            raise InvalidArgument(
-                "dtype policy: expected one without a loss scale, which each rank would change alone, "
-                "got mixed_float16: take mixed_bfloat16, or a loop of your own with pto.keras.LossScale"
-            )
-        super().__init__(learning_rate=0.0, name=name)  # not used: that of the optimizer inside is
-        self.inner_optimizer = optimizer
-        self.gradients: DistributedGradients | None = None
-        self._made_with = (topology, config)
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Make the state of ``variables``; all ranks call it together."""
-        if self.gradients is not None:
-            return
-        self.inner_optimizer.build(variables)
-        self.gradients = DistributedGradients(self._made_with[0], variables, self._made_with[1])
-        self._trainable_variables = list(variables)
-        self.built = True
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduce the gradients and update the variables with their means."""
-        if self.gradients is None:
-            if trainable_variables is None:
-                raise InvalidArgument("trainable_variables: expected those of the gradients, got none")
-            with tf.init_scope():
-                self.build(list(trainable_variables))
-        assert self.gradients is not None
-        means, finite = self.gradients.reduce(list(grads))
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        tf.cond(finite, lambda: self._apply_means(means, variables), lambda: tf.constant(False))
-
-    def _apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> Any:
-        self.inner_optimizer.apply(means, variables)
-        return tf.constant(True)
-
-    @property
-    def variables(self) -> list[Any]:
-        """Those of the optimizer inside."""
-        return list(self.inner_optimizer.variables)
-
-    @property
-    def learning_rate(self) -> Any:
-        """That of the optimizer inside."""
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
-
-    @property
-    def iterations(self) -> Any:
-        """The steps that counted."""
-        return self.inner_optimizer.iterations
-
-    def get_config(self) -> dict[str, Any]:
-        """Refuse: ranks are of one job, and are not saved."""
-        raise NotImplementedError("save the model with include_optimizer=False, or the inner optimizer alone")

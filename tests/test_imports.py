@@ -10,6 +10,7 @@ HEAVY = ["tensorflow", "keras", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a G
 PACKAGES = [
     "commlib",
     "commlib.gpu",
+    "commlib.keras",
     "commlib.reducers",
     "commlib.selection",
     "commlib.transport",

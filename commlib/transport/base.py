@@ -18,6 +18,7 @@ from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
 from commlib.kernels import kernels_of
 from commlib.transport.ring import Ring
+from commlib.transport.watchdog import Watchdog
 from commlib.vectors import ROW_MULTIPLE, Float32
 from commlib.workspace import Workspace
 
@@ -113,6 +114,13 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self.agree([])
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """Return what ends the job when a rank waits longer than ``seconds``; all ranks call it together.
+
+        Ranks that cannot wait for ever, as simulated ones, have one that does nothing.
+        """
+        return Watchdog()
 
     def exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
         """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with what ``r`` sent here.

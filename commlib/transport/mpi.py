@@ -19,6 +19,7 @@ from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.transport.base import Communicator, Request, check_color
 from commlib.transport.ending import Watch
 from commlib.transport.verified import VERIFY, verified
+from commlib.transport.watchdog import Watchdog, watchdog_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -130,6 +131,10 @@ class MPICommunicator(Communicator):
             self.wait_for(request)
         except MPI.Exception as error:
             raise PeerFailed(f"{self}, in an exchange with all ranks: {error}") from error
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return watchdog_of(self._comm, seconds)
 
     def _send(self, array: Array, destination: int) -> Request:
         requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]

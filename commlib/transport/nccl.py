@@ -31,6 +31,7 @@ from commlib.arrays import Array, is_on_gpu
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.transport import mpi
 from commlib.transport.base import Communicator, Request
+from commlib.transport.watchdog import Watchdog
 
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
 
@@ -90,6 +91,10 @@ class GPUCommunicator(Communicator):
         """See :meth:`Communicator.allgather_objects`."""
         self.start()
         return self._control.allgather_objects(value)
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return self._control.watchdog(seconds)
 
     def now(self) -> float:
         """See :meth:`Communicator.now`; the host's, which does not wait for the GPU."""

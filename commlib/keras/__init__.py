@@ -1,0 +1,26 @@
+"""``model.fit`` on all ranks: an optimizer and its callbacks. Imports TensorFlow and Keras."""
+
+from commlib.keras.backup import BackupAndRestore
+from commlib.keras.callbacks import (
+    AverageMetrics,
+    AverageMovingStatistics,
+    BroadcastVariables,
+    LearningRateWarmup,
+    SynchronizeEpochs,
+    default_callbacks,
+)
+from commlib.keras.optimizer import DistributedOptimizer, load_model
+from commlib.keras.ranks import broadcast_variables
+
+__all__ = [
+    "AverageMetrics",
+    "AverageMovingStatistics",
+    "BackupAndRestore",
+    "BroadcastVariables",
+    "DistributedOptimizer",
+    "LearningRateWarmup",
+    "SynchronizeEpochs",
+    "broadcast_variables",
+    "default_callbacks",
+    "load_model",
+]

@@ -1,0 +1,215 @@
+"""Callbacks of ``model.fit`` on many ranks, for models compiled with ``DistributedOptimizer``.
+
+Each is given to ``fit`` on all ranks, in the same order.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from commlib.agreement import differences
+from commlib.errors import InvalidArgument, RanksDisagree
+from commlib.keras.optimizer import DistributedOptimizer
+from commlib.keras.ranks import Ranks
+
+Logs = dict[str, Any] | None
+
+
+def optimizer_of(model: Any) -> DistributedOptimizer:
+    """Return the model's optimizer; ``InvalidArgument`` where it is not distributed."""
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, DistributedOptimizer):
+        name = type(optimizer).__name__
+        raise InvalidArgument(f"model: expected one compiled with DistributedOptimizer, got {name}")
+    return optimizer
+
+
+def built_optimizer_of(model: Any) -> DistributedOptimizer:
+    """Return the model's optimizer, built on all ranks together."""
+    if not model.built:
+        raise InvalidArgument(
+            f"model: expected one that is built: give {model.name} a keras.Input, or call it on a batch"
+        )
+    optimizer = optimizer_of(model)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Base of the callbacks in which ranks exchange something."""
+
+    def set_model(self, model: Any) -> None:
+        """Take the model; where XLA was to compile its steps, it does not."""
+        super().set_model(model)
+        optimizer_of(model)
+        if model.jit_compile:
+            model.jit_compile = False
+            warnings.warn("jit_compile: XLA compiles no step that exchanges gradients: off", stacklevel=2)
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks."""
+        return optimizer_of(self.model).ranks
+
+
+class BroadcastVariables(DistributedCallback):
+    """Gives all ranks the weights of rank 0, and its optimizer's state, before the first step.
+
+    Not the states of random generators: with a seed of its own, each rank draws its own dropout.
+    """
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Build the optimizer, and broadcast."""
+        optimizer = built_optimizer_of(self.model)
+        optimizer.ranks.broadcast([*self.model.weights, *optimizer.variables])
+
+
+class SynchronizeEpochs(DistributedCallback):
+    """Refuses unequal numbers of steps before an epoch begins, and ranks that end ``fit`` alone.
+
+    The number is known of arrays, of data sets with a ``cardinality``, and by ``steps_per_epoch``. Where it
+    is not, a rank that makes more steps than others waits until the optimizer's ``timeout``.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Compare the numbers of steps; ``RanksDisagree`` on all ranks where they differ."""
+        steps = self.ranks.gather(f"the beginning of epoch {epoch}", (self.params or {}).get("steps"))
+        if len(set(steps)) > 1:
+            fewest = min((each for each in steps if each is not None), default=None)
+            raise RanksDisagree(
+                f"steps: expected as many on all ranks in epoch {epoch}, got: "
+                f"{differences([{'steps': each} for each in steps])} "
+                f"(give each rank as many batches, or fit(steps_per_epoch={fewest}))"
+            )
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Come to the end together."""
+        self.ranks.gather("the end of fit", None)
+
+
+class AverageMetrics(DistributedCallback):
+    """Averages what ``fit`` reports of an epoch over the ranks, weighted by the samples of each.
+
+    Callbacks after it, such as ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint``, then see
+    the same on all ranks. What some ranks alone report (validation on rank 0) is given to all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained = self._tested = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Forget the last epoch's samples."""
+        self._trained = self._tested = 0.0
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Keep the number of samples trained on: validation counts anew."""
+        self._trained = self._counted()
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        """Keep the number of samples of the validation."""
+        self._tested = self._counted()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Replace the numbers in ``logs`` by their means."""
+        logs = {} if logs is None else logs
+        own = {
+            name: float(value) for name, value in logs.items() if isinstance(value, (int, float, np.number))
+        }
+        trained = self._trained or self._counted()
+        weights = {name: self._tested if name.startswith("val_") else trained for name in own}
+        everywhere = self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))
+        for name in dict.fromkeys(name for metrics, _ in everywhere for name in metrics):
+            logs[name] = _weighted_mean(name, everywhere)
+
+    def _counted(self) -> float:
+        """Return the samples that the loss was averaged over; 0 where nobody counts them."""
+        for metric in self.model.metrics:
+            if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
+                return float(metric.count)
+        return 0.0
+
+
+def _weighted_mean(name: str, everywhere: list[tuple[Mapping[str, float], Mapping[str, float]]]) -> float:
+    values = [metrics[name] for metrics, _ in everywhere if name in metrics]
+    weights = [own[name] for metrics, own in everywhere if name in metrics]
+    return float(np.average(values, weights=weights if min(weights) > 0 else None))
+
+
+class AverageMovingStatistics(DistributedCallback):
+    """Averages over ranks what layers gather from their own batches, as BatchNormalization's moving averages.
+
+    It does so after the last step of an epoch, so before its validation where the number of steps is known,
+    and at its end. The averages of one rank alone describe its part of the data.
+    """
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Average after the last step."""
+        steps = (self.params or {}).get("steps")
+        if steps is not None and batch + self.model.steps_per_execution >= steps:
+            self._average()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Average where the last step was not known to be the last."""
+        self._average()
+
+    def _average(self) -> None:
+        """Average the floating-point variables without gradients that are not equal on all ranks."""
+        weights = self.model.non_trainable_weights
+        variables = [each for each in weights if keras.backend.is_float_dtype(each.dtype)]
+        differing = [variables[number] for number in self.ranks.differing(variables)]
+        if differing:
+            means = self.ranks.average("the moving averages", [each.numpy() for each in differing])
+            for variable, mean in zip(differing, means, strict=True):
+                variable.assign(mean)
+
+
+class LearningRateWarmup(DistributedCallback):
+    """Lets the learning rate rise with every step, over some epochs, from what is right for one rank.
+
+    It begins at ``learning_rate/P`` and reaches ``learning_rate``, usually ``P`` times that of one rank
+    (Goyal et al. 2017, section 2.2), after ``epochs``; then it is left to others. ``steps_per_epoch`` where
+    ``fit`` does not know it.
+    """
+
+    def __init__(self, learning_rate: float, epochs: float = 5, steps_per_epoch: int | None = None) -> None:
+        super().__init__()
+        if not learning_rate > 0:
+            raise InvalidArgument(f"learning_rate: expected one above 0, got {learning_rate!r}")
+        if not epochs > 0:
+            raise InvalidArgument(f"epochs: expected a number above 0, got {epochs!r}")
+        self._target, self._epochs, self._steps = learning_rate, epochs, steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Refuse what has no steps to count, and a schedule."""
+        self._steps = self._steps or (self.params or {}).get("steps")
+        if self._steps is None:
+            raise InvalidArgument(
+                "steps_per_epoch: expected a number, as the data set has no length, got None"
+            )
+        if isinstance(optimizer_of(self.model).inner_optimizer.get_config()["learning_rate"], dict):
+            raise InvalidArgument("learning_rate: expected a number in the optimizer, got a schedule")
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Note the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Set the rate of the step."""
+        if self._epoch < self._epochs:
+            assert self._steps is not None
+            share = min(1.0, (self._epoch + (batch + 1) / self._steps) / self._epochs)
+            start = self._target / self.ranks.size
+            self.model.optimizer.learning_rate = start + share * (self._target - start)
+
+
+def default_callbacks() -> list[DistributedCallback]:
+    """Return those that every ``fit`` on many ranks should have, to be put before others.
+
+    ``[BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]``
+    """
+    return [BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]

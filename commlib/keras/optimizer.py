@@ -1,0 +1,255 @@
+"""An optimizer for ``model.compile`` that is given the mean gradients of all ranks."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util  # nothing public tells whether XLA will compile a graph
+
+from commlib.errors import InvalidArgument
+from commlib.keras.ranks import Ranks, path_of
+from commlib.reducers import make_reducer
+from commlib.tensorflow import DistributedGradients
+from commlib.topology import Topology
+from commlib.transport import simulated
+from commlib.transport.watchdog import check_seconds
+
+TIMEOUT_SECONDS = 300.0
+
+
+class DistributedOptimizer:
+    """Stands for ``optimizer``, which it gives the mean gradients of all ranks.
+
+    ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
+    :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.
+    ``timeout``: the seconds that a rank waits for the others in a step before it ends the job and names them;
+    ``None``: for ever. The first step includes what others compile.
+
+    To Keras it *is* the optimizer: all attributes and methods but ``build`` and ``apply`` are of that one,
+    and its class is what ``isinstance`` and a saved model see. So a model is saved with the optimizer inside,
+    and can be loaded where there is no commlib; :func:`load_model` makes it distributed again.
+
+    A step that is void on any rank changes no weight on all of them. Under the global dtype policy
+    ``mixed_float16`` the optimizer gets a loss scale (``keras.optimizers.LossScaleOptimizer``), equal on all
+    ranks: gradients are divided by it before they are reduced, and it is halved on all ranks when one of them
+    overflows. The ranks begin with equal variables (:class:`commlib.keras.BroadcastVariables`), which is
+    checked in the first step. XLA compiles no such step: ``model.compile(jit_compile=False)``.
+    """
+
+    # These are its own; Keras sets all others on the optimizer inside.
+    __slots__ = (
+        "__weakref__",
+        "_compared",
+        "_config",
+        "_lazy_ranks",
+        "_numbers",
+        "_optimizer",
+        "_timeout",
+        "_topology",
+        "_variables_built",
+        "gradients",
+    )
+
+    def __init__(
+        self,
+        optimizer: Any,
+        topology: Topology,
+        config: Mapping[str, Any],
+        *,
+        timeout: float | None = TIMEOUT_SECONDS,
+    ) -> None:
+        inner = _optimizer_of(optimizer)
+        if keras.config.dtype_policy().name == "mixed_float16" and not _has_loss_scale(inner):
+            inner = keras.optimizers.LossScaleOptimizer(inner)
+        self._optimizer = inner
+        self._topology, self._config = topology, _checked(config)
+        self._timeout = None if timeout is None else check_seconds(timeout)
+        self._lazy_ranks: Ranks | None = None
+        self.gradients: DistributedGradients | None = None
+        self._variables_built: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._compared = False
+
+    @property  # type: ignore[misc]  # object's can be set
+    def __class__(self) -> Any:
+        """That of the optimizer inside: Keras looks here for what to save."""
+        return type(self._optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in DistributedOptimizer.__slots__:
+            object.__setattr__(self, name, value)
+        elif name == "loss_scale_factor" and value is None:  # by Keras' LossScaleOptimizer around this one
+            raise InvalidArgument(
+                "optimizer: a loss scale around it would be each rank's own: expected "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), …)"
+            )
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._optimizer)  # Keras saves what it finds here
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
+        inner = copy.deepcopy(self._optimizer, memo)
+        return DistributedOptimizer(inner, self._topology, self._config, timeout=self._timeout)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._optimizer.__reduce_ex__(protocol)
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The optimizer inside, without its loss scale."""
+        return getattr(self._optimizer, "inner_optimizer", self._optimizer)
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks, beside the gradients; they come to the first use of it together."""
+        if self._lazy_ranks is None:
+            self._lazy_ranks = Ranks(self._topology.world, self._timeout)
+        return self._lazy_ranks
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the state of ``variables``; all ranks call it together."""
+        if self.gradients is not None:
+            return
+        if not self._optimizer.built:
+            self._optimizer.build(variables)
+        self._variables_built = list(variables)
+        self._numbers = {id(variable): number for number, variable in enumerate(variables)}
+        gradients = DistributedGradients(self._topology, self._variables_built, self._config)
+        gradients.guard = self._exchange
+        self.gradients = gradients
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Reduce the gradients and update the variables with their means; return the number of steps."""
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        self.apply(gradients, variables)
+        return self._optimizer.iterations
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients and update the variables with their means.
+
+        A variable whose gradient is ``None`` here is updated with the mean, to which this rank adds zero.
+        """
+        if self.gradients is None:
+            if trainable_variables is None:
+                raise InvalidArgument("trainable_variables: expected those of the gradients, got none")
+            self.build(list(trainable_variables))
+        assert self.gradients is not None
+        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise InvalidArgument(
+                "jit_compile: XLA compiles no step that exchanges gradients: expected False, got True"
+            )
+        variables = self._variables_built if trainable_variables is None else list(trainable_variables)
+        means, finite = self.gradients.reduce(self._in_order(list(grads), variables))
+        numbers = [self._numbers[id(variable)] for variable in variables]
+        self._update([means[number] for number in numbers], variables, finite)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the optimizer inside, as Keras does with the weights of a model."""
+        self._optimizer.load_own_variables(store)
+        if self.gradients is not None and self.gradients.reducer.sparse:
+            warnings.warn(
+                "optimizer: its state was loaded, and the file holds no residual of the reducer: "
+                "commlib.keras.BackupAndRestore keeps it",
+                stacklevel=2,
+            )
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        assert self.gradients is not None
+        with self.ranks.waiting(f"step {self.gradients.reducer.steps}"):
+            if not self._compared:
+                self.ranks.expect_equal([*self._variables_built, *self._optimizer.variables])
+                self._compared = True
+            yield
+
+    def _in_order(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the gradients in the order in which the variables were built, divided by the loss scale."""
+        unknown = [path_of(each) for each in variables if id(each) not in self._numbers]
+        if unknown:
+            raise InvalidArgument(
+                f"trainable_variables: {', '.join(unknown)} had no part in it when the optimizer was built: "
+                "after a change of what is trainable, compile with a new DistributedOptimizer"
+            )
+        if len(gradients) != len(variables):
+            raise InvalidArgument(
+                f"grads: expected {len(variables)}, as there are variables, got {len(gradients)}"
+            )
+        ordered = [tf.zeros(variable.shape) for variable in self._variables_built]
+        for gradient, variable in zip(gradients, variables, strict=True):
+            ordered[self._numbers[id(variable)]] = self._unscaled(gradient)
+        return ordered
+
+    def _unscaled(self, gradient: Any) -> Any:
+        if gradient is None or not _has_loss_scale(self._optimizer):
+            return gradient
+        return tf.cast(tf.convert_to_tensor(gradient), tf.float32) / self._optimizer.dynamic_scale.value
+
+    def _update(self, means: list[Any], variables: list[Any], finite: Any) -> None:
+        if not _has_loss_scale(self._optimizer):
+            tf.cond(finite, lambda: self._apply_means(means, variables), lambda: tf.constant(False))
+            return
+        # It divides by the scale again, a power of two, and takes NaN for the overflow that it is.
+        factor = tf.where(finite, self._optimizer.dynamic_scale.value, float("nan"))
+        self._optimizer.apply([mean * factor for mean in means], variables)
+
+    def _apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> Any:
+        self._optimizer.apply(means, variables)
+        return tf.constant(True)
+
+
+def load_model(
+    path: Any,
+    topology: Topology,
+    config: Mapping[str, Any],
+    *,
+    timeout: float | None = TIMEOUT_SECONDS,
+    **options: Any,
+) -> Any:
+    """Return the model that ``model.save`` wrote at ``path``, with its optimizer distributed again.
+
+    The optimizer's state is that of the file, the residual is zero. ``options``: those of
+    ``keras.models.load_model``. All ranks call it together.
+    """
+    model = keras.models.load_model(path, **options)
+    if getattr(model, "optimizer", None) is None:
+        raise InvalidArgument(f"path: expected a model that was saved with its optimizer, got {str(path)!r}")
+    model.optimizer = DistributedOptimizer(model.optimizer, topology, config, timeout=timeout)
+    return model
+
+
+def _optimizer_of(optimizer: Any) -> Any:
+    """Return an optimizer of Keras 3 from itself, its name or its configuration."""
+    if type(optimizer) is DistributedOptimizer:
+        raise InvalidArgument(
+            "optimizer: expected one that is not distributed yet, got a DistributedOptimizer"
+        )
+    try:
+        found = keras.optimizers.get(optimizer)
+    except ValueError as error:
+        raise InvalidArgument(f"optimizer: {str(error).splitlines()[0]}") from None
+    if found is None:
+        raise InvalidArgument("optimizer: expected one of Keras 3, or its name, got None")
+    return found
+
+
+def _has_loss_scale(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a reducer's configuration; a wrong one is refused here, and not in the first step."""
+    if not isinstance(config, Mapping) or "name" not in config:
+        raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')
+    options = dict(config)
+    name = options.pop("name")
+    simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
+    return dict(config)

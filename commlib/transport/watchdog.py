@@ -1,0 +1,166 @@
+"""Bounded waiting: which ranks have not come to where this one waits, and the end of the job for it.
+
+Nothing is sent while all goes well. A rank that has waited for a while says so to the others, again and
+again, and so learns who waits where; who does not wait is silent.
+"""
+
+import math
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from commlib.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LONGEST_SILENCE_SECONDS = 10.0
+LAST_SPEAKS_AFTER_SECONDS = 3.0
+
+
+class Watchdog:
+    """Bounds how long a rank waits for others. This one does not: for ranks that cannot wait for ever."""
+
+    @contextmanager
+    def waiting(self, place: str) -> Iterator[None]:
+        """Say in an error that the body waits for the other ranks at ``place``, such as ``step 7``."""
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class _Wait:
+    place: str
+    since: float
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Where the ranks are, as one that has waited for ``seconds`` at ``place`` knows it.
+
+    ``elsewhere``: the places of those that wait, too, but not here; ``missing``: those that do not wait.
+    """
+
+    seconds: float
+    place: str
+    elsewhere: Mapping[int, str]
+    missing: list[int]
+
+    def __str__(self) -> str:
+        parts = [f"has waited {self.seconds:.0f} s for other ranks at {self.place}"]
+        if self.missing:
+            parts.append(f"ranks {self.missing} have not come")
+        by_place: dict[str, list[int]] = {}
+        for rank, place in sorted(self.elsewhere.items()):
+            by_place.setdefault(place, []).append(rank)
+        parts += [f"ranks {ranks} wait at {place}" for place, ranks in by_place.items()]
+        return "; ".join(parts)
+
+
+class MPIWatchdog(Watchdog):
+    """Ends the MPI job when this rank has waited longer than ``seconds``, or when all wait, but not together.
+
+    ``comm`` is its own: nobody else sends there. A thread looks after the rank that waits.
+    """
+
+    def __init__(self, comm: "MPI.Comm", seconds: float, end: Callable[[str], None] | None = None) -> None:
+        self._comm, self._seconds = comm, seconds
+        self._silence = min(LONGEST_SILENCE_SECONDS, seconds / 10)
+        self._end = end or self._abort
+        self._wait: _Wait | None = None
+        self._thread: threading.Thread | None = None
+        self._sent: list[Any] = []
+
+    @contextmanager
+    def waiting(self, place: str) -> Iterator[None]:
+        """See :meth:`Watchdog.waiting`."""
+        if self._thread is None and self._comm.Get_size() > 1:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        self._wait = _Wait(place, time.monotonic())
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._silence / 4)
+            wait = self._wait
+            if wait is not None and time.monotonic() - wait.since > self._silence:
+                self._look_around(wait)
+
+    def _look_around(self, wait: _Wait) -> None:
+        """Exchange places with the others that wait, until this wait is over or has to end."""
+        self._received()  # what lies there was sent at an earlier wait
+        heard: dict[int, tuple[str, float]] = {}
+        spoken = apart_since = math.inf
+        while self._wait is wait:
+            now = time.monotonic()
+            if spoken == math.inf or now - spoken > self._silence:
+                self._say(wait.place)
+                spoken = now
+            heard |= {rank: (place, now) for rank, place in self._received().items()}
+            places = {rank: place for rank, (place, at) in heard.items() if now - at < 2.5 * self._silence}
+            stuck = self._stuck(wait, now, places)
+            apart = bool(stuck.elsewhere) and not stuck.missing
+            apart_since = min(apart_since, now) if apart else math.inf
+            # What was heard of a rank that has gone on is forgotten by then.
+            if now - apart_since > 3 * self._silence or stuck.seconds > self._seconds + self._silence:
+                self._end(str(stuck))
+                return
+            time.sleep(self._silence / 4)
+
+    def _stuck(self, wait: _Wait, now: float, places: Mapping[int, str]) -> Stuck:
+        others = [rank for rank in range(self._comm.Get_size()) if rank != self._comm.Get_rank()]
+        elsewhere = {rank: place for rank, place in places.items() if place != wait.place}
+        missing = [rank for rank in others if rank not in places]
+        return Stuck(now - wait.since, wait.place, elsewhere, missing)
+
+    def _say(self, place: str) -> None:
+        self._sent = [request for request in self._sent if not request.Test()]
+        for rank in range(self._comm.Get_size()):
+            if rank != self._comm.Get_rank():
+                self._sent.append(self._comm.isend(place, rank))
+
+    def _received(self) -> dict[int, str]:
+        """Return the latest place of every rank that has said one since the last call."""
+        from mpi4py import MPI
+
+        places, status = {}, MPI.Status()
+        while self._comm.iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            places[status.source] = self._comm.recv(source=status.source)
+        return places
+
+    def _abort(self, text: str) -> None:
+        from mpi4py import MPI
+
+        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)  # the lowest that waits speaks for all
+        sys.stdout.flush()
+        sys.stderr.write(f"rank {rank} of {size} on {socket.gethostname()} {text}\n")
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def check_seconds(seconds: float) -> float:
+    """Return a bound of waiting; ``InvalidArgument`` where it is none."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise InvalidArgument(f"timeout: expected seconds above 0, or None to wait for ever, got {seconds!r}")
+    return float(seconds)
+
+
+def watchdog_of(comm: "MPI.Comm", seconds: float) -> Watchdog:
+    """Return a watchdog of the ranks of ``comm``, which all call this together.
+
+    None where MPI may not be called by two threads at once.
+    """
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return Watchdog()
+    return MPIWatchdog(comm.Dup(), seconds)

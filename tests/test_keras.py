@@ -1,0 +1,678 @@
+"""``model.fit`` on many ranks: the optimizer, what Keras does with it, and the callbacks."""
+
+import copy
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import commlib.keras
+from commlib import InvalidArgument, PeerFailed, RanksDisagree, Topology, UnknownName
+from commlib.keras import (
+    AverageMetrics,
+    AverageMovingStatistics,
+    BackupAndRestore,
+    BroadcastVariables,
+    DistributedOptimizer,
+    LearningRateWarmup,
+    SynchronizeEpochs,
+    default_callbacks,
+)
+from commlib.tensorflow import DistributedGradients
+from commlib.transport import simulated
+
+DENSE = {"name": "dense"}
+SPARSE = {"name": "allgather", "density": 0.25}
+
+
+def data(rank, batches=4):
+    """Return ``batches`` of 8 samples of each rank's own."""
+    inputs = np.random.default_rng(rank).normal(size=(8 * batches, 3)).astype(np.float32)
+    return inputs, inputs @ np.array([1.0, -2.0, 0.5], np.float32)
+
+
+def linear(initializer="ones"):
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer=initializer)])
+
+
+def distributed(comm, optimizer="sgd", config=DENSE):
+    return DistributedOptimizer(optimizer, Topology(comm, ranks_per_node=1), config)
+
+
+def compiled(comm, optimizer="sgd", config=DENSE, model=None, **options):
+    model = model or linear()
+    model.compile(optimizer=distributed(comm, optimizer, config), loss="mse", **options)
+    return model
+
+
+def values(variables):
+    return [variable.numpy() for variable in variables]
+
+
+def equal(some, others):
+    return len(some) == len(others) and all(map(np.array_equal, some, others))
+
+
+# ------------------------------------------------------------- steps
+
+
+def fitted(comm, config, batches=4, poison=None):
+    """Fit a linear model on ``batches`` of 8 samples of each rank's own; return weights, steps, optimizer."""
+    inputs, targets = data(comm.rank, batches)
+    if poison == comm.rank:
+        targets[8:16] = np.nan
+    model = linear()
+    optimizer = DistributedOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.5), Topology(comm, ranks_per_node=2), config
+    )
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
+    return [weight.numpy() for weight in model.weights], optimizer, inputs, targets
+
+
+def by_hand(data, batches=4):
+    """Return what SGD makes of the mean gradients, in float64."""
+    weights, bias = np.ones(3), 0.0
+    velocity = np.zeros(4)
+    for batch in range(batches):
+        own = slice(8 * batch, 8 * batch + 8)
+        gradients = []
+        for inputs, targets in data:
+            error = inputs[own].astype(float) @ weights + bias - targets[own]
+            gradients.append([*(2 * error @ inputs[own] / 8), 2 * error.mean()])
+        velocity = 0.5 * velocity - 0.05 * np.mean(gradients, axis=0)
+        weights, bias = weights + velocity[:3], bias + velocity[3]
+    return weights, bias
+
+
+def test_fit_steps_along_the_mean_gradient_of_all_ranks():
+    results = simulated.run(lambda comm: fitted(comm, {"name": "dense"}), 3)
+    weights, bias = by_hand([(inputs, targets) for _, _, inputs, targets in results])
+    for (kernel, offset), optimizer, _, _ in results:
+        assert np.array_equal(kernel, results[0][0][0])
+        assert np.array_equal(offset, results[0][0][1])
+        # float32 sums of 8 products in TensorFlow
+        np.testing.assert_allclose(kernel[:, 0], weights, rtol=1e-5)
+        np.testing.assert_allclose(offset, [bias], rtol=1e-5, atol=1e-6)
+        assert int(optimizer.iterations) == 4
+
+
+@pytest.mark.parametrize("name", ["hitopk", "oktopk", "gtopk"])
+def test_fit_keeps_the_ranks_alike_with_sparse_gradients(name):
+    results = simulated.run(lambda comm: fitted(comm, {"name": name, "density": 0.25}), 4)
+    for weights, optimizer, _, _ in results:
+        assert all(np.array_equal(one, other) for one, other in zip(weights, results[0][0], strict=True))
+        assert optimizer.gradients.reducer.steps == 4
+
+
+def test_a_void_step_of_one_rank_changes_no_weight_on_any():
+    results = simulated.run(lambda comm: fitted(comm, {"name": "dense"}, batches=2, poison=1), 2)
+    clean = simulated.run(lambda comm: fitted(comm, {"name": "dense"}, batches=1), 2)
+    for (weights, optimizer, _, _), (before, _, _, _) in zip(results, clean, strict=True):
+        assert all(np.array_equal(one, other) for one, other in zip(weights, before, strict=True))
+        assert int(optimizer.iterations) == 1
+
+
+def test_the_learning_rate_is_that_of_the_optimizer_inside():
+    def body(comm):
+        optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), Topology(comm), {"name": "dense"})
+        optimizer.learning_rate = 0.5
+        return float(optimizer.inner_optimizer.learning_rate), float(optimizer.learning_rate)
+
+    assert simulated.run(body, 1) == [(0.5, 0.5)]
+
+
+def test_an_optimizer_is_named_and_wrong_settings_are_refused_when_it_is_made():
+    def body(comm):
+        assert isinstance(distributed(comm, "adam"), keras.optimizers.Adam)
+        with pytest.raises(InvalidArgument, match="optimizer: Could not interpret optimizer identifier: 5"):
+            distributed(comm, 5)
+        with pytest.raises(InvalidArgument, match="not distributed yet"):
+            distributed(comm, distributed(comm))
+        with pytest.raises(UnknownName, match='unknown reducer "hitop" .*did you mean "hitopk"'):
+            distributed(comm, config={"name": "hitop"})
+        with pytest.raises(
+            InvalidArgument, match='densty: hitopk has no such option .*did you mean "density"'
+        ):
+            distributed(comm, config={"name": "hitopk", "densty": 0.1})
+        with pytest.raises(InvalidArgument, match="density: expected"):
+            distributed(comm, config={"name": "hitopk", "density": 7})
+        with pytest.raises(InvalidArgument, match='config: expected {"name": .* got {}'):
+            distributed(comm, config={})
+        with pytest.raises(InvalidArgument, match="timeout: expected seconds above 0.*got 0"):
+            DistributedOptimizer("sgd", Topology(comm), DENSE, timeout=0)
+
+    simulated.run(body, 1)
+
+
+@pytest.mark.parametrize("name", commlib.REDUCERS)
+def test_every_reducer_can_be_named(name):
+    simulated.run(lambda comm: distributed(comm, config={"name": name}), 1)
+
+
+class TwoHeads(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = keras.layers.Dense(1), keras.layers.Dense(1, name="unused")
+
+    def call(self, inputs):
+        self.unused(inputs)
+        return self.used(inputs)
+
+
+def test_an_unused_head_gets_zero_and_is_named():
+    def body(comm):
+        keras.utils.set_random_seed(1)
+        model = TwoHeads()
+        model(np.zeros((1, 3), np.float32))
+        compiled(comm, keras.optimizers.SGD(0.1, momentum=0.9), model=model)
+        before = values(model.unused.weights), values(model.used.weights)
+        model.fit(*data(comm.rank), batch_size=8, verbose=0)
+        return equal(before[0], values(model.unused.weights)), equal(before[1], values(model.used.weights))
+
+    with pytest.warns(UserWarning, match="the loss does not depend on .*unused/kernel"):
+        assert simulated.run(body, 2) == [(True, False)] * 2
+
+
+def test_layers_that_are_unfrozen_without_compile_are_named():
+    def body(comm):
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(2, name="backbone"), keras.layers.Dense(1)]
+        )
+        model.layers[0].trainable = False
+        compiled(comm, model=model)
+        inputs, targets = data(comm.rank)
+        model.optimizer.build(model.trainable_variables)
+        model.layers[0].trainable = True
+        with pytest.raises(
+            InvalidArgument, match="backbone/kernel, .*backbone/bias had no part.*compile with a new"
+        ):
+            model.fit(inputs, targets, verbose=0)
+
+    simulated.run(body, 1)
+
+
+def test_layers_that_are_frozen_after_the_optimizer_was_built_stay_as_they_are():
+    def body(comm):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        compiled(comm, keras.optimizers.SGD(0.1, momentum=0.9), model=model)
+        model.fit(*data(comm.rank), batch_size=8, verbose=0)
+        model.layers[0].trainable = False
+        model.make_train_function(force=True)
+        before = values(model.weights)
+        model.fit(*data(comm.rank), batch_size=8, verbose=0)
+        return [np.array_equal(*each) for each in zip(before, values(model.weights), strict=True)]
+
+    assert simulated.run(body, 2) == [[True, True, False, False]] * 2
+
+
+def test_xla_is_refused_in_one_line_and_switched_off_by_the_callbacks():
+    def body(comm):
+        model = compiled(comm, jit_compile=True)
+        with pytest.raises(
+            InvalidArgument, match="jit_compile: XLA compiles no step .* expected False, got True"
+        ):
+            model.fit(*data(comm.rank), verbose=0)
+        model = compiled(comm, jit_compile=True)
+        with pytest.warns(UserWarning, match="jit_compile: .*: off"):
+            model.fit(*data(comm.rank), verbose=0, callbacks=[SynchronizeEpochs()])
+        return int(model.optimizer.iterations)
+
+    assert simulated.run(body, 1) == [1]
+
+
+# ------------------------------------------------------------- what Keras does with an optimizer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_ema": True, "ema_momentum": 0.5},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+        {"gradient_accumulation_steps": 2},
+        {"weight_decay": 0.1, "global_clipnorm": 0.1},
+        {"loss_scale_factor": 64.0},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_an_optimizer_is_told_holds_when_it_is_distributed(options):
+    """One rank, whose mean gradient is its own: the same as without commlib."""
+
+    def body(comm):
+        weights = []
+        for wrap in (lambda optimizer: distributed(comm, optimizer), lambda optimizer: optimizer):
+            model = linear()
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.5, **options)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+            model.compile(optimizer=wrap(optimizer), loss="mse")
+            model.fit(*data(0), batch_size=8, shuffle=False, verbose=0, epochs=2)
+            weights.append(values([*model.weights, *model.optimizer.variables]))
+        for own, others in zip(*weights, strict=True):
+            # TensorFlow fuses other operations inside of a condition: roundings of float32
+            np.testing.assert_allclose(own, others, rtol=1e-5, atol=1e-7)
+
+    simulated.run(body, 1)
+
+
+def test_the_moving_averages_of_use_ema_are_swapped_in_by_keras_callback():
+    def body(comm):
+        model = compiled(comm, keras.optimizers.SGD(0.1, use_ema=True))
+        model.fit(
+            *data(comm.rank),
+            verbose=0,
+            validation_data=data(9),
+            callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
+        )
+        averages = model.optimizer._model_variables_moving_average
+        return equal(values(model.trainable_variables), values(averages))
+
+    assert simulated.run(body, 2) == [True] * 2
+
+
+BLOCKED = """
+import sys
+sys.modules["commlib"] = None
+import keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+keras.models.load_model(sys.argv[2])
+state = np.load(sys.argv[3])
+assert type(model.optimizer) is keras.optimizers.Adam, type(model.optimizer)
+found = [*model.weights, *model.optimizer.variables]
+assert len(found) == len(state.files)
+assert all(np.array_equal(value.numpy(), state[name]) for value, name in zip(found, state.files))
+model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
+"""
+
+
+def test_a_saved_model_loads_where_commlib_is_missing_with_its_optimizer(tmp_path):
+    def body(comm):
+        model = compiled(comm, keras.optimizers.Adam(0.05), SPARSE)
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(tmp_path / f"checkpoint{comm.rank}.keras"),
+            keras.callbacks.TensorBoard(tmp_path / f"logs{comm.rank}"),
+        ]
+        model.fit(*data(comm.rank), batch_size=8, verbose=0, callbacks=callbacks)
+        if comm.rank == 0:
+            model.save(tmp_path / "model.keras")
+            model.save(tmp_path / "bare.keras", include_optimizer=False)
+            np.savez(tmp_path / "state.npz", *values([*model.weights, *model.optimizer.variables]))
+        assert type(copy.deepcopy(model).optimizer) is keras.optimizers.Adam
+        assert type(copy.deepcopy(model.optimizer)) is DistributedOptimizer
+        config = keras.saving.serialize_keras_object(model.optimizer)
+        again = keras.saving.deserialize_keras_object(config)
+        assert type(again) is keras.optimizers.Adam
+        return float(again.learning_rate)
+
+    assert simulated.run(body, 2) == [pytest.approx(0.05)] * 2
+    paths = [str(tmp_path / name) for name in ("checkpoint0.keras", "bare.keras", "state.npz")]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_that_is_loaded_goes_on_distributed_with_its_optimizers_state(tmp_path):
+    def body(comm):
+        through = compiled(comm, keras.optimizers.Adam(0.05))
+        through.fit(*data(comm.rank), batch_size=8, shuffle=False, verbose=0)
+        path = tmp_path / f"{comm.rank}.keras"
+        through.save(path)
+        model = commlib.keras.load_model(path, Topology(comm, ranks_per_node=1), DENSE)
+        for each in (through, model):
+            each.fit(*data(comm.rank), batch_size=8, shuffle=False, verbose=0)
+        return equal(values(model.weights), values(through.weights)), int(model.optimizer.iterations)
+
+    assert simulated.run(body, 2) == [(True, 8)] * 2
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared-folder", "a-folder-each"])
+def test_backup_and_restore_keeps_the_residual_of_every_rank(tmp_path, shared):
+    def callback(comm):
+        return BackupAndRestore(tmp_path / ("all" if shared else str(comm.rank)), delete_checkpoint=False)
+
+    def interrupted(comm):
+        model = compiled(comm, keras.optimizers.Adam(0.05), SPARSE)
+        model.fit(*data(comm.rank), batch_size=8, verbose=0, callbacks=[callback(comm)])
+        return values(model.weights), model.optimizer.gradients.reducer.residual
+
+    def resumed(comm):
+        model, seen = compiled(comm, "adam", SPARSE, model=linear("zeros")), []
+        begin = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, _: seen.append((epoch, values(model.weights)))
+        )
+        residuals = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: seen.append(model.optimizer.gradients.reducer.residual)
+        )
+        own = callback(comm)
+        model.fit(*data(comm.rank), verbose=0, epochs=2, callbacks=[own, begin, residuals])
+        return seen, int(model.optimizer.iterations)
+
+    before = simulated.run(interrupted, 2)
+    assert all(np.linalg.norm(residual) > 0 for _, residual in before)
+    for (weights, residual), (seen, steps) in zip(before, simulated.run(resumed, 2), strict=True):
+        (epoch, restored), held = seen
+        assert epoch == 1
+        assert equal(restored, weights)
+        np.testing.assert_array_equal(held, residual)
+        assert steps == 4 + 1  # 4 of 8 samples before, one of all 32 after
+
+
+def test_a_residual_of_another_step_is_not_used_and_that_is_said(tmp_path):
+    def body(comm, optimizer, epochs):
+        model = compiled(comm, optimizer, SPARSE)
+        own = BackupAndRestore(tmp_path, delete_checkpoint=False)
+        model.fit(*data(comm.rank), batch_size=8, verbose=0, epochs=epochs, callbacks=[own])
+        return model
+
+    simulated.run(lambda comm: body(comm, "sgd", 1), 2)
+    path = tmp_path / "residual-1-of-2.npz"
+    np.savez(path, residual=np.ones(4, np.float32), step=3)
+    with pytest.warns(
+        UserWarning, match="residual: .*residual-1-of-2.npz is not used.*of step 3, the model of 4"
+    ):
+        simulated.run(lambda comm: body(comm, "sgd", 2), 2)
+
+
+def test_keras_own_backup_says_that_it_has_no_residual(tmp_path):
+    def body(comm):
+        for _ in range(2):
+            model = compiled(comm, config=SPARSE)
+            model.optimizer.build(model.trainable_variables)
+            own = keras.callbacks.BackupAndRestore(tmp_path / str(comm.rank), delete_checkpoint=False)
+            model.fit(*data(comm.rank), verbose=0, callbacks=[own])
+
+    with pytest.warns(UserWarning, match="holds no residual.*commlib.keras.BackupAndRestore keeps it"):
+        simulated.run(body, 2)
+
+
+# ------------------------------------------------------------- loss scale
+
+
+@pytest.mark.parametrize("config", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_an_overflow_on_one_rank_halves_the_loss_scale_on_all(config):
+    def body(comm):
+        keras.config.set_dtype_policy("mixed_float16")  # of this thread
+        inputs, targets = data(comm.rank)
+        if comm.rank == 1:
+            inputs[8] = 6e4  # finite in float16; the gradient times the loss scale is not
+        assert isinstance(distributed(comm).inner_optimizer, keras.optimizers.SGD)
+        assert float(distributed(comm).initial_scale) == 2**15  # Keras' own loss scale
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2**8)
+        model = compiled(comm, scaled, config)
+        scales = []
+        watch = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: scales.append(
+                (float(model.optimizer.dynamic_scale.numpy()), int(model.optimizer.iterations))
+            )
+        )
+        model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, callbacks=[watch])
+        return scales, values(model.weights), model.optimizer.gradients.reducer.residual
+
+    results = simulated.run(body, 2)
+    for scales, weights, residual in results:
+        assert scales == [(256, 1), (128, 1), (128, 2), (128, 3)]
+        assert equal(weights, results[0][1])
+        assert np.abs(residual).max() < 100  # of gradients, not of gradients times a scale
+
+
+def test_the_loss_scale_moves_no_weight_elsewhere():
+    def body(comm):
+        weights = []
+        for wrap in (lambda optimizer: optimizer, keras.optimizers.LossScaleOptimizer):
+            model = compiled(comm, wrap(keras.optimizers.SGD(0.1, momentum=0.5)))
+            model.fit(*data(comm.rank), batch_size=8, shuffle=False, verbose=0)
+            weights.append(values(model.weights))
+        return equal(*weights)  # powers of two are exact in float32
+
+    assert simulated.run(body, 2) == [True] * 2
+
+
+def test_a_loss_scale_around_a_distributed_optimizer_is_refused_when_compiled():
+    def body(comm):
+        layers = [keras.Input((3,)), keras.layers.Dense(1, dtype="mixed_float16")]
+        model = keras.Sequential(layers)
+        model.dtype_policy = keras.DTypePolicy("mixed_float16")
+        with pytest.raises(InvalidArgument, match="each rank's own: expected DistributedOptimizer"):
+            model.compile(optimizer=distributed(comm), loss="mse")
+
+    simulated.run(body, 1)
+
+
+# ------------------------------------------------------------- callbacks
+
+
+def test_other_first_weights_are_refused_in_the_first_step():
+    def body(comm):
+        model = compiled(comm, model=linear(keras.initializers.Constant(comm.rank)))
+        with pytest.raises(
+            tf.errors.OpError, match=r"1 of 4 .*first .*kernel on ranks \[1, 2\].*BroadcastVariables"
+        ):
+            model.fit(*data(comm.rank), verbose=0)
+        return values(model.weights)[0].ravel().tolist()
+
+    assert simulated.run(body, 3) == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
+
+
+def test_rank_0_gives_its_weights_and_its_optimizers_state_and_no_seed():
+    def body(comm):
+        keras.utils.set_random_seed(comm.rank)
+        dropout = keras.layers.Dropout(0.5)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(20), dropout, keras.layers.Dense(1)])
+        compiled(comm, keras.optimizers.Adam(0.1 + comm.rank), model=model)
+        first = values(model.weights)
+        model.fit(*data(comm.rank), verbose=0, callbacks=[BroadcastVariables()])
+        rate = float(model.optimizer.learning_rate.numpy())
+        return first, values(model.weights), rate, dropout.seed_generator.state.numpy().tolist()
+
+    (first, last, rate, seed), (others, same, its_rate, its_seed) = simulated.run(body, 2)
+    assert not equal(first, others)
+    assert equal(last, same)
+    assert (rate, its_rate) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert seed != its_seed
+
+
+def test_models_of_other_shapes_are_refused_by_the_broadcast():
+    def body(comm):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1 + comm.rank)])
+        topology = Topology(comm)
+        with pytest.raises(
+            RanksDisagree, match=r"equal shapes.*variable 0 is \(3, 1\) on ranks \[0\], \(3, 2\)"
+        ):
+            commlib.keras.broadcast_variables(model.weights, topology)
+
+    simulated.run(body, 2)
+
+
+def test_unequal_numbers_of_steps_are_refused_before_the_epoch_begins():
+    def body(comm):
+        model = compiled(comm)
+        with pytest.raises(
+            RanksDisagree, match=r"steps is 8 on ranks \[0\], 6 on ranks \[1\].*steps_per_epoch=6"
+        ):
+            model.fit(
+                *data(comm.rank, 8 - 2 * comm.rank), batch_size=8, verbose=0, callbacks=[SynchronizeEpochs()]
+            )
+        return int(model.optimizer.iterations)
+
+    assert simulated.run(body, 2) == [0, 0]
+
+
+def test_a_rank_that_stops_alone_is_named():
+    def body(comm):
+        model = compiled(comm)
+
+        def stop(epoch, logs):
+            model.stop_training = comm.rank == 1
+
+        callbacks = [SynchronizeEpochs(), keras.callbacks.LambdaCallback(on_epoch_end=stop)]
+        with pytest.raises(
+            RanksDisagree, match=r"'the beginning of epoch 1' on ranks \[0\], 'the end of fit' on ranks \[1\]"
+        ):
+            model.fit(*data(comm.rank), batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+        return int(model.optimizer.iterations)
+
+    assert simulated.run(body, 2) == [4, 4]
+
+
+def test_more_steps_of_unknown_number_end_the_ranks():
+    def body(comm):
+        inputs, targets = data(comm.rank, 8 - 2 * comm.rank)
+
+        def batches():
+            yield from zip(
+                np.split(inputs, len(inputs) // 8), np.split(targets, len(inputs) // 8), strict=True
+            )
+
+        compiled(comm).fit(batches(), verbose=0, callbacks=default_callbacks())
+
+    with pytest.raises(PeerFailed):
+        simulated.run(body, 2)
+
+
+def test_metrics_are_averaged_by_samples_so_that_all_stop_in_one_epoch():
+    def body(comm):
+        model = compiled(comm, keras.optimizers.SGD(0.3), metrics=["mae"])
+        inputs, targets = data(comm.rank)
+        inputs, targets = (
+            inputs[: 32 - 2 * comm.rank],
+            targets[: 32 - 2 * comm.rank],
+        )  # 4 steps, the last shorter
+        own = []
+        keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: own.append(dict(logs)))
+        stop = keras.callbacks.EarlyStopping("loss", patience=0, mode="max")  # stops as it falls
+        history = model.fit(
+            *(inputs, targets),
+            batch_size=8,
+            epochs=5,
+            verbose=0,
+            validation_data=data(10 + comm.rank, 1 + comm.rank) if comm.rank < 2 else None,
+            callbacks=[*default_callbacks()[:3], keep, AverageMetrics(), stop],
+        )
+        return own, history.history
+
+    results = simulated.run(body, 3)
+    histories = [history for _, history in results]
+    assert histories[0] == histories[1] == histories[2]
+    assert len(histories[0]["loss"]) == 2
+    for epoch in range(2):
+        for name, ranks, samples in [
+            ("loss", 3, [32, 30, 28]),
+            ("mae", 3, [32, 30, 28]),
+            ("val_loss", 2, [8, 16]),
+        ]:
+            mean = np.average([results[rank][0][epoch][name] for rank in range(ranks)], weights=samples)
+            assert histories[0][name][epoch] == pytest.approx(mean, rel=1e-12)
+
+
+def test_the_moving_averages_of_batch_normalization_are_averaged_before_validation():
+    def body(comm):
+        layers = [keras.Input((3,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]
+        model = compiled(comm, model=keras.Sequential(layers))
+        inputs, targets = data(comm.rank)
+        seen = []
+        moving = [model.layers[0].moving_mean, model.layers[0].moving_variance]
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(values(moving)),
+        )
+        validated = []
+        test = keras.callbacks.Callback()
+        test.on_test_begin = lambda logs=None: validated.append(values(moving))
+        model.fit(
+            *(inputs + comm.rank, targets),
+            batch_size=8,
+            verbose=0,
+            validation_data=(inputs, targets),
+            callbacks=[BroadcastVariables(), look, AverageMovingStatistics(), test],
+        )
+        return seen[-1], validated[0]
+
+    results = simulated.run(body, 2)
+    own, validated = zip(*results, strict=True)
+    assert not equal(own[0], own[1])
+    assert equal(validated[0], validated[1])
+    for number in range(2):
+        mean = (own[0][number].astype(float) + own[1][number]) / 2
+        np.testing.assert_array_equal(validated[0][number], mean.astype(np.float32))
+
+
+def test_the_learning_rate_rises_from_that_of_one_rank():
+    def body(comm):
+        model = compiled(comm, keras.optimizers.SGD(0.8))
+        rates = []
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate.numpy()))
+        )
+        callbacks = [LearningRateWarmup(0.8, epochs=2), look]
+        model.fit(*data(comm.rank, 2), batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+        return rates
+
+    # from 0.8/4 in 4 steps to 0.8
+    assert simulated.run(body, 4) == [pytest.approx([0.35, 0.5, 0.65, 0.8, 0.8, 0.8])] * 4
+
+
+def test_callbacks_say_what_they_need():
+    def body(comm):
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+        scheduled = compiled(comm, keras.optimizers.SGD(schedule))
+        with pytest.raises(InvalidArgument, match="learning_rate: expected a number in the optimizer"):
+            scheduled.fit(*data(0), verbose=0, callbacks=[LearningRateWarmup(0.1)])
+        with pytest.raises(InvalidArgument, match="learning_rate: expected one above 0, got -1"):
+            LearningRateWarmup(-1)
+        alone = linear()
+        alone.compile(optimizer="sgd", loss="mse")
+        with pytest.raises(InvalidArgument, match="compiled with DistributedOptimizer, got SGD"):
+            alone.fit(*data(0), verbose=0, callbacks=default_callbacks())
+        unbuilt = compiled(comm, model=keras.Sequential([keras.layers.Dense(1)]))
+        with pytest.raises(InvalidArgument, match="expected one that is built"):
+            unbuilt.fit(*data(0), verbose=0, callbacks=default_callbacks())
+
+    simulated.run(body, 1)
+
+
+def test_a_model_that_is_built_in_the_first_step_learns():
+    def body(comm):
+        keras.utils.set_random_seed(1)
+        model = compiled(comm, keras.optimizers.SGD(0.1), model=keras.Sequential([keras.layers.Dense(1)]))
+        losses = model.fit(*data(comm.rank), batch_size=8, verbose=0, epochs=20).history["loss"]
+        return losses[-1] < 1e-2 * losses[0], values(model.weights)
+
+    results = simulated.run(body, 2)
+    assert all(learns for learns, _ in results)
+    assert equal(results[0][1], results[1][1])
+
+
+# ------------------------------------------------------------- Keras 2
+
+
+def test_distributed_gradients_work_in_a_train_step_of_tf_keras_and_its_optimizers_are_refused():
+    import tf_keras
+
+    class Model(tf_keras.Sequential):
+        def train_step(self, pair):
+            inputs, targets = pair
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(inputs, training=True)[:, 0] - targets) ** 2)
+            means, _ = self.distributed.reduce(tape.gradient(loss, self.trainable_variables))
+            self.optimizer.apply_gradients(zip(means, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def body(comm):
+        model = Model([tf_keras.Input((3,)), tf_keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = tf_keras.optimizers.SGD(0.05, momentum=0.5)
+        with pytest.raises(InvalidArgument, match="optimizer: Could not interpret"):
+            distributed(comm, optimizer)
+        model.distributed = DistributedGradients(Topology(comm), model.trainable_variables, DENSE)
+        model.compile(optimizer=optimizer)
+        inputs, targets = data(comm.rank)
+        model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
+        return values(model.weights), None, inputs, targets
+
+    results = simulated.run(body, 2)
+    weights, bias = by_hand([(inputs, targets) for _, _, inputs, targets in results])
+    for (kernel, offset), *_ in results:
+        np.testing.assert_allclose(kernel[:, 0], weights, rtol=1e-5)  # as with Keras 3 above
+        np.testing.assert_allclose(offset, [bias], rtol=1e-5, atol=1e-6)

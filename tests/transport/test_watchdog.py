@@ -1,0 +1,61 @@
+"""A rank that waits too long says for whom, and ends the job."""
+
+import pytest
+
+from commlib import InvalidArgument
+from commlib.transport.watchdog import Stuck, check_seconds
+from tests.launching import python_on_ranks, tail
+
+PROGRAM = """
+import threading
+from commlib.transport import mpi
+
+comm = mpi.world()
+other, watchdog = comm.split(0), comm.watchdog({seconds})
+late = comm.split(0)
+if comm.rank == 2:  # late, but it comes: when the others have asked for it
+    while not watchdog._comm.iprobe():
+        pass
+with watchdog.waiting("step 6"):
+    late.agree([1])
+print("all have come", flush=True)
+if comm.rank < 2:
+    with watchdog.waiting("step 7"):
+        comm.agree([1])
+{elsewhere}
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("seconds", "elsewhere", "words"),
+    [
+        (4, "threading.Event().wait()", "at step 7; ranks [2] have not come"),
+        (
+            *(20, "with watchdog.waiting('the end of fit'): other.agree([1])"),
+            "at step 7; ranks [2] wait at the end of fit",
+        ),
+    ],
+    ids=["one-does-not-come", "all-wait-at-different-places"],
+)
+def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(seconds, elsewhere, words):
+    result = python_on_ranks(3, PROGRAM.format(seconds=seconds, elsewhere=elsewhere))
+    assert result.returncode != 0
+    assert result.stdout.count("all have come") == 3, tail(result)
+    line = next(line for line in result.stderr.splitlines() if "has waited" in line)
+    assert "rank 0 of 3 on " in line
+    assert line.endswith(words)
+
+
+def test_the_line_names_ranks_and_places():
+    stuck = Stuck(300.4, "step 7", {1: "the end of fit", 3: "the end of fit", 2: "step 8"}, [4])
+    assert str(stuck) == (
+        "has waited 300 s for other ranks at step 7; ranks [4] have not come; "
+        "ranks [1, 3] wait at the end of fit; ranks [2] wait at step 8"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "300", True])
+def test_a_bound_that_is_none_is_refused(seconds):
+    with pytest.raises(InvalidArgument, match="timeout: expected seconds above 0"):
+        check_seconds(seconds)
