@@ -111,8 +111,8 @@ class ShardedUpdate:
 
     ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built: its slots are what this saves. Its
     learning rate (or schedule) is used, and its iterations are counted. Each rank holds ``1/P`` of the slots,
-    and the weights are bitwise the same on all of them after each step. A step makes one all-gather of the weights,
-    and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
+    and the weights are bitwise the same on all of them after each step. A step makes one all-gather of the
+    weights, and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
     ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
     """
 
