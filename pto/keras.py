@@ -1,4 +1,4 @@
-"""LARS, LAMB and loss scaling for Keras. Only this file and ``pto/sharded.py`` import TensorFlow.
+"""LARS, LAMB, Adam and loss scaling for Keras. Only this file and ``pto/sharded.py`` import TensorFlow.
 
 >>> optimizer = LARS(learning_rate=2.0, weight_decay=5e-5)
 >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pto.errors import InvalidArgument
-from pto.rules import Lamb, Lars, LossScaling, Rule, Sgd, State, with_momentum
+from pto.rules import Adam, AdamW, Lamb, Lars, LossScaling, Rule, Sgd, State, with_momentum
 
 Array = npt.NDArray[Any]
 Squares = npt.NDArray[np.float64]
@@ -255,6 +255,41 @@ class SGD(LayerWise):
         super().__init__(
             rule, learning_rate, exclude=exclude, norms=None, name=name, weight_decay=weight_decay, **options
         )
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class ADAM(LayerWise):
+    """Adam as its paper has it, with weight decay that is part of the gradient.
+
+    ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``: see :class:`pto.rules.Adam`; ``exclude`` and
+    ``options`` as in :class:`LARS`.
+    """
+
+    rule_type: ClassVar[type[Adam]] = Adam
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        exclude: str | None = BIAS_AND_NORMALISATION,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        rule = self.rule_type(beta_1, beta_2, epsilon, weight_decay)
+        name = name or type(self).__name__.lower()
+        super().__init__(
+            rule, learning_rate, exclude=exclude, norms=None, name=name, weight_decay=weight_decay, **options
+        )
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class ADAMW(ADAM):
+    """Adam with weight decay apart from the gradient, see :class:`pto.rules.AdamW`."""
+
+    rule_type = AdamW
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")

@@ -1,4 +1,4 @@
-"""Update rules as pure functions of arrays: SGD, LARS (You et al. 2017) and LAMB (You et al. 2020).
+"""Update rules as pure functions of arrays: SGD, Adam, LARS (You et al. 2017) and LAMB (You et al. 2020).
 
 A step has three stages: the norms of all tensors are computed at once, between the first and the last::
 
@@ -139,33 +139,28 @@ def with_momentum(rule: Rule, momentum: Array) -> Rule:
 
 
 @dataclass(frozen=True)
-class Lamb(Rule):
-    """``w -= rate·u`` along ``u = m̂ / (√v̂ + epsilon) + weight_decay·w``, its rate times ``φ(‖w‖) / ‖u‖``.
+class Adam(Rule):
+    """``w -= rate·m̂ / (√v̂ + epsilon)``, with the moments of ``g + weight_decay·w``, corrected for their bias.
 
-    ``m̂`` and ``v̂`` are Adam's moments with bias correction; ``φ`` clips to ``least_norm … largest_norm``.
-    You et al. 2020, algorithm 2.
+    Kingma and Ba 2015, algorithm 1. Keras adds its epsilon before the correction of ``v``.
     """
+
+    adapts: ClassVar[bool] = False
 
     beta_1: float = 0.9
     beta_2: float = 0.999
-    epsilon: float = 1e-6
+    epsilon: float = 1e-8
     weight_decay: float = 0.0
-    least_norm: float = 0.0
-    largest_norm: float | None = None
 
     def __post_init__(self) -> None:
         _check("beta_1", self.beta_1, "0 or more, below 1", 0 <= self.beta_1 < 1)
         _check("beta_2", self.beta_2, "0 or more, below 1", 0 <= self.beta_2 < 1)
         _check("epsilon", self.epsilon, "more than 0", self.epsilon > 0)
         _check("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0)
-        _check("least_norm", self.least_norm, "0 or more", self.least_norm >= 0)
-        if self.largest_norm is not None:
-            expected = f"more than least_norm, {self.least_norm}"
-            _check("largest_norm", self.largest_norm, expected, self.largest_norm > self.least_norm)
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Adam's moments, ``mean`` and ``square``."""
+        """The moments, ``mean`` and ``square``."""
         return ("mean", "square")
 
     def corrections(self, step: Array) -> State:
@@ -176,13 +171,59 @@ class Lamb(Rule):
     def aim(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
-        """Return ``u`` and the new moments."""
+        """Return ``m̂ / (√v̂ + epsilon)`` and the new moments."""
+        if adapted and self.weight_decay:
+            gradient = gradient + self.weight_decay * weight
+        return self._along(gradient, state, corrections, xp)
+
+    def _along(self, gradient: Array, state: State, corrections: State, xp: Any) -> tuple[Array, State]:
         mean = self.beta_1 * state[0] + (1 - self.beta_1) * gradient
         square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
-        aim = (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon)
+        return (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon), (mean, square)
+
+    def move(
+        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    ) -> tuple[Array, State]:
+        """Move along ``aim``; the moments are new already."""
+        return weight - aim * rate, state
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """``w -= rate·u`` along ``u = m̂ / (√v̂ + epsilon) + weight_decay·w``: the decay is in no moment.
+
+    Loshchilov and Hutter 2019, algorithm 2.
+    """
+
+    def aim(
+        self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
+    ) -> tuple[Array, State]:
+        """Return ``u`` and the new moments."""
+        aim, state = self._along(gradient, state, corrections, xp)
         if adapted and self.weight_decay:
             aim = aim + self.weight_decay * weight
-        return aim, (mean, square)
+        return aim, state
+
+
+@dataclass(frozen=True)
+class Lamb(AdamW):
+    """AdamW whose rate is scaled for each tensor: times ``φ(‖w‖) / ‖u‖``.
+
+    ``φ`` clips to ``least_norm … largest_norm``. You et al. 2020, algorithm 2.
+    """
+
+    adapts: ClassVar[bool] = True
+
+    epsilon: float = 1e-6
+    least_norm: float = 0.0
+    largest_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("least_norm", self.least_norm, "0 or more", self.least_norm >= 0)
+        if self.largest_norm is not None:
+            expected = f"more than least_norm, {self.least_norm}"
+            _check("largest_norm", self.largest_norm, expected, self.largest_norm > self.least_norm)
 
     def ratio(self, squares: Array, xp: Any) -> Array:
         """``φ(‖w‖) / ‖u‖``."""
@@ -191,12 +232,6 @@ class Lamb(Rule):
         if self.largest_norm is not None:
             weight = xp.minimum(weight, self.largest_norm)
         return _ratio_or_one(weight, aim, (weight == 0) | (aim == 0), xp)
-
-    def move(
-        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
-    ) -> tuple[Array, State]:
-        """Move along ``aim``; the moments are new already."""
-        return weight - aim * rate, state
 
 
 @dataclass(frozen=True)

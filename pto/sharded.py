@@ -83,22 +83,22 @@ class Shards:
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Return the rule of a Keras SGD, a LARS or a LAMB."""
+    """Return the rule of an SGD of Keras, or of an optimizer of :mod:`pto.keras`."""
     if isinstance(optimizer, LayerWise):
         return optimizer.rule
     if isinstance(optimizer, keras.optimizers.SGD):
         return Sgd(optimizer.momentum, optimizer.nesterov)
-    raise InvalidArgument(f"optimizer: expected an SGD, LARS or LAMB, got {type(optimizer).__name__}")
+    raise InvalidArgument(f"optimizer: expected an SGD or one of pto.keras, got {type(optimizer).__name__}")
 
 
 def state_of(optimizer: Any, variables: Sequence[Any]) -> State:
-    """Return the state of a built SGD, LARS or LAMB as :meth:`ShardedUpdate.full_state` does."""
+    """Return the state of a built optimizer as :meth:`ShardedUpdate.full_state` does."""
     arrays = [[slot.numpy() for slot in slots] for slots in _slots_of(optimizer)]
     return _named(rule_of(optimizer), variables, optimizer, arrays)
 
 
 def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
-    """Give a built SGD, LARS or LAMB what :func:`state_of` or :meth:`ShardedUpdate.full_state` returned."""
+    """Give a built optimizer what :func:`state_of` or :meth:`ShardedUpdate.full_state` returned."""
     arrays = _checked(rule_of(optimizer), variables, state)
     for slots, values in zip(_slots_of(optimizer), arrays, strict=True):
         for slot, value in zip(slots, values, strict=True):
@@ -109,10 +109,10 @@ def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
 class ShardedUpdate:
     """Applies the rule of ``optimizer`` to this rank's slice of the weights, then gathers the weights.
 
-    ``optimizer``: an SGD of Keras, or a LARS or LAMB, not built: its slots are what this saves. Its learning
-    rate (or schedule) is used, and its iterations are counted. Each rank holds ``1/P`` of the slots, and the
-    weights are bitwise the same on all of them after each step. A step makes one all-gather of the weights,
-    and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
+    ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built: its slots are what this saves. Its
+    learning rate (or schedule) is used, and its iterations are counted. Each rank holds ``1/P`` of the slots,
+    and the weights are bitwise the same on all of them after each step. A step makes one all-gather of the
+    weights, and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
     ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
     """
 

@@ -51,7 +51,7 @@ from training.records import (
     options_of,
 )
 from training.references import resolve
-from training.schedules import MomentumLine
+from training.schedules import LearningRate, MomentumLine
 from training.schema import (
     ConfigurationError,
     Count,
@@ -76,6 +76,8 @@ class Config(Record):
     """A name of ``training.models.MODELS``."""
     phases: Phases
     """One after the other; what a reducer holds back goes into the next one's first step."""
+    learning_rate: LearningRate | None = None
+    """For the phases that name none."""
     seed: Seed = 1
     """Of the first weights and of the order of samples."""
     optimizer: AnyOptimizer = Sgd()
@@ -132,6 +134,13 @@ class Config(Record):
                         f"expected none, the reducer of this phase ({name}) {does}; got {value}",
                         key=f"phases[{number}].{option}",
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _phases_have_a_learning_rate(self) -> "Config":
+        for number, phase in enumerate(self.phases):
+            if phase.learning_rate is None and self.learning_rate is None:
+                raise problem("missing, expected a value", key=f"phases[{number}].learning_rate")
         return self
 
     @model_validator(mode="after")
@@ -227,12 +236,16 @@ class Config(Record):
         return chosen
 
     def resolved(self) -> "Config":
-        """Return the configuration with every phase's reducer and options written out."""
+        """Return the configuration with every phase's learning rate, reducer and options written out."""
         phases = []
         for phase in self.phases:
             options = self.reducer_config(phase)
             written = {option: value for option, value in options.items() if option in REDUCER_KEYS}
-            phases.append(phase.model_copy(update={"reducer": options["name"], **written}))
+            written |= {
+                "reducer": options["name"],
+                "learning_rate": phase.learning_rate or self.learning_rate,
+            }
+            phases.append(phase.model_copy(update=written))
         return self.model_copy(update={"phases": phases})
 
     @model_serializer(mode="wrap")
@@ -312,6 +325,8 @@ def _without_effect(config: Config) -> list[str]:
         lines.append(f"profile={config.profile} has no effect: no phase has reducer=auto")
     if "reducer" in config.model_fields_set and all(phase.reducer for phase in config.phases):
         lines.append(f"reducer={config.reducer} has no effect: every phase names its own")
+    if config.learning_rate is not None and all(phase.learning_rate for phase in config.phases):
+        lines.append("learning_rate has no effect: every phase names its own")
     optimizer = config.optimizer
     if "momentum" in optimizer.model_fields_set and all(
         phase.momentum is not None for phase in config.phases

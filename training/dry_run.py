@@ -4,7 +4,7 @@ The data are generated and few, the inputs and batches tiny. Everything else is 
 model, optimizer, precision, reducers, schedules, which are checked for as many samples as the data set has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,18 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
             "output": output,
         }
     )
+
+
+def checked(path: str, config: Config) -> Iterator[str]:
+    """Yield what a dry run of a configuration has shown, and what it has not."""
+    for number, phase in enumerate(config.phases, 1):
+        length = f"{phase.epochs} epochs" if phase.steps is None else f"{phase.steps} steps"
+        yield (
+            f"phase {number}: {length} of {phase.input_size} px, {phase.batch_size} samples a rank, "
+            f"{phase.reducer}, {config.optimizer.name}: its schedules fit, a tiny step was taken and tested"
+        )
+    yield "not looked at: the real samples, and the memory and time that whole batches take"
+    yield f"dry run of {path}: all is built, and each phase took a step"
 
 
 def _tiny(config: Config, number: int, samples: int, ranks: int) -> Phase:

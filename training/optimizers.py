@@ -48,6 +48,25 @@ class Sgd(Optimizer):
     nesterov: bool = False
 
 
+class Adam(Optimizer):
+    """Adaptive moments (Kingma and Ba 2015); ``weight_decay`` is part of the gradient."""
+
+    adapts: ClassVar[bool] = False
+
+    name: Literal["adam"] = "adam"
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.999
+    epsilon: Positive = 1e-8
+
+
+class AdamW(Adam):
+    """Adam whose weights decay apart from the gradient (Loshchilov and Hutter 2019)."""
+
+    name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
+    weight_decay: Rate = 0.01
+    """Times the learning rate and a weight is subtracted from it."""
+
+
 Way = Literal["auto", "layers", "slices", "local"]
 
 
@@ -77,7 +96,13 @@ class Lamb(Optimizer):
     norms: Way = "auto"
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "lars": Lars, "lamb": Lamb}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": Sgd,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": Lars,
+    "lamb": Lamb,
+}
 
 
 def _of_its_kind(value: Any) -> Optimizer:

@@ -192,7 +192,8 @@ class Phase(Record):
     """Images are resized to so many pixels square."""
     batch_size: Count
     """Samples in a step of one rank."""
-    learning_rate: LearningRate
+    learning_rate: LearningRate | None = None
+    """A number, or a schedule of :mod:`training.schedules`; the configuration's without it."""
     momentum: MomentumSchedule | None = None
     """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
     label_smoothing: Part = 0.0

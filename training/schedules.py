@@ -91,8 +91,8 @@ def _check(step: int, steps: int) -> None:
 
 
 def _blend(start: float, end: float, share: float) -> float:
-    """Both ends are exact, which ``start + (end - start) * share`` is not."""
-    return start * (1 - share) + end * share
+    """Both ends are exact, which ``start + (end - start) * share`` is not; and so is what does not change."""
+    return start if start == end else start * (1 - share) + end * share
 
 
 class Warmup(Record):
@@ -194,7 +194,7 @@ class _Line(_Warmed):
 
 
 class Linear(_Line):
-    """A straight line from ``start`` to ``end``."""
+    """A straight line from ``start`` to ``end``; a number alone is both of them."""
 
     schedule: Literal["linear"] = "linear"
 
@@ -298,8 +298,10 @@ def _of_its_kind(value: Any) -> Schedule:
     """Return the record that ``schedule`` names; without that word it is a straight line."""
     if isinstance(value, Schedule):
         return value
+    if is_number(value) and value >= 0:
+        return Linear(start=value, end=value)
     if not isinstance(value, dict):
-        return Linear.model_validate(value)
+        raise problem(f"expected a number from 0, or the keys start and end, got {shown(value)}")
     try:
         record = look_up(SCHEDULES, "schedule", value.get("schedule", "linear"))
     except UnknownName as error:

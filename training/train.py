@@ -11,13 +11,13 @@ from training.checkpoints import CheckpointFailed
 from training.compile_kernels import announce_compiling
 from training.config import Config, load_with_warnings
 from training.data import Data, load_data
-from training.dry_run import generated, tiny
+from training.dry_run import checked, generated, tiny
 from training.gpus import see_own_gpu
 from training.job import FAILURE, Place, as_rank, complain, leave, on_first, together
 from training.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.progress import Progress, print_line
 from training.quiet import import_tensorflow
-from training.summary import closing_lines
+from training.summary import Summary, closing_lines
 
 if TYPE_CHECKING:
     from training.loop import Trainer  # which imports TensorFlow
@@ -34,10 +34,10 @@ def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
     with as_rank() as comm:
         if comm.rank == 0:
             announce_compiling()
-        config = load_together(comm, path, overrides, dict if work is None else generated)
+        whole = config = load_together(comm, path, overrides, dict if work is None else generated)
         if work is not None:
-            whole = config
             config = together(comm, lambda: tiny(whole, comm.size, work))
+        is_dry = work is not None
         ranks = verified(comm) if config.verify else comm
         topology = together(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
         data = together(comm, lambda: load_data(config, topology))
@@ -45,9 +45,10 @@ def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
         trainer = _trainer(config, topology, data)
         folder = together(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
         with folder or nullcontext():
-            _run(trainer, folder, resume=resumed is not None)
-        if work is not None and comm.rank == 0:
-            print(f"dry run of {path}: all is built, and each phase took a step", flush=True)
+            summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
+        if folder is not None:
+            for line in checked(path, whole) if is_dry else closing_lines(summary, str(folder.path)):
+                print_line(line)
 
 
 def load_together(
@@ -75,7 +76,7 @@ def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
     return together(topology.world, lambda: Trainer(config, topology=topology, data=data))
 
 
-def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool) -> None:
+def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: bool) -> Summary:
     from training.loop import TrainingDiverged
 
     comm = trainer.topology.world
@@ -83,11 +84,10 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool) -> None:
     try:
         with Progress(silent=folder is None) as progress:
             together(comm, lambda: trainer.begin(folder, progress, path, resume=resume))
-            summary = trainer.run()
+            if is_dry:
+                trainer.progress = Progress(silent=True)  # what is learnt from generated data says nothing
+            return trainer.run()
     except (TrainingDiverged, CheckpointFailed, WeightsNotSaved) as error:  # on all ranks, in the same step
         if folder is not None:
             complain(str(error))
         leave(comm, FAILURE)
-    if folder is not None:
-        for line in closing_lines(summary, str(folder.path)):
-            print_line(line)

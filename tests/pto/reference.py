@@ -1,4 +1,4 @@
-"""LARS, LAMB and momentum SGD in float64, a tensor at a time: written from the papers, apart from pto."""
+"""LARS, LAMB, Adam and SGD in float64, a tensor at a time: written from the papers, apart from pto."""
 
 from dataclasses import dataclass, field
 
@@ -68,6 +68,32 @@ class Lamb:
         clipped = min(max(norm(weight), self.least_norm), self.largest_norm)
         ratio = clipped / norm(update) if clipped > 0 and norm(update) > 0 else 1.0
         return weight - rate * ratio * update
+
+
+@dataclass
+class Adam:
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    is_apart: bool = False  # the decay, from the moments: AdamW
+    excluded: bool = False
+    step: int = 0
+    moments: list = field(default_factory=lambda: [0.0, 0.0])
+
+    def moved(self, weight, gradient, rate):
+        self.step += 1
+        decay = 0.0 if self.excluded else self.weight_decay * weight
+        if not self.is_apart:
+            gradient = gradient + decay
+        betas = self.beta_1, self.beta_2
+        powers = gradient, gradient**2
+        self.moments = [
+            b * old + (1 - b) * new for b, old, new in zip(betas, self.moments, powers, strict=True)
+        ]
+        first, second = (m / (1 - b**self.step) for b, m in zip(betas, self.moments, strict=True))
+        update = first / (np.sqrt(second) + self.epsilon)
+        return weight - rate * (update + decay if self.is_apart else update)
 
 
 SHAPES = [(), (1,), (7,), (3, 4), (2, 3, 5), (3, 3, 4, 2)]

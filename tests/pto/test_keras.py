@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from commlib.transport import simulated
 from pto.errors import InvalidArgument
-from pto.keras import LAMB, LARS, GivenSquares, LossScale
+from pto.keras import ADAM, ADAMW, LAMB, LARS, GivenSquares, LossScale
 from pto.norms import Norms
 from pto.rules import LossScaling
 from tests.pto import reference
@@ -86,6 +86,27 @@ def test_an_optimizer_is_the_reference_over_100_steps(make, expect, with_norms):
         # A hundred float32 updates, each rounded to 2⁻²⁴ of weight and velocity.
         scale = np.abs(of_reference).max()
         np.testing.assert_allclose(weight, of_reference, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["adam", "adamw"])
+def test_adam_is_the_reference_over_100_steps(is_apart):
+    weights, gradients = reference.weights_and_gradients(100)
+    settings = {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-6, "weight_decay": 0.1}
+    optimizer = (ADAMW if is_apart else ADAM)(0.01, exclude=reference.EXCLUDED, **settings)
+
+    def expect(excluded):
+        return reference.Adam(**settings, is_apart=is_apart, excluded=excluded)
+
+    expected = reference.trained(expect, weights, gradients, [0.01] * 100)
+    for weight, of_reference in zip(train(optimizer, weights, gradients, traced=True), expected, strict=True):
+        scale = np.abs(of_reference).max()  # as above
+        np.testing.assert_allclose(weight, of_reference, rtol=0, atol=1e-5 * scale)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert (type(again), again.rule, again.get_config()) == (
+        type(optimizer),
+        optimizer.rule,
+        optimizer.get_config(),
+    )
 
 
 @pytest.mark.parametrize("with_norms", [False, True], ids=["in-graph", "norms"])

@@ -9,22 +9,33 @@ import tensorflow as tf
 
 from commlib.transport import simulated
 from pto.errors import InvalidArgument, RanksDisagree
-from pto.keras import LAMB, LARS
+from pto.keras import ADAM, ADAMW, LAMB, LARS
 from pto.sharded import ShardedUpdate, Shards, restore, state_of
 from tests.pto import reference
 
-SGD = {
+WITHOUT_NORMS = {
     "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
     "sgd-nesterov": lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
     "sgd-plain": lambda: keras.optimizers.SGD(0.5),
+    "adam": lambda: ADAM(0.01, weight_decay=0.01, exclude=reference.EXCLUDED),
+    "adamw": lambda: ADAMW(0.01, 0.8, 0.95, weight_decay=0.01, exclude=reference.EXCLUDED),
 }
 WITH_NORMS = {
     "lars": lambda: LARS(0.5, weight_decay=0.01, exclude=reference.EXCLUDED),
     "lars-nesterov": lambda: LARS(0.5, 0.8, True, 0.1, 0.02, exclude=None),
     "lamb": lambda: LAMB(0.01, weight_decay=0.01, least_norm=0.1, exclude=reference.EXCLUDED),
 }
-ALL = {**SGD, **WITH_NORMS}
-SLOTS = {"sgd": 1, "sgd-nesterov": 1, "sgd-plain": 0, "lars": 1, "lars-nesterov": 1, "lamb": 2}
+ALL = {**WITHOUT_NORMS, **WITH_NORMS}
+SLOTS = {
+    "sgd": 1,
+    "sgd-nesterov": 1,
+    "sgd-plain": 0,
+    "lars": 1,
+    "lars-nesterov": 1,
+    "lamb": 2,
+    "adam": 2,
+    "adamw": 2,
+}
 SIZES = [int(np.prod(shape)) for shape in reference.SHAPES]
 
 
@@ -63,10 +74,10 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
-@pytest.mark.parametrize("make", SGD.values(), ids=SGD)
-def test_sgd_in_parts_is_bitwise_keras_sgd(make, traced, ranks):
+@pytest.mark.parametrize("make", WITHOUT_NORMS.values(), ids=WITHOUT_NORMS)
+def test_without_norms_an_update_in_parts_is_bitwise_the_whole_one(make, traced, ranks):
     weights, gradients = reference.weights_and_gradients(5)
-    _, _, expected = unsharded(make, weights, gradients)
+    _, _, expected = unsharded(make, weights, gradients, traced)
     for of_rank in ranks.run(lambda comm: sharded(make, comm, weights, gradients, traced)[2]):
         assert same(of_rank, expected)
 
@@ -151,8 +162,8 @@ def test_a_phase_may_be_sharded_and_the_next_not(make, ranks):
 
     for of_rank in ranks.run(body):
         for weight, whole in zip(of_rank, expected, strict=True):
-            # As above; bitwise for SGD, which has no norms.
-            atol = 0 if make in SGD.values() else 3e-6 * np.abs(whole).max()
+            # As above; bitwise where there are no norms.
+            atol = 0 if make in WITHOUT_NORMS.values() else 3e-6 * np.abs(whole).max()
             np.testing.assert_allclose(weight, whole, rtol=0, atol=atol)
 
 
@@ -233,7 +244,7 @@ def alone(optimizer):
 @pytest.mark.parametrize(
     "optimizer, message",
     [
-        (lambda: keras.optimizers.Adam(), "optimizer: expected an SGD, LARS or LAMB, got Adam"),
+        (lambda: keras.optimizers.Adam(), "optimizer: expected an SGD or one of pto.keras, got Adam"),
         (lambda: LARS(clipnorm=1.0), "clipnorm: expected none in a sharded update, got 1.0"),
         (lambda: LAMB(use_ema=True), "use_ema: expected none in a sharded update, got True"),
         (

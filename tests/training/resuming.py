@@ -87,6 +87,14 @@ SCENARIOS = {
         ),
         stops=(17, 25),
     ),
+    "adamw, updated in parts, at one rate": Scenario(
+        (
+            two_phases("reducer: dense", "reducer: hitopk, density: 0.05"),
+            "learning_rate=0.002",
+            "optimizer={name: adamw, sharded: true}",
+        ),
+        stops=(17, 25),
+    ),
     "density warm-up, allgather": Scenario(
         (
             two_phases(

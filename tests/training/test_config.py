@@ -50,6 +50,24 @@ def test_the_learning_rate_goes_in_a_straight_line_from_start_to_end():
     assert rate.at(0, 1) == 1.0
 
 
+def test_a_learning_rate_may_be_a_number_of_a_phase_or_of_the_configuration(tmp_path):
+    words = ["learning_rate=0.05", "phases.0.learning_rate=null", "phases.1.learning_rate=1"]
+    config = load(DIGITS, words)
+    first, second = (phase.learning_rate for phase in config.phases)
+    assert [first.at(step, 3) for step in range(3)] == [0.05] * 3
+    assert [second.at(step, 7) for step in range(7)] == [1.0] * 7
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+    assert load_with_warnings(DIGITS, words[:1]).warnings == [
+        "learning_rate has no effect: every phase names its own"
+    ]
+
+
+def test_a_word_below_a_name_keeps_the_name():
+    config = load(DIGITS, ["optimizer=adam", "optimizer.beta_2=0.99"])
+    assert (config.optimizer.name, config.optimizer.beta_2) == ("adam", 0.99)
+
+
 def test_a_default_that_no_phase_uses_is_warned_of():
     assert load_with_warnings(DIGITS, ["reducer=dense"]).warnings == [
         "density=0.01 has no effect: no phase takes it from here"
@@ -139,12 +157,16 @@ WRONG = {
     "dataset=cifar10": "dataset: dataset cifar10: path: expected a folder or URL, got none",
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",
     "phases.0.epochs=2.5": "phases[0].epochs: expected a whole number from 1, got 2.5",
-    "phases.0.learning_rate=1": "phases[0].learning_rate: expected the keys start, end, got 1",
+    "phases.0.learning_rate=-1": "phases[0].learning_rate: expected a number from 0, or the keys start and",
+    "phases.0.learning_rate=true": "phases[0].learning_rate: expected a number from 0, or the keys start and",
+    "phases.0.learning_rate=null": "phases[0].learning_rate: missing, expected a value",
+    "optimizer={name: adam, momentum: 0.9}": "optimizer.momentum: unknown key (known here: name, ",
+    "optimizer={name: adamw, beta_1: 1}": "optimizer.beta_1: expected a number in [0, 1), got 1",
     "phases.0.learning_rate.start=-1": "phases[0].learning_rate.start: expected a number from 0, got -1",
     "phases.0.learning_rate.end=.inf": "phases[0].learning_rate.end: expected a number from 0, got inf",
     "seed=4294967296": "seed: expected a whole number from 0 to 2³¹ − 1, got 4294967296",
     "optimizer.momentum=1": "optimizer.momentum: expected a number in [0, 1), got 1",
-    "optimizer=lasr": 'optimizer.name: unknown optimizer "lasr" (known: sgd, lars, lamb), did you mean "la',
+    "optimizer=lasr": 'optimizer.name: unknown optimizer "lasr" (known: sgd, adam, adamw, lars, lamb), did',
     "optimizer={name: sgd, trust: 1}": "optimizer.trust: unknown key (known here: name, weight_decay, ",
     "optimizer={name: lamb, sharded: 1}": "optimizer.sharded: expected a valid boolean, got 1",
     "momentum=0.9": "momentum: unknown key",
@@ -167,7 +189,7 @@ WRONG = {
     "ranks_per_node=[]": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got []",
     "ranks_per_node=0": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got 0",
     "phases=[]": "phases: expected a list of one phase or more, got []",
-    "phases=[3]": "phases[0]: expected the keys input_size, batch_size, learning_rate, got 3",
+    "phases=[3]": "phases[0]: expected the keys input_size, batch_size, got 3",
     "name=a/b": "name: expected letters, digits, '_', '.' and '-', got 'a/b'",
     "output=3": "output: expected a valid string, got 3",
     "seed": "seed: expected key=value",
