@@ -113,7 +113,7 @@ class Config(Record):
     """``nccl``: gradients stay on GPUs; ``nccl+mpi``: but go through host memory between nodes; ``mpi``:
     always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
     verify: bool = False
-    """Whether every message between ranks is checked by a digest of 64 bits, to find hardware that alters it."""
+    """Whether a 64-bit digest checks every message between ranks, to find hardware that alters data."""
     cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; without it, where ``cloudtrain tune`` puts that of such ranks."""

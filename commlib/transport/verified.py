@@ -100,4 +100,4 @@ def verified(comm: Communicator) -> Communicator:
 
 
 def _digest(array: Array) -> int:
-    return int(xxh3_64_intdigest(to_host(array).reshape(-1).view(np.uint8)))
+    return int(xxh3_64_intdigest(to_host(array).reshape(-1).view(np.uint8).data))
