@@ -122,7 +122,7 @@ class Reducer(ABC):
         self.seconds = StageSeconds()
         self.workspace = Workspace(self.arrays)
         self._means = Means(self.size, self.arrays)
-        self._mean: Mean | None = None  # of the step that is under way
+        self._step_mean: Mean | None = None  # of the step that is under way
         self._measured: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
         self._carried: Float32 | None = None
@@ -144,14 +144,14 @@ class Reducer(ABC):
         written there, is returned, and belongs to the caller.
         """
         vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
-        self._mean = self._means.take() if out is None else Mean(self._checked(out, vector))
-        target = self._mean.array
+        self._step_mean = self._means.take() if out is None else Mean(self._checked(out, vector))
+        target = self._step_mean.array
         try:
             mean = self._step(vector)
             if mean is None:
-                self._mean.overwrite().fill(np.nan)
+                self._step_mean.overwrite().fill(np.nan)
         finally:
-            self._mean = None
+            self._step_mean = None
         if mean is not None and mean is not target:  # a reducer from elsewhere may return its own array
             if out is None:
                 return mean
@@ -195,10 +195,10 @@ class Reducer(ABC):
         return outcome.mean
 
     @property
-    def mean(self) -> Mean:
+    def step_mean(self) -> Mean:
         """Where the mean of the step that is under way is made."""
-        assert self._mean is not None, "a step is under way"
-        return self._mean
+        assert self._step_mean is not None, "a step is under way"
+        return self._step_mean
 
     @contextmanager
     def memory_errors(self) -> Iterator[None]:
@@ -238,14 +238,14 @@ class Reducer(ABC):
     def _reduce(self, gradient: Float32) -> Outcome:
         """Run the algorithm on two ranks or more, and change the state only if all ranks are finite.
 
-        The mean is made in ``self.mean``, and the gradient left as it is.
+        The mean is made in ``self.step_mean``, and the gradient left as it is.
         """
 
     def _alone(self, gradient: Float32) -> Outcome:
         """Apply everything: one rank has nobody to save bytes for."""
         if not is_finite(gradient):
             return Outcome(None)
-        mean = self.mean.overwrite()
+        mean = self.step_mean.overwrite()
         mean[...] = gradient
         numbers = [] if self._carriage is None else [self._carriage.load(0, mean)]
         return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)

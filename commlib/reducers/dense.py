@@ -26,7 +26,7 @@ class Dense(Reducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
-        mean = self.mean.overwrite()
+        mean = self.step_mean.overwrite()
         parts = np.split(mean, self._bounds[1:-1])
         with self.measure(link):
             ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)

@@ -64,7 +64,7 @@ class ShardReducer(SelectingReducer):
             messages = gather_messages(node, message, lengths_with_numbers, self.workspace)
         with self.measure("combine"):
             received = zip(self._parts(), messages, lengths, strict=True)
-            self.mean.write(
+            self.step_mean.write(
                 [
                     (low, self.lossless.decode(each[:length], high - low))
                     for (low, high), each, length in received
@@ -72,9 +72,9 @@ class ShardReducer(SelectingReducer):
             )
         applied = int(shards[:, 1].sum())
         if self._carriage is None:
-            return Outcome(self.mean.array, selected, applied)
+            return Outcome(self.step_mean.array, selected, applied)
         tails = [to_host(each[length:].copy()) for each, length in zip(messages, lengths, strict=True)]
-        return Outcome(self.mean.array, selected, applied, [tail.view(np.float64) for tail in tails])
+        return Outcome(self.step_mean.array, selected, applied, [tail.view(np.float64) for tail in tails])
 
     def _spread_alone(self, shard: SparseVector, selected: int) -> Outcome:
         """Make the mean of the only shard: a node of one rank has nobody to gather from."""
@@ -82,8 +82,8 @@ class ShardReducer(SelectingReducer):
             return Outcome(None)
         with self.measure("combine"):
             numbers = [] if self._carriage is None else [self._carriage.load(0, shard)]
-            self.mean.write([(0, shard)])
-        return Outcome(self.mean.array, selected, shard.entries, numbers)
+            self.step_mean.write([(0, shard)])
+        return Outcome(self.step_mean.array, selected, shard.entries, numbers)
 
     def _append_numbers(
         self, message: Message, lengths: npt.NDArray[np.int64], shard: SparseVector

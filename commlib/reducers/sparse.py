@@ -153,8 +153,8 @@ class SelectingReducer(SparseReducer):
             return Outcome(None)
         with self.measure("combine"):
             mean = combined.divided_by(self.topology.world.size, out=combined.values)
-            self.mean.write([(0, mean)])
-        return Outcome(self.mean.array, selected, combined.entries)
+            self.step_mean.write([(0, mean)])
+        return Outcome(self.step_mean.array, selected, combined.entries)
 
     def total(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
         """Return the sum of vectors that begin at ``at`` of the own range, in their order.
@@ -172,7 +172,7 @@ class SelectingReducer(SparseReducer):
         if self.arrays is not np:
             return empty(size, self.arrays)
         low = self._low + at
-        return self.mean.overwrite()[low : low + size]
+        return self.step_mean.overwrite()[low : low + size]
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""

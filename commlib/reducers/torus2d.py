@@ -37,7 +37,7 @@ class Torus2D(Reducer):
         topology = self.topology
         with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds, self.workspace)
-        mean = self.mean.overwrite()
+        mean = self.step_mean.overwrite()
         shards = np.split(mean, self._bounds[1:-1])
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
         own_shard = shards[topology.local_rank]
