@@ -18,6 +18,7 @@ from types import FrameType
 from training import guard as guarding
 from training import start_rank
 from training.job import INTERRUPTED, USAGE_ERROR, complain
+from training.loopback import preloading
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
 
@@ -81,7 +82,7 @@ def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) ->
         if ranks.hosts:
             check_hosts(ranks.hosts, ranks.count)
         signal.signal(signal.SIGTERM, _end)
-        return _run(command_line(ranks, command), _environment(ranks))
+        return _run(command_line(ranks, command), environment_of(ranks))
     except ValueError as error:
         complain(str(error))
     except FileNotFoundError:
@@ -132,6 +133,10 @@ def _environment(ranks: Ranks) -> dict[str, str]:
         environment[LIVE_VARIABLE] = "1"
     if not ranks.hosts:
         environment[start_rank.ON_ONE_MACHINE] = "1"
+        try:
+            environment |= preloading(environment)
+        except OSError as error:
+            complain(f"warning: mpirun listens on all interfaces of this machine: {error}")
     return environment
 
 

@@ -15,7 +15,5 @@ def test_ranks_whose_loops_meet_in_the_wrong_order_are_told_what_happened_and_wh
             comm.agree([True, 0])
             comm.allgather_objects(reducer.settings() | {"step": 0, "numbers of the passenger": None})
 
-    with pytest.raises(
-        RanksDisagree, match="threads share a topology; give each loop a topology of its own"
-    ):
+    with pytest.raises(RanksDisagree, match="threads share a topology; give each loop a topology of its own"):
         simulated.run(body, 2)
