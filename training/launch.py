@@ -124,7 +124,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         guard.communicate(b"over")
 
 
-def _environment(ranks: Ranks) -> dict[str, str]:
+def environment_of(ranks: Ranks) -> dict[str, str]:
+    """Return the environment of ``horovodrun``: that of this process, and what ranks here need."""
     environment = os.environ | {
         "PATH": f"{_beside_python('')}{os.pathsep}{os.environ.get('PATH', '')}",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
