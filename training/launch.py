@@ -18,6 +18,7 @@ from types import FrameType
 from training import guard as guarding
 from training import start_rank
 from training.job import INTERRUPTED, USAGE_ERROR, complain
+from training.loopback import preloading
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 from training.quiet import NOISE
 
@@ -81,7 +82,7 @@ def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) ->
         if ranks.hosts:
             check_hosts(ranks.hosts, ranks.count)
         signal.signal(signal.SIGTERM, _end)
-        return _run(command_line(ranks, command), _environment(ranks))
+        return _run(command_line(ranks, command), environment_of(ranks))
     except ValueError as error:
         complain(str(error))
     except FileNotFoundError:
@@ -123,7 +124,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         guard.communicate(b"over")
 
 
-def _environment(ranks: Ranks) -> dict[str, str]:
+def environment_of(ranks: Ranks) -> dict[str, str]:
+    """Return the environment of ``horovodrun``: that of this process, and what ranks here need."""
     environment = os.environ | {
         "PATH": f"{_beside_python('')}{os.pathsep}{os.environ.get('PATH', '')}",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
@@ -132,6 +134,10 @@ def _environment(ranks: Ranks) -> dict[str, str]:
         environment[LIVE_VARIABLE] = "1"
     if not ranks.hosts:
         environment[start_rank.ON_ONE_MACHINE] = "1"
+        try:
+            environment |= preloading(environment)
+        except OSError as error:
+            complain(f"warning: mpirun listens on all interfaces of this machine: {error}")
     return environment
 
 

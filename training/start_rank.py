@@ -14,6 +14,7 @@ ON_ONE_MACHINE = "CLOUDTRAIN_ON_ONE_MACHINE"  # set by cloudtrain launch
 COMMAND_NOT_FOUND = 127
 FIRST_SPEAKS_WITHIN_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
+PRELOAD, PRELOADED = "LD_PRELOAD", "cloudtrain-loopback.so"  # see loopback.py
 BTL = "OMPI_MCA_btl"  # by what Open MPI moves bytes
 
 
@@ -28,6 +29,9 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
     if os.environ.get(ON_ONE_MACHINE):
         os.environ[BTL] = "self,sm"  # its TCP listens on all interfaces, used or not
+        libraries = os.environ.pop(PRELOAD, "").split(":")
+        if others := [each for each in libraries if os.path.basename(each) not in ("", PRELOADED)]:
+            os.environ[PRELOAD] = ":".join(others)
     words = json.loads(sys.argv[1])
     try:
         os.execvp(words[0], words)

@@ -1,6 +1,7 @@
 """``cloudtrain launch``: what it starts, and how what it has started ends."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import psutil
 import pytest
 
 from tests.launching import DIGITS, ENVIRONMENT, launch, run, tail
-from training.launch import Ranks, cloudtrain, command_line
+from training import start_rank
+from training.launch import Ranks, cloudtrain, command_line, environment_of
 from training.program import check_program
+from training.start_rank import PRELOAD, PRELOADED
 
 BOUND_SECONDS = 120
 
@@ -111,9 +114,36 @@ def test_a_program_that_is_not_there_is_one_line(tmp_path):
     assert line.endswith("; expected a command, such as: python my.py")
 
 
+def test_without_a_compiler_the_launch_says_that_mpirun_listens_everywhere(monkeypatch, tmp_path, capsys):
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert PRELOAD not in environment_of(Ranks(2))
+    assert capsys.readouterr().err == (
+        "cloudtrain: warning: mpirun listens on all interfaces of this machine: "
+        "none of cc, gcc, g++ is installed\n"
+    )
+    assert environment_of(Ranks(2, "a:1,b:1")).get(PRELOAD) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkeypatch, tmp_path):
+    monkeypatch.setenv(PRELOAD, "/lib/mine.so")
+    mpirun = environment_of(Ranks(2))
+    assert mpirun[PRELOAD].endswith(f"/{PRELOADED}:/lib/mine.so")
+    monkeypatch.setattr(os, "environ", mpirun)
+    monkeypatch.setattr(os, "execvp", lambda *words: None)
+    monkeypatch.setattr(sys, "argv", ["start_rank.py", '["true"]'])
+    monkeypatch.setattr(start_rank, "end_with_parent", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *words: None)
+    start_rank.main()
+    assert mpirun[PRELOAD] == "/lib/mine.so"
+
+
 WAITING = (
     "import os, time\n"
     "import commlib\n"
+    "assert 'cloudtrain' not in os.environ.get('LD_PRELOAD', '')\n"
     "comm = commlib.transport.mpi.world()\n"
     "everyone = comm.allgather_objects(os.getpid())\n"
     "if comm.rank == 0: print(*everyone, flush=True)\n"
@@ -153,8 +183,11 @@ def listening(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.launch
-def test_a_launch_that_is_killed_takes_its_ranks_with_it():
+def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_its_ranks_with_it():
     with started() as (process, below):
+        addresses = {address for each in below for address in listening(each)}
+        assert addresses <= {"127.0.0.1", "::1"}
+        assert addresses  # mpirun listens
         process.kill()
         assert process.wait(BOUND_SECONDS) == -signal.SIGKILL
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
