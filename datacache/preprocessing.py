@@ -76,8 +76,8 @@ class Preprocessing:
         ``shape`` is that of an array: ``(height, width)`` or ``(height, width, channels)``. Pictures come out
         with three channels, red, green, blue: grey and CMYK are converted, 16-bit values scaled to 8, alpha
         and EXIF's orientation ignored, as is the custom with ImageNet. What is not shrunk may be a read-only
-        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload; also, before it
-        is decoded, for a picture of more than ``MOST_PIXELS``.
+        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload; also for a
+        picture of more than ``MOST_PIXELS``, before it is decoded.
         """
         if self.payload == "text":
             return np.frombuffer(payload, np.uint8)
