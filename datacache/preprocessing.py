@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,17 @@ PAYLOADS = ("image", "array", "text")
 # (EPS) starts a program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 
+# A few hundred kilobytes can claim any size, and decoding takes memory and time by pixels: 3 bytes each and
+# more. Photographs have fewer.
+MOST_PIXELS = 1 << 26
+
 # Photographs are 4:3 or 3:2; samples that are longer are few, so their sum stays under what this plans.
 PLANNED_ASPECT = 1.5
 
 # Part of the fingerprint: to be raised when `apply` gives other values for the same payload.
 VERSION = 1
 
+_PART = 1 << 20  # values that are scaled at once
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 
@@ -70,7 +76,8 @@ class Preprocessing:
         ``shape`` is that of an array: ``(height, width)`` or ``(height, width, channels)``. Pictures come out
         with three channels, red, green, blue: grey and CMYK are converted, 16-bit values scaled to 8, alpha
         and EXIF's orientation ignored, as is the custom with ImageNet. What is not shrunk may be a read-only
-        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload.
+        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload; also for a
+        picture of more than ``MOST_PIXELS``, before it is decoded.
         """
         if self.payload == "text":
             return np.frombuffer(payload, np.uint8)
@@ -157,7 +164,7 @@ def _open(payload: bytes) -> Image.Image:
     if not payload:
         raise BadSample("no picture: 0 bytes")
     try:
-        return Image.open(io.BytesIO(payload), formats=FORMATS)
+        picture = Image.open(io.BytesIO(payload), formats=FORMATS)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -168,17 +175,31 @@ def _open(payload: bytes) -> Image.Image:
         ) from error
     except Exception as error:
         raise BadSample(f"no picture: {len(payload)} bytes: {error}") from error
+    if picture.width * picture.height > MOST_PIXELS:
+        raise BadSample(
+            f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes: "
+            f"expected at most {MOST_PIXELS:,} pixels"
+        )
+    return picture
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:
     """Return the picture in red, green, blue, 8 bits each; alpha is left out, not blended."""
     if picture.mode in _SIXTEEN_BITS:
-        values = np.asarray(picture).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
-            raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
-        picture = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+        picture = Image.fromarray(_eight_bits(np.asarray(picture)))
     if picture.mode == "F":
         raise BadSample("floating-point values, whose range is unknown: expected integers")
     if picture.mode == "P":
         picture = picture.convert("RGBA")  # a transparent palette converted at once makes Pillow warn
     return picture if picture.mode == "RGB" else picture.convert("RGB")
+
+
+def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return 16-bit values scaled to 8, part by part: wider numbers for all at once take much memory."""
+    if values.min() < 0 or values.max() > 65535:
+        raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
+    flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
+    for start in range(0, len(flat), _PART):
+        part = slice(start, start + _PART)
+        scaled[part] = (flat[part].astype(np.uint32) + 128) // 257
+    return scaled.reshape(values.shape)

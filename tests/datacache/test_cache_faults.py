@@ -8,7 +8,18 @@ import warnings
 import numpy as np
 import pytest
 
-from datacache import CentreCrop, DataCache, ImageFolder, Order, Places, StorageFailed, manifest_of
+from datacache import (
+    CentreCrop,
+    DataCache,
+    ImageFolder,
+    Order,
+    Places,
+    StorageFailed,
+    catalogue,
+    locks,
+    manifest_of,
+)
+from datacache.storage import untold
 from datacache.synthetic import generate
 from datacache.throttled import counts, serve
 from tests.datacache.processes import FORK
@@ -159,3 +170,28 @@ def test_folders_that_cannot_be_made_are_said_once_each_and_training_reads_throu
         cache = cache_of(pictures, tmp_path)
         assert_equal(epoch(cache), right)
     assert len([each for each in said if "of the cache is done without" in str(each.message)]) == 2
+
+
+def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limit(
+    pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(catalogue, "SCAN_SECONDS", 0.3)
+    monkeypatch.setattr(locks, "_SILENT_SECONDS", 0.1)
+    ready = FORK.Event()
+
+    class Slow(ImageFolder):
+        def scan(self, tell=untold):
+            ready.set()
+            time.sleep(60)
+
+    process = FORK.Process(target=lambda: manifest_of(Slow(str(pictures)), tmp_path, "pictures"))
+    process.start()
+    try:
+        assert ready.wait(20)
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.warns(UserWarning, match="waiting for at most 0.3 s") as said:
+            manifest = manifest_of(ImageFolder(str(pictures)), tmp_path, "pictures")
+        assert (len(manifest), len(said)) == (SAMPLES, 1)
+    finally:
+        process.kill()
+        process.join(10)

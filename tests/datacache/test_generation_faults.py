@@ -206,8 +206,18 @@ def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: 
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
     with make(root) as cache:
-        with pytest.warns(UserWarning, match="keeps all others from writing"):
-            put(cache, IDS[:10])  # it returns, although the other one stays stopped
+        waits: list[float] = []
+        take = locks.take
+
+        def noted(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> int | None:
+            waits.append(timeout_seconds)
+            return take(path, shared=shared, timeout_seconds=timeout_seconds)
+
+        monkeypatch.setattr(locks, "take", noted)
+        with pytest.warns(UserWarning, match="keeps all others from writing") as said:
+            for _ in range(3):
+                put(cache, IDS[:10])
+        assert (len(said), waits) == (1, [0.2, 0.0, 0.0])  # waited for once
         assert read_right(cache, IDS[:10]).missing == list(range(10))
         assert not cache.freeze()
         process.kill()

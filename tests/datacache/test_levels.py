@@ -1,6 +1,7 @@
 """Right samples from damaged levels, stand-ins for what cannot be decoded, levels that are done without."""
 
 import io
+import shutil
 import warnings
 
 import numpy as np
@@ -187,6 +188,22 @@ def test_a_cache_without_room_is_done_without_and_said_once_for_all_phases_and_l
             assert same(levels.read(EVERYTHING), expected_of(source))
     assert len(warned) == 1
     assert list(tmp_path.rglob("records")) == []
+
+
+def test_folders_removed_while_they_are_filled_are_said_once_and_training_goes_on(tmp_path):
+    source = Pictures()
+    levels = levels_of(source, both(tmp_path))
+    levels.read(EVERYTHING[:10])
+    shutil.rmtree(tmp_path / "disk")
+    shutil.rmtree(tmp_path / "memory")
+    with pytest.warns(UserWarning, match="nothing more is kept here .it was removed.") as warned:
+        for start in range(0, SAMPLES, 5):
+            ids = EVERYTHING[start : start + 5]
+            assert same(levels.read(ids), expected_of(source, ids))
+    assert len(warned) == 1
+    levels.close()
+    assert list(tmp_path.rglob("*")) == []
+    assert same(levels_of(source, both(tmp_path)).read(EVERYTHING), expected_of(source))
 
 
 def test_of_the_ranks_of_a_node_one_says_that_there_is_no_room(tmp_path, monkeypatch):

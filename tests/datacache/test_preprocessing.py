@@ -2,6 +2,8 @@
 
 import io
 import random
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -238,3 +240,28 @@ def test_what_cannot_be_planned_says_why():
 def test_the_shrunk_size_keeps_a_side_of_one_pixel():
     assert shrunk(1, 5000, 96) == (1, 5000)
     assert shrunk(100, 5000, 1) == (1, 50)
+
+
+def claiming(width: int, height: int) -> bytes:
+    """Return a small 16-bit PNG whose header claims a size."""
+    data = bytearray(encoded(Image.new("I;16", (1, 1)), "PNG"))
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(8193, 8192), (13_000, 13_000), (1, (1 << 26) + 1), (1 << 30, 2)]
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(width, height, monkeypatch):
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda picture: pytest.fail("it was decoded"))
+    with pytest.raises(BadSample, match="expected at most 67,108,864 pixels|decompression bomb"):
+        Preprocessing("image", 32).apply(claiming(width, height))
+
+
+def test_sixteen_bits_of_many_parts_become_eight(monkeypatch):
+    monkeypatch.setattr("datacache.preprocessing._PART", 100)
+    values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    pixels = Preprocessing("image").apply(encoded(Image.fromarray(values), "PNG"))
+    assert (pixels == np.round(values / 257.0)[:, :, None]).all()
