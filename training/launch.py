@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from commlib.quiet import NOISE
 from training.job import USAGE_ERROR, complain
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
-from training.quiet import NOISE
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 SAID_ALREADY = re.compile(
