@@ -12,14 +12,18 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
+from commlib.quiet import without_noise
 from commlib.reducers import Passenger, Reducer, Report, make_reducer
 from commlib.reducers.mean import Means
 from commlib.topology import Topology
 from commlib.vectors import ALIGNMENT_BYTES, Float32
+
+with without_noise():
+    import keras
+    import tensorflow as tf
 
 
 def array_of(tensor: Any, arrays: ModuleType = np) -> Array:

@@ -1,6 +1,7 @@
 """What importing our packages brings along, and what they promise to hold."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -38,3 +39,19 @@ def test_every_public_name_exists_and_is_listed_once(package):
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name.startswith("commlib")])
 def test_every_package_of_commlib_lists_its_public_names(package):
     assert importlib.import_module(package).__all__
+
+
+@pytest.mark.parametrize("level", [None, "1"])
+def test_the_adapter_brings_tensorflow_without_its_noise_and_leaves_the_user_s_log_level(level):
+    program = (
+        "import commlib.tensorflow, faulthandler, os, sys;"
+        "print(os.environ['TF_CPP_MIN_LOG_LEVEL'], 'tensorflow' in sys.modules, faulthandler.is_enabled());"
+        "os.write(2, b'oneDNN custom operations are on: as others write it\\n')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.stdout == f"{level or 2} True False\n"
+    assert finished.stderr == "oneDNN custom operations are on: as others write it\n"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from commlib.quiet import NOISE
 from training import guard as guarding
 from training import start_rank
 from training.job import INTERRUPTED, USAGE_ERROR, complain
 from training.loopback import preloading
 from training.progress import LIVE_MARK, LIVE_VARIABLE, Screen
-from training.quiet import NOISE
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 SAID_ALREADY = re.compile(

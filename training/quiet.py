@@ -1,46 +1,12 @@
-"""TensorFlow imported without the lines it prints about libraries that it was built with and misses."""
+"""TensorFlow imported for a run: without the lines of its start."""
 
-import faulthandler
 import os
-import re
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-# Written by TensorFlow's C++ before its log level is read; nothing a user could or should act on.
-NOISE = re.compile(
-    rb"All log messages before absl::InitializeLog|Unable to register cu(DNN|BLAS|FFT) factory"
-    rb"|computation placer already registered|oneDNN custom operations are on"
-    rb"|This TensorFlow binary is optimized|To enable the following instructions"
-    rb"|Could not find cuda drivers|TF-TRT Warning"
-    # no driver here; where there is one but it fails, the line names another error
-    rb"|failed call to cuInit: (INTERNAL: CUDA error: Failed call to cuInit: )?UNKNOWN ERROR \(303\)"
-)
-
-
-@contextmanager
-def without_noise() -> Iterator[None]:
-    """Hold back what the body writes to standard error, then write all of it but ``NOISE``."""
-    sys.stderr.flush()
-    original = os.dup(2)
-    faulthandler.enable(original)  # a crash in native code still says where, although its lines are held
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(original, 2)
-            faulthandler.enable(2)
-            os.close(original)
-            held.seek(0)
-            os.write(2, b"".join(line for line in held if not NOISE.search(line)))
+from commlib.quiet import without_noise
 
 
 def import_tensorflow() -> None:
     """Import TensorFlow, Keras on it, and Horovod; from here on they log errors only."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with without_noise():
         import horovod.tensorflow

@@ -16,6 +16,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
+from commlib.quiet import NOISE
 from training.bench.allreduce import KEEP_MEMORY, PEERS
 from training.bench.jobs import Failed
 from training.bench.options import BASELINE, Options
@@ -24,7 +25,6 @@ from training.bench.tables import print_records
 from training.bench.telling import Told, pass_on, with_peers
 from training.job import refuse
 from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
-from training.quiet import NOISE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
 
