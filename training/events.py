@@ -5,18 +5,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 import numpy as np
 
 from commlib import Report
+from training.config import Config
 from training.data import Data, Reads
 from training.learner import Learner, Pace
 from training.phases import PhaseRun
+from training.provenance import command, versions
 from training.records import Target
 from training.state import Position
-from training.summary import EpochResult, epoch_line
+from training.summary import EpochResult, Ranks, epoch_line
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,38 @@ def introduction(data: Data, learner: Learner) -> str:
     emulated = "emulated " if config.ranks_per_node else ""
     word = "node" if len(nodes) == 1 else "nodes"
     return f"{begin}; {topology.world.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
+
+
+@dataclass(frozen=True)
+class RunBegun(Event):
+    """A process begins a run, or goes on with one. ``reducers``: of the phases, with their options."""
+
+    kind = "run"
+    identity: str
+    command: str
+    started: str
+    versions: dict[str, str]
+    ranks: Ranks
+    transport: str
+    reducers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, identity: str, ranks: Ranks, config: Config) -> "RunBegun":
+        """Return the beginning of a run by this process."""
+        return cls(
+            identity=identity,
+            command=command(),
+            started=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+            versions=versions(),
+            ranks=ranks,
+            transport=config.transport,
+            reducers=[config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
+        )
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        ranks = {"ranks": self.ranks.count, "nodes": self.ranks.nodes, "hosts": self.ranks.hosts}
+        return {name: value for name, value in asdict(self).items() if name != "ranks"} | ranks
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from training.phases import PhaseRun
 from training.progress import Progress, TimeLeft
 from training.saving import Saving
 from training.state import Position
-from training.summary import EpochResult, Summary
+from training.summary import EpochResult, Ranks, Summary
 from training.tally import Tally
 
 SKIPPED_STEPS_IN_A_ROW = 20
@@ -107,6 +107,9 @@ class Trainer:
         """
         self.folder, self.progress = folder, progress
         resume = on_first(self.topology.world, lambda: resume)
+        self.ranks = Ranks.of(self.topology)
+        if folder is not None:
+            self._tell(events.RunBegun.of(folder.identity, self.ranks, self.config))
         progress.say(events.introduction(self.data, self.learner))
         for event in events.choices(self.learner, self._why_not_on_gpus):
             self._tell(event)
@@ -273,7 +276,7 @@ class Trainer:
             raise WeightsNotSaved(problem)
         self._tell(events.CacheRead(self.data.read_so_far()))
         if self.folder is not None:
-            self.folder.end(summary)
+            self.folder.end(summary, self.ranks)
         return summary
 
     def _save_weights(self) -> str | None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from datacache.escaping import escaped
-from datacache.folders import write_whole
 from training.config import Config
+from training.files import write_whole
 from training.job import complain
 from training.run_lock import RunIsAlive, RunLock, holder_of
-from training.summary import Summary
+from training.summary import Ranks, Summary
 
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
 CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
@@ -99,9 +99,10 @@ class RunFolder:
                 path = self.path / name
                 complain(f"warning: {path}: cannot be written: {error.strerror}; training goes on without it")
 
-    def end(self, summary: Summary) -> None:
+    def end(self, summary: Summary, ranks: Ranks) -> None:
         """Note what the run came to: it is not gone on with any more."""
-        content = {"accuracy": summary.accuracy, **asdict(summary)}
+        on = {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
+        content = {"accuracy": summary.accuracy, **asdict(summary), **on}
         self.write("summary", **content)
         self.attempt(SUMMARY, lambda: self.write_file(SUMMARY, json.dumps(content, indent=2) + "\n"))
         if (count := self._missing[METRICS]) > 1:

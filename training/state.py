@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import NonNegativeInt
 
+from commlib.errors import one_line
 from commlib.vectors import Float32, zeros
 from training.checkpoint_manifest import SHARED, own_file
 from training.checkpoints import Checkpoint, merged
@@ -17,8 +18,6 @@ from training.learner import Learner
 from training.trees import Damaged, Tree
 
 Array = npt.NDArray[Any]
-
-_MESSAGE = 400  # characters at most
 
 
 class OtherModel(ValueError):
@@ -114,9 +113,9 @@ def readable(file: Path) -> Iterator[None]:
     except KeyError as error:
         raise Damaged(f"{file}: expected {error} in the state of a run, got none") from error
     except ValueError as error:
-        raise Damaged(f"{file}: {error}"[:_MESSAGE]) from error
+        raise Damaged(f"{file}: {one_line(str(error))}") from error
     except (TypeError, AttributeError, IndexError) as error:
-        raise Damaged(f"{file}: expected the state of a run, got {error}"[:_MESSAGE]) from error
+        raise Damaged(f"{file}: expected the state of a run, got {one_line(str(error))}") from error
 
 
 def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:

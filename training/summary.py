@@ -3,9 +3,38 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
+from commlib import Topology
 from training.records import Target
 
+HOSTS_SHOWN = 8
 STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run. ``nodes``: how many each has; ``hosts``: their names, each once, in rank order."""
+
+    count: int
+    nodes: list[int]
+    hosts: list[str]
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Ranks":
+        """Return those of a topology; all of them call it together."""
+        hosts = dict.fromkeys(topology.world.allgather_objects(topology.world.host))
+        return cls(topology.world.size, [len(node) for node in topology.nodes], list(hosts))
+
+    def __str__(self) -> str:
+        """Return how many there are, on how many nodes, and the names of their hosts.
+
+        >>> print(Ranks(4, [2, 2], ["a", "b"]))
+        4 ranks on 2 nodes (a, b)
+        """
+        ranks = f"{self.count} rank{'s' * (self.count > 1)}"
+        nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
+        more = len(self.hosts) - HOSTS_SHOWN
+        names = [*self.hosts[:HOSTS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return f"{ranks} on {nodes} ({', '.join(names)})"
 
 
 @dataclass
@@ -156,11 +185,11 @@ def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
         yield f"training stood still between phases: {', '.join(told)}"
 
 
-def closing_lines(summary: Summary, folder: str) -> Iterator[str]:
+def closing_lines(summary: Summary, ranks: Ranks, folder: str) -> Iterator[str]:
     """Yield what a user wants to know at the end."""
     yield (
         f"test accuracy {summary.accuracy:.1%} ({summary.correct} of {summary.samples}), "
-        f"trained in {summary.seconds:.0f} s"
+        f"trained in {summary.seconds:.0f} s by {ranks}"
     )
     sent = sum(phase.sent for phase in summary.phases)
     dense = sum(phase.dense for phase in summary.phases)

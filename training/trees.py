@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_128
 
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, one_line, shown
 from training.schema import describe
 
 Array = npt.NDArray[Any]
@@ -33,7 +33,6 @@ Tree: TypeAlias = Leaf | list["Tree"] | tuple["Tree", ...] | dict[str, "Tree"]
 
 Kind = TypeVar("Kind")
 
-_MESSAGE = 300  # characters at most of what is wrong: a value may be of any length
 _PIECE_BYTES = 8 << 20  # digested while the processor's cache still holds what was written
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # of the first array, as the format asks
@@ -125,7 +124,7 @@ def read_tree(path: Path, written: Written) -> Tree:
         RecursionError,
         struct.error,
     ) as error:
-        found = f"{type(error).__name__}: {error}"[:_MESSAGE]
+        found = one_line(f"{type(error).__name__}: {error}")
         raise Damaged(f"{path}: expected a tree as write_tree writes it, got {found}") from error
 
 
@@ -148,9 +147,9 @@ def parsed(kind: type[Kind], text: str | bytes) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:
-            found = "what is no JSON" if first["type"] == "json_invalid" else repr(first["input"])
-            raise ValueError(f"expected the fields of a {kind.__name__}, got {found}"[:_MESSAGE]) from error
-        raise ValueError(f"{kind.__name__.lower()}.{describe(first)}"[:_MESSAGE]) from error
+            found = "what is no JSON" if first["type"] == "json_invalid" else shown(first["input"])
+            raise ValueError(one_line(f"expected the fields of a {kind.__name__}, got {found}")) from error
+        raise ValueError(one_line(f"{kind.__name__.lower()}.{describe(first)}")) from error
 
 
 def _describe(value: Any, place: str, arrays: dict[str, Array]) -> Any:

@@ -136,7 +136,7 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
     summary = run.fit()
     lines = metrics_of(tmp_path)
     assert [line["kind"] for line in lines] == [
-        *("prepare", "checkpoint", "step", "checkpoint", "epoch", "checkpoint"),
+        *("run", "prepare", "checkpoint", "step", "checkpoint", "epoch", "checkpoint"),
         *("stall", "epoch", "checkpoint", "cache", "summary"),
     ]
     by_kind = {line["kind"]: line for line in lines}

@@ -7,18 +7,22 @@ import os
 import resource
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from tests.training.small import metrics_of, phase, trainer
 from training import metrics, run_lock
+from training.events import RunBegun
 from training.loop import Trainer
 from training.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.run_lock import RunIsAlive, RunLock
+from training.summary import Ranks
 
 SPAWN = multiprocessing.get_context("spawn")
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -93,7 +97,7 @@ def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp
     assert said == [
         f"cloudtrain: warning: {folder / 'metrics.jsonl'}: cannot be written: No space left on device; "
         "training goes on without it",
-        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 8 lines are missing in it",
+        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 9 lines are missing in it",
     ]
     assert weights_of(folder)
     assert json.loads((folder / "summary.json").read_text())["samples"] == 360
@@ -197,6 +201,18 @@ def test_lines_of_dawnbench_that_do_not_fit_come_with_the_next_epoch(tmp_path, m
     assert capsys.readouterr().err.count("dawnbench.tsv: cannot be written: No space left on device") == 1
     lines = (only_run(tmp_path) / "dawnbench.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["epoch", "1", "2", "3"]
+
+
+def test_results_are_for_whom_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        trainer(tmp_path).fit()
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in only_run(tmp_path).iterdir()}
+    assert modes.pop("lock") == 0o600
+    assert set(modes.values()) == {0o640}
+    assert stat.S_IMODE(only_run(tmp_path).stat().st_mode) == 0o750
 
 
 # -------------------------------------------------------------------------------------- the lock
@@ -329,3 +345,38 @@ def test_a_first_step_that_is_faster_than_others_is_no_negative_stall(tmp_path, 
 
     monkeypatch.setattr(Trainer, "_note_stall", note_of_a_fast_step)
     assert [each.stall_seconds for each in run.fit().phases] == [None, 0.0]
+
+
+# ---------------------------------------------------------------------------------- what it is made with
+
+
+def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_path, monkeypatch):
+    argv = ["cloudtrain", "train", "my run.yaml", "dataset.storage.options.secret=hunter2", "name=\xe9\udcff"]
+    monkeypatch.setattr(sys, "argv", argv)
+    run = trainer(tmp_path)
+    run.fit()
+    first, *others = metrics_of(tmp_path)
+    assert first["kind"] == "run"
+    assert "run" not in {line["kind"] for line in others}
+    assert first["command"] == (
+        r"cloudtrain train 'my run.yaml' 'dataset.storage.options.secret=***' 'name=é\xff'"
+    )
+    assert "hunter2" not in (only_run(tmp_path) / "metrics.jsonl").read_text()
+    assert first["identity"] == json.loads((only_run(tmp_path) / "run.json").read_text())["identity"]
+    host = run.topology.world.host
+    assert (first["ranks"], first["nodes"], first["hosts"]) == (1, [1], [host])
+    assert first["versions"]["tensorflow"] == tf.__version__
+    assert set(first["versions"]) == {"cloudtrain", "python", "tensorflow", "keras", "horovod", "mpi"}
+    assert all(first["versions"].values())
+    assert (first["transport"], first["reducers"]) == ("auto", [])
+    summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
+    assert (summary["ranks"], summary["nodes"], summary["hosts"]) == (1, [1], [host])
+
+
+def test_a_run_on_several_ranks_names_its_reducers(tmp_path):
+    config = trainer(tmp_path, "reducer=hitopk").config
+    event = RunBegun.of("abc", Ranks(4, [2, 2], ["a", "b"]), config)
+    record = event.record()
+    assert [each["name"] for each in record["reducers"]] == ["hitopk"]
+    assert (record["ranks"], record["nodes"], record["hosts"]) == (4, [2, 2], ["a", "b"])
+    assert json.loads(json.dumps(record)) == record

@@ -1,7 +1,9 @@
 """What a run says of itself."""
 
 from training.records import Target
-from training.summary import EpochResult, PhaseResult, Summary, closing_lines, epoch_line
+from training.summary import EpochResult, PhaseResult, Ranks, Summary, closing_lines, epoch_line
+
+RANKS = Ranks(4, [2, 2], ["node1", "node2"])
 
 
 def epoch(**changes) -> EpochResult:
@@ -87,9 +89,9 @@ def test_the_end_names_accuracy_bytes_and_files():
         PhaseResult("hitopk", 6, 12, sent=3_290_000, dense=328_430_000),
         PhaseResult("dense", 8, 8, sent=218_960_000, dense=218_960_000, stall_seconds=0.104),
     ]
-    lines = list(closing_lines(Summary(353, 360, 360, 10.4, phases=phases), "runs/digits-1"))
+    lines = list(closing_lines(Summary(353, 360, 360, 10.4, phases=phases), RANKS, "runs/digits-1"))
     assert lines == [
-        "test accuracy 98.1% (353 of 360), trained in 10 s",
+        "test accuracy 98.1% (353 of 360), trained in 10 s by 4 ranks on 2 nodes (node1, node2)",
         "sent between nodes 222.25 MB; dense all the way would have sent 547.39 MB",
         "  phase 1, hitopk: 3.29 MB of 328.43 MB (1/100)",
         "  phase 2, dense: 218.96 MB of 218.96 MB (all)",
@@ -100,7 +102,7 @@ def test_the_end_names_accuracy_bytes_and_files():
 
 def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
     phases = [PhaseResult("hitopk", 6, 1, sent=0, dense=1000, skipped_steps=5)]
-    lines = list(closing_lines(Summary(1, 2, 2, 3.0, held_back=0.5, phases=phases), "runs/x"))
+    lines = list(closing_lines(Summary(1, 2, 2, 3.0, held_back=0.5, phases=phases), RANKS, "runs/x"))
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines
@@ -108,17 +110,25 @@ def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
 
 def test_one_skipped_step_is_one_step():
     phases = [PhaseResult("dense", 6, 1), PhaseResult("dense", 6, 1, skipped_steps=1)]
-    lines = list(closing_lines(Summary(phases=phases), "runs/x"))
+    lines = list(closing_lines(Summary(phases=phases), RANKS, "runs/x"))
     assert "1 step was skipped: a NaN or an infinity in the gradients" in lines
 
 
 def test_of_short_stops_between_phases_nothing_is_said():
     phases = [PhaseResult("dense", 6, 1, stall_seconds=each) for each in (None, 0.0, 0.09, 2.34)]
-    lines = [line for line in closing_lines(Summary(phases=phases), "runs/x") if "stood still" in line]
+    lines = [line for line in closing_lines(Summary(phases=phases), RANKS, "runs/x") if "stood still" in line]
     assert lines == ["training stood still between phases: 2.3 s before phase 4"]
-    assert not any("stood still" in line for line in closing_lines(Summary(phases=phases[:3]), "runs/x"))
+    assert not any(
+        "stood still" in line for line in closing_lines(Summary(phases=phases[:3]), RANKS, "runs/x")
+    )
 
 
 def test_on_one_rank_an_epoch_names_no_reducer():
     line = epoch_line(epoch(reducer=None, dense_inter_bytes=0, sent_inter_bytes=0), epochs=3, width=0)
     assert line == "epoch  3/3  6 px  loss 0.250  test accuracy  90.0%    1,234 images/s"
+
+
+def test_of_many_hosts_the_first_are_named():
+    assert str(Ranks(1, [1], ["here"])) == "1 rank on 1 node (here)"
+    many = Ranks(20, [2] * 10, [f"n{number}" for number in range(10)])
+    assert str(many) == "20 ranks on 10 nodes (n0, n1, n2, n3, n4, n5, n6, n7, and 2 more)"

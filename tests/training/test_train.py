@@ -34,6 +34,9 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     assert [phase["reducer"] for phase in config["phases"]] == ["hitopk", "dense"]
 
     lines = lines_of(tmp_path)
+    assert (lines[0]["kind"], lines[0]["ranks"], lines[0]["nodes"]) == ("run", 4, [2, 2])
+    assert [reducer["name"] for reducer in lines[0]["reducers"]] == ["hitopk", "dense"]
+    assert f"by 4 ranks on 2 nodes ({', '.join(lines[0]['hosts'])})" in result.stdout
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["input_size"] for line in epochs] == [6] * 12 + [8] * 8
     # the ring's two links between nodes carry 2·d·(P − 1)/P values each, to the rounding of d/P
