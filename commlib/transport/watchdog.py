@@ -1,7 +1,7 @@
 """Bounded waiting: which ranks have not come to where this one waits, and the end of the job for it.
 
-Nothing is sent while no wait is long. A rank that has waited for some seconds reports its place to the others,
-once in an interval, so those that wait know of each other where; a rank that computes reports nothing.
+Nothing is sent while no wait is long. A rank that has waited for some seconds reports its place to the
+others, once in an interval, so those that wait know of each other where; one that computes reports nothing.
 """
 
 import math
