@@ -258,6 +258,35 @@ def test_what_an_optimizer_is_told_holds_when_it_is_distributed(options):
     simulated.run(body, 1)
 
 
+@pytest.mark.parametrize(
+    "options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=lambda o: str(*o)
+)
+def test_steps_are_the_same_however_keras_runs_them(options):
+    def body(comm):
+        weights = []
+        for each in ({}, options):
+            model = compiled(comm, keras.optimizers.SGD(0.05, momentum=0.5), **each)
+            model.fit(*data(comm.rank), batch_size=8, shuffle=False, verbose=0, callbacks=default_callbacks())
+            weights.append(values(model.weights))
+        for own, others in zip(*weights, strict=True):
+            np.testing.assert_allclose(own, others, rtol=1e-5, atol=1e-7)  # roundings of float32
+
+    simulated.run(body, 2)
+
+
+def test_tensorflows_checkpoints_hold_the_optimizer_inside(tmp_path):
+    def body(comm):
+        model = compiled(comm, keras.optimizers.Adam(0.05))
+        model.fit(*data(comm.rank), batch_size=8, verbose=0)
+        path = tf.train.Checkpoint(optimizer=model.optimizer).write(str(tmp_path / str(comm.rank)))
+        again = keras.optimizers.Adam(0.1)
+        again.build(model.trainable_variables)
+        tf.train.Checkpoint(optimizer=again).read(path).assert_consumed()
+        return equal(values(model.optimizer.variables), values(again.variables))
+
+    assert simulated.run(body, 2) == [True] * 2
+
+
 def test_the_moving_averages_of_use_ema_are_swapped_in_by_keras_callback():
     def body(comm):
         model = compiled(comm, keras.optimizers.SGD(0.1, use_ema=True))

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 class DistributedOptimizer:
-    """Stands for ``optimizer``, which it gives the mean gradients of all ranks.
+    """Stands for ``optimizer``, which it gives the mean gradients of all ranks; they make it together.
 
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
     :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.
@@ -45,13 +45,12 @@ class DistributedOptimizer:
         "__weakref__",
         "_compared",
         "_config",
-        "_lazy_ranks",
         "_numbers",
         "_optimizer",
-        "_timeout",
         "_topology",
         "_variables_built",
         "gradients",
+        "ranks",
     )
 
     def __init__(
@@ -65,10 +64,12 @@ class DistributedOptimizer:
         inner = _optimizer_of(optimizer)
         if keras.config.dtype_policy().name == "mixed_float16" and not _has_loss_scale(inner):
             inner = keras.optimizers.LossScaleOptimizer(inner)
+        seconds = None if timeout is None else check_seconds(timeout)
+        self._initialize(inner, topology, _checked(config), Ranks(topology.world, seconds))
+
+    def _initialize(self, inner: Any, topology: Topology, config: dict[str, Any], ranks: Ranks) -> None:
         self._optimizer = inner
-        self._topology, self._config = topology, _checked(config)
-        self._timeout = None if timeout is None else check_seconds(timeout)
-        self._lazy_ranks: Ranks | None = None
+        self._topology, self._config, self.ranks = topology, config, ranks
         self.gradients: DistributedGradients | None = None
         self._variables_built: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -97,8 +98,9 @@ class DistributedOptimizer:
         return dir(self._optimizer)  # Keras saves what it finds here
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
-        inner = copy.deepcopy(self._optimizer, memo)
-        return DistributedOptimizer(inner, self._topology, self._config, timeout=self._timeout)
+        made = object.__new__(DistributedOptimizer)
+        made._initialize(copy.deepcopy(self._optimizer, memo), self._topology, self._config, self.ranks)
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._optimizer.__reduce_ex__(protocol)
@@ -108,13 +110,6 @@ class DistributedOptimizer:
         """The optimizer inside, without its loss scale."""
         return getattr(self._optimizer, "inner_optimizer", self._optimizer)
 
-    @property
-    def ranks(self) -> Ranks:
-        """All ranks, beside the gradients; they come to the first use of it together."""
-        if self._lazy_ranks is None:
-            self._lazy_ranks = Ranks(self._topology.world, self._timeout)
-        return self._lazy_ranks
-
     def build(self, variables: Sequence[Any]) -> None:
         """Make the state of ``variables``; all ranks call it together."""
         if self.gradients is not None:
@@ -123,7 +118,8 @@ class DistributedOptimizer:
             self._optimizer.build(variables)
         self._variables_built = list(variables)
         self._numbers = {id(variable): number for number, variable in enumerate(variables)}
-        gradients = DistributedGradients(self._topology, self._variables_built, self._config)
+        with self.ranks.waiting("the making of the optimizer's state"):
+            gradients = DistributedGradients(self._topology, self._variables_built, self._config)
         gradients.guard = self._exchange
         self.gradients = gradients
 

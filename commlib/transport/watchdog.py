@@ -1,7 +1,7 @@
 """Bounded waiting: which ranks have not come to where this one waits, and the end of the job for it.
 
-Nothing is sent while all goes well. A rank that has waited for a while says so to the others, again and
-again, and so learns who waits where; who does not wait is silent.
+Nothing is sent while no wait is long. A rank that has waited for some seconds reports its place to the
+others, once in an interval, so those that wait know of each other where; one that computes reports nothing.
 """
 
 import math
@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from commlib.errors import InvalidArgument
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LONGEST_SILENCE_SECONDS = 10.0
+LONGEST_INTERVAL_SECONDS = 10.0
 LAST_SPEAKS_AFTER_SECONDS = 3.0
 
 
@@ -39,7 +39,7 @@ class _Wait:
 
 
 @dataclass(frozen=True)
-class Stuck:
+class Stall:
     """Where the ranks are, as one that has waited for ``seconds`` at ``place`` knows it.
 
     ``elsewhere``: the places of those that wait, too, but not here; ``missing``: those that do not wait.
@@ -57,20 +57,21 @@ class Stuck:
         by_place: dict[str, list[int]] = {}
         for rank, place in sorted(self.elsewhere.items()):
             by_place.setdefault(place, []).append(rank)
+        if not self.missing and not self.elsewhere:
+            parts.append("all have come, and the exchange does not end")
         parts += [f"ranks {ranks} wait at {place}" for place, ranks in by_place.items()]
         return "; ".join(parts)
 
 
 class MPIWatchdog(Watchdog):
-    """Ends the MPI job when this rank has waited longer than ``seconds``, or when all wait, but not together.
+    """Ends the MPI job when this rank has waited longer than ``seconds``, or all wait at different places.
 
-    ``comm`` is its own: nobody else sends there. A thread looks after the rank that waits.
+    ``comm`` is its own: nobody else sends there. A thread watches the one that waits.
     """
 
-    def __init__(self, comm: "MPI.Comm", seconds: float, end: Callable[[str], None] | None = None) -> None:
+    def __init__(self, comm: "MPI.Comm", seconds: float) -> None:
         self._comm, self._seconds = comm, seconds
-        self._silence = min(LONGEST_SILENCE_SECONDS, seconds / 10)
-        self._end = end or self._abort
+        self._interval = min(LONGEST_INTERVAL_SECONDS, seconds / 10)
         self._wait: _Wait | None = None
         self._thread: threading.Thread | None = None
         self._sent: list[Any] = []
@@ -89,39 +90,39 @@ class MPIWatchdog(Watchdog):
 
     def _watch(self) -> None:
         while True:
-            time.sleep(self._silence / 4)
+            time.sleep(self._interval / 4)
             wait = self._wait
-            if wait is not None and time.monotonic() - wait.since > self._silence:
-                self._look_around(wait)
+            if wait is not None and time.monotonic() - wait.since > self._interval:
+                self._inspect(wait)
 
-    def _look_around(self, wait: _Wait) -> None:
+    def _inspect(self, wait: _Wait) -> None:
         """Exchange places with the others that wait, until this wait is over or has to end."""
         self._received()  # what lies there was sent at an earlier wait
-        heard: dict[int, tuple[str, float]] = {}
-        spoken = apart_since = math.inf
+        reports: dict[int, tuple[str, float]] = {}
+        reported = apart_since = math.inf
         while self._wait is wait:
             now = time.monotonic()
-            if spoken == math.inf or now - spoken > self._silence:
-                self._say(wait.place)
-                spoken = now
-            heard |= {rank: (place, now) for rank, place in self._received().items()}
-            places = {rank: place for rank, (place, at) in heard.items() if now - at < 2.5 * self._silence}
-            stuck = self._stuck(wait, now, places)
-            apart = bool(stuck.elsewhere) and not stuck.missing
+            if reported == math.inf or now - reported > self._interval:
+                self._report(wait.place)
+                reported = now
+            reports |= {rank: (place, now) for rank, place in self._received().items()}
+            places = {rank: place for rank, (place, at) in reports.items() if now - at < 2.5 * self._interval}
+            stall = self._stall(wait, now, places)
+            apart = bool(stall.elsewhere) and not stall.missing
             apart_since = min(apart_since, now) if apart else math.inf
-            # What was heard of a rank that has gone on is forgotten by then.
-            if now - apart_since > 3 * self._silence or stuck.seconds > self._seconds + self._silence:
-                self._end(str(stuck))
-                return
-            time.sleep(self._silence / 4)
+            # The last report of a rank that has gone on is no longer among the places by then.
+            is_deadlock = now - apart_since > 3 * self._interval
+            if (is_deadlock or stall.seconds > self._seconds + self._interval) and self._wait is wait:
+                self._abort(str(stall))
+            time.sleep(self._interval / 4)
 
-    def _stuck(self, wait: _Wait, now: float, places: Mapping[int, str]) -> Stuck:
+    def _stall(self, wait: _Wait, now: float, places: Mapping[int, str]) -> Stall:
         others = [rank for rank in range(self._comm.Get_size()) if rank != self._comm.Get_rank()]
         elsewhere = {rank: place for rank, place in places.items() if place != wait.place}
         missing = [rank for rank in others if rank not in places]
-        return Stuck(now - wait.since, wait.place, elsewhere, missing)
+        return Stall(now - wait.since, wait.place, elsewhere, missing)
 
-    def _say(self, place: str) -> None:
+    def _report(self, place: str) -> None:
         self._sent = [request for request in self._sent if not request.Test()]
         for rank in range(self._comm.Get_size()):
             if rank != self._comm.Get_rank():

@@ -3,7 +3,7 @@
 import pytest
 
 from commlib import InvalidArgument
-from commlib.transport.watchdog import Stuck, check_seconds
+from commlib.transport.watchdog import Stall, check_seconds
 from tests.launching import python_on_ranks, tail
 
 PROGRAM = """
@@ -48,8 +48,8 @@ def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(seconds, e
 
 
 def test_the_line_names_ranks_and_places():
-    stuck = Stuck(300.4, "step 7", {1: "the end of fit", 3: "the end of fit", 2: "step 8"}, [4])
-    assert str(stuck) == (
+    stall = Stall(300.4, "step 7", {1: "the end of fit", 3: "the end of fit", 2: "step 8"}, [4])
+    assert str(stall) == (
         "has waited 300 s for other ranks at step 7; ranks [4] have not come; "
         "ranks [1, 3] wait at the end of fit; ranks [2] wait at step 8"
     )
