@@ -1,17 +1,21 @@
 """What a job's machines and links can do, as measured once, kept in a file, and used to choose a reducer."""
 
 import json
+import os
 import platform
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from commlib.cost import Speeds
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, one_line, shown
 from commlib.network import Link, Network
 
 FORMAT = 2  # of the file
+MOST_CHARACTERS = 1 << 22  # of a file
+LARGEST = 1 << 63  # number, of whatever is counted or measured
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
 
@@ -78,32 +82,79 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path) -> "Profile":
-        """Return what ``save`` wrote; ``InvalidArgument`` names the file that is none."""
+        """Return what ``save`` wrote; ``InvalidArgument`` names the file that is none, in one line."""
         try:
-            content = json.loads(path.read_text())
-            return cls._of(content)
+            return cls._of(json.loads(_read(path)))
         except FileNotFoundError:
-            raise InvalidArgument(f"{path}: no such profile") from None
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(one_line(f"{path}: no such profile")) from None
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            what = f"({type(error).__name__}: {str(error) or 'nested too deep'})"
             raise InvalidArgument(
-                f"{path}: expected a profile of format {FORMAT}, got something else ({error!r})"
+                one_line(f"{path}: expected a profile of format {FORMAT}, got something else {what}")
             ) from error
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> "Profile":
         if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']}")
+            raise ValueError(f"format {shown(content['format'])}")
         job = Job(**{key: tuple(value) for key, value in content["job"].items()})
-        network = Network(**{name: Link(**link) for name, link in content["network"].items()})
-        trials = [Trial(**each | {"candidate": Candidate(**each["candidate"])}) for each in content["trials"]]
-        return cls(job, network, Speeds(**content["speeds"]), tuple(trials))
+        _check("job.hosts", job.hosts, str)
+        _check("job.processors", job.processors, str)
+        _check("job.ranks_of_nodes", job.ranks_of_nodes, int)
+        network = Network(**{name: _link(name, link) for name, link in content["network"].items()})
+        speeds = Speeds(**content["speeds"])
+        _check("speeds.code", [speeds.code], dict)
+        named = {name: seconds for name, seconds in asdict(speeds).items() if name != "code"}
+        _check("speeds", [*named.values(), *speeds.code.values()], float, int)
+        if missing := [wire for wire in WIRES if wire not in speeds.code]:
+            raise ValueError(f"speeds.code: expected {', '.join(WIRES)}, got no {missing[0]}")
+        return cls(job, network, speeds, tuple(map(_trial, content["trials"])))
 
     def check(self, job: Job) -> None:
         """Raise ``InvalidArgument`` where the profile was measured in another job than this one."""
         if self.job != job:
             raise InvalidArgument(
-                f"expected a profile of {job}, got one of {self.job}{_which(self.job, job)}"
+                one_line(f"expected a profile of {job}, got one of {self.job}{_which(self.job, job)}")
             )
+
+
+def _read(path: Path) -> str:
+    """Return the text of a regular file of bounded length."""
+    # Not to block: a pipe without a writer would be waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("expected a regular file")
+        text = file.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"expected at most {MOST_CHARACTERS:,} characters, got more")
+    return text
+
+
+def _check(key: str, values: Sequence[Any], *kinds: type) -> None:
+    """Raise ``ValueError`` for a value of none of these types, and for a number that counts nothing."""
+    for value in values:
+        if type(value) not in kinds or (type(value) in (int, float) and not 0 <= value < LARGEST):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(f"{key}: expected {names} from 0, got {shown(value)}")
+
+
+def _link(name: str, content: Mapping[str, Any]) -> Link:
+    _check(f"network.{shown(name)[1:-1]}", list(content.values()), float, int)
+    return Link(**content)
+
+
+def _trial(content: Mapping[str, Any]) -> Trial:
+    """Return a trial of a reducer and a wire that are there now; others cannot be predicted."""
+    trial = Trial(**{**content, "candidate": Candidate(**content["candidate"])})
+    _check("trials.size", [trial.size], int)
+    _check("trials.density, seconds", [trial.density, trial.seconds], float, int)
+    _check("trials.candidate", [trial.candidate.reducer], str)
+    _check("trials.candidate.wire", [trial.candidate.wire], str, type(None))
+    if not (trial.size > 0 and 0 < trial.density <= 1 and trial.seconds > 0):
+        raise ValueError(
+            f"trials: expected a size, a density up to 1 and seconds above 0, got {shown(content)}"
+        )
+    return trial
 
 
 def _which(there: Job, here: Job) -> str:

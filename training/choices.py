@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib import InvalidArgument, Topology
+from commlib.errors import one_line
 from commlib.folders import user_cache
 from commlib.probe import job_of
 from commlib.profile import Job, Profile
@@ -13,6 +14,8 @@ from commlib.tuner import ALONE, Choice, choose
 from training.config import Config
 from training.job import on_first, together
 
+# What the cost model raises for numbers that were never measured, and names that are not known here.
+UNPREDICTABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
 
@@ -80,13 +83,22 @@ def choose_reducers(
         return {}
     if topology.world.size == 1:
         return dict.fromkeys(config.automatic, NOBODY)
+    remedy = _remedy(config, topology)
 
     def choices() -> dict[int, Choice]:
         assert profile is not None
         densities = {number: config.density_of(config.phases[number]) for number in config.automatic}
-        return {
-            number: choose(profile, topology.nodes, size, density) for number, density in densities.items()
-        }
+        try:
+            return {
+                number: choose(profile, topology.nodes, size, density)
+                for number, density in densities.items()
+            }
+        except UNPREDICTABLE as error:
+            path = profile_path(config.profile, topology)
+            expected = (
+                f"expected a profile from which steps can be predicted ({type(error).__name__}: {error})"
+            )
+            raise ValueError(one_line(f"{path}: {expected}; to measure anew: {remedy}")) from error
 
     return on_first(topology.world, choices)
 

@@ -6,9 +6,11 @@ import typer
 
 from commlib.version import __version__
 from training.bench.commands import benches
+from training.help import Group
 from training.program import PROGRAM, ProgramCommand, check_program
 
 app = typer.Typer(
+    cls=Group,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -20,12 +22,12 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, 
 LaunchedConfig = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CONFIG]",
-        help="a YAML file, such as configs/digits.yaml; or any program: -- python my.py [ARGUMENT]...",
+        metavar="CONFIG",
+        help="a YAML file, such as my.yaml; or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="put on top of the file: density=0.05")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="put on top of the file: density=0.05")
 ]
 Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
 Interface = Annotated[
@@ -36,10 +38,10 @@ DryRun = Annotated[
     typer.Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
 ]
 CachedConfig = Annotated[
-    str | None, typer.Argument(metavar="[CONFIG]", help="whose folders (those of cache: auto without it)")
+    str | None, typer.Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
 ]
 
-caches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
 app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
 
@@ -52,7 +54,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
 ) -> None:
     pass
 
@@ -98,7 +103,7 @@ def launch(
 @app.command()
 def tune(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="for whose phases to pick (examples without it)")
+        str | None, typer.Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[

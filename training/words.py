@@ -3,7 +3,7 @@
 from typing import Any
 
 from commlib.errors import shown
-from training.bounded import Unreadable, parse
+from training.bounded import DEEPEST, Unreadable, parse
 from training.includes import INCLUDE
 from training.references import keys_of
 from training.schema import ConfigurationError
@@ -17,8 +17,9 @@ def put(content: dict[str, Any], word: str) -> None:
     Raises :class:`ConfigurationError`, also for a secret in clear: others can read a command line.
     """
     key, equals, text = word.partition("=")
+    word = shown(word)[1:-1]  # from here on it is for messages
     if not equals or not key:
-        raise ConfigurationError(f"{shown(word)[1:-1]}: expected key=value")
+        raise ConfigurationError(f"{word}: expected key=value")
     if key == INCLUDE:
         raise ConfigurationError(f"{word}: expected in a file, whose own keys come before what it includes")
     try:
@@ -31,8 +32,8 @@ def put(content: dict[str, Any], word: str) -> None:
             "got a secret in clear"
         )
     keys = keys_of(key)
-    if keys is None or not _is_put(content, keys, value):
-        raise ConfigurationError(f"{word}: the configuration has no place {key}")
+    if keys is None or len(keys) > DEEPEST or not _is_put(content, keys, value):
+        raise ConfigurationError(f"{word}: the configuration has no place {shown(key)[1:-1]}")
 
 
 def _is_put(content: Any, keys: list[str], value: Any) -> bool:

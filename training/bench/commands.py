@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-benches = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+from training.help import Group
+
+benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
 Quick = Annotated[bool, typer.Option("--quick", help="smaller sizes: ends within a minute")]
