@@ -22,7 +22,6 @@ from commlib.topology import Topology
 from commlib.vectors import ALIGNMENT_BYTES, Float32
 
 with without_noise():
-    import keras
     import tensorflow as tf
 
 

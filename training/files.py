@@ -8,7 +8,7 @@ from datacache.folders import sync_folder
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, synced, and rename it; ``OSError`` where that cannot be, and nothing left.
+    """Write a file beside its place, sync it and rename it; an ``OSError`` leaves nothing behind.
 
     Others read it as ``umask`` says, unlike files of the cache: results are there to be shown.
     """
