@@ -69,7 +69,9 @@ Density = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(
 
 
 class Discreet(BaseModel):
-    """A record whose ``repr`` shows no secrets."""
+    """A record whose ``repr`` shows no secrets, nor do the errors of pydantic that are about it."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return mask(dict(super().__repr_args__())).items()

@@ -202,8 +202,19 @@ def test_a_word_with_a_secret_is_refused_without_it(word, tmp_path):
     secret = "1a2b3c4d5e"
     with pytest.raises(ConfigurationError) as caught:
         load(DIGITS, [word.format(secret)])
-    assert secret not in str(caught.value) or word == "={}"
+    shown = "".join(traceback.format_exception(caught.value)).partition("load(DIGITS")[2]
+    assert secret not in shown or word == "={}"
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_about_a_record_with_a_secret_shows_none_of_it(tmp_path):
+    run = RUN.format(path="/data", key="1a2b3c4d5e", url="1a2b3c4d5e").replace(
+        "name: imagenet", "name: imagnet"
+    )
+    (tmp_path / "run.yaml").write_text(run)
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path / "run.yaml")
+    assert "1a2b3c4d5e" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_the_environment_lacks_a_secret_on_this_host(monkeypatch):
