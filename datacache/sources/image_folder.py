@@ -10,6 +10,7 @@ from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.ranges import Range
 from datacache.sources.base import StoredSource, count_folders, names, stamps
+from datacache.split import Split
 from datacache.storage import File, Tell, untold
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -19,15 +20,21 @@ class ImageFolder(StoredSource):
     """Images ``CLASS/….jpg``, of any depth below the class's folder; other and hidden files are left alone.
 
     Labels count the classes by name. A part of the data that lacks a class would count differently: give it
-    the ``classes`` of the whole.
+    the ``classes`` of the whole. ``split``: the part that is meant, where one folder holds all.
     """
 
     payload = "image"
 
     def __init__(
-        self, url: str, *, classes: Sequence[str] | None = None, storage: Mapping[str, Any] | None = None
+        self,
+        url: str,
+        *,
+        classes: Sequence[str] | None = None,
+        split: Split | None = None,
+        storage: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(url, storage=storage)
+        self._split = split
         self._classes = None if classes is None else tuple(classes)
 
     def files(self, tell: Tell = untold) -> list[File]:
@@ -41,7 +48,7 @@ class ImageFolder(StoredSource):
             raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
         paths = names(files)
         labels, classes = count_folders(self.url, paths, self._classes)
-        return Manifest(
+        manifest = Manifest(
             payload=self.payload,
             files=paths,
             stamps=stamps(files),
@@ -51,6 +58,7 @@ class ImageFolder(StoredSource):
             labels=labels,
             classes=classes,
         )
+        return manifest if self._split is None else self._split.of(manifest)
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """See :meth:`StoredSource.ranges`: whole files, so that one that grew is noticed."""

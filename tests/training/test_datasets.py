@@ -4,6 +4,7 @@ import io
 import shutil
 import sys
 import uuid
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 
@@ -213,6 +214,66 @@ def test_imagenet_s_folders_have_one_count_of_classes_in_both_parts(tmp_path):
     assert [round(level, -1) for level in images[:, :, :, 0].mean(axis=(1, 2))] == [60, 50]
 
 
+def unsplit(root: Path, **counts: int) -> Path:
+    """Make pictures of which no two are alike, so many of each class."""
+    places = [f"{name}/{number:02}.JPEG" for name, count in counts.items() for number in range(count)]
+    return folders(root, {place: 2 * level for level, place in enumerate(places)})
+
+
+def files_of(dataset: Dataset, part: str, kept: Path | None = None) -> list[str]:
+    manifest = dataset.manifest(part, kept)
+    return [manifest.files[int(at)] for at in manifest.file]
+
+
+def test_a_folder_of_pictures_without_train_and_val_is_split_by_a_seed(tmp_path):
+    root = unsplit(tmp_path / "data", a=40, b=20, c=4)
+    dataset = make_dataset("imagenet", root, validation_share=0.25)
+    assert (dataset.classes, dataset.class_names) == (3, ("a", "b", "c"))
+    training, test = files_of(dataset, "training"), files_of(dataset, "test")
+    assert sorted([*training, *test]) == sorted(
+        f"{path.parent.name}/{path.name}" for path in root.glob("*/*")
+    )
+    assert Counter(path[0] for path in test) == {"a": 10, "b": 5, "c": 1}
+    assert dataset.manifest("test").labels.tolist() == [0] * 10 + [1] * 5 + [2]
+    copy = make_dataset("imagenet", shutil.copytree(root, tmp_path / "copy"), validation_share=0.25)
+    assert files_of(copy, "test") == test  # another node, other times
+    other = files_of(make_dataset("imagenet", root, validation_share=0.25, split_seed=1), "test")
+    assert other != test
+    assert len(other) == len(test)
+
+
+def test_the_parts_of_a_split_folder_are_read_and_kept(tmp_path):
+    root, kept = unsplit(tmp_path / "data", a=8, b=8), tmp_path / "kept"
+    for _ in range(2):
+        dataset = make_dataset("imagenet", root, validation_share=0.25)
+        levels = {}
+        for part, files in (("training", 12), ("test", 4)):
+            images, _ = samples_of(dataset, part, 16, Places(kept))
+            assert len(images) == files
+            levels[part] = {round(level) for level in images[:, :, :, 0].mean(axis=(1, 2))}
+        assert levels["training"].isdisjoint(levels["test"])
+        assert len(set(files_of(dataset, "training", kept))) == 12
+    (root / "a" / "00.JPEG").write_bytes(jpeg(200) + b"changed")
+    assert len(files_of(make_dataset("imagenet", root, validation_share=0.25), "test", kept)) == 4
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "message"),
+    [
+        ({"a": 9, "b": 1}, {"validation_share": 0.5}, "got 0.5: class b would lose all its 1$"),
+        (
+            {"a": 9, "b": 1},
+            {"validation_share": 0.01},
+            "a share|gives a class a sample, got 0.01 of 10 samples",
+        ),
+    ],
+)
+def test_a_split_that_leaves_a_part_without_samples_is_refused(tmp_path, counts, options, message):
+    dataset = make_dataset("imagenet", unsplit(tmp_path, **counts), **options)
+    with pytest.raises(ValueError, match=f"^dataset imagenet .*: .* samples: validation_share: .*{message}"):
+        dataset.manifest("test")
+
+
 def test_labels_count_anew_when_the_training_part_gets_another_class(tmp_path):
     root, kept = folders(tmp_path / "data", THREE_CLASSES), tmp_path / "kept"
     assert make_dataset("imagenet", root).manifest("test", kept).labels.tolist() == [1, 2]
@@ -275,7 +336,26 @@ def test_labels_beyond_the_classes_are_named(tfrecords):
 @pytest.mark.parametrize(
     ("contents", "options", "message"),
     [
-        ({}, {}, r"expected folders train and val \(image_folder\) or files .* \(tfrecord\), found nothing"),
+        (
+            {},
+            {},
+            r"expected folders train and val \(image_folder\) or files .* \(tfrecord\), found nothing",
+        ),
+        ({"a/1.JPEG": 1}, {}, "or folders of classes and validation_share, found a/$"),
+        ({"a/1.JPEG": 1}, {"split_seed": 1}, "split_seed: expected none without validation_share, got 1"),
+        (
+            {"a/1.JPEG": 1},
+            {"validation_share": 1.5},
+            r"validation_share: expected a number in \(0, 1\), got 1.5",
+        ),
+        ({"a/1.JPEG": 1}, {"validation_share": True}, r"validation_share: expected a number in .*, got True"),
+        ({"1.JPEG": 1}, {"validation_share": 0.1}, "expected a folder for every class, found none"),
+        (THREE_CLASSES, {"validation_share": 0.1}, "expected none where .* has train and val, got 0.1"),
+        (
+            {"a/1.JPEG": 1},
+            {"validation_share": 0.1, "format": "tfrecord"},
+            "expected none where format is tfrecord, got 0.1",
+        ),
         ({"train/a/1.JPEG": 1}, {}, "expected folders train and val .*, found train/$"),
         ({"train-0-of-1": 1}, {}, r"and validation-\*-of-\* \(tfrecord\), found train-0-of-1$"),
         ({f"{n}.JPEG": n for n in range(9)}, {}, "found 0.JPEG, 1.JPEG, 2.JPEG, 3.JPEG, 4.JPEG, …$"),

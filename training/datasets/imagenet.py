@@ -7,6 +7,7 @@ from typing import Any
 
 from commlib.errors import look_up
 from datacache import ImageFolder, TFRecord
+from datacache.split import Split
 from datacache.storage import Storage
 from training.datasets.dataset import Dataset, check_whole
 
@@ -24,6 +25,8 @@ def imagenet(
     format: str | None = None,
     classes: int | None = None,
     label_offset: int | None = None,
+    validation_share: float | None = None,
+    split_seed: int | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return the pictures at ``path``: to train on, and those of the validation to test on.
@@ -31,12 +34,19 @@ def imagenet(
     ``format``: ``image_folder`` (``train/CLASS/….JPEG`` and ``val/CLASS/…``) or ``tfrecord``
     (``train-*-of-*`` and ``validation-*-of-*``); without it, the one that is there. ``classes``: how many; as
     many as ``train`` has folders, or 1,000 in TFRecords. ``label_offset``: the first label in TFRecords, 1.
-    ``storage``: the keywords of :class:`datacache.storage.Storage`.
+    ``validation_share``: where ``path`` holds ``CLASS/….JPEG`` without ``train`` and ``val``, the share of
+    each class to test on, chosen by ``split_seed`` (0). ``storage``: the keywords of
+    :class:`datacache.storage.Storage`.
     """
     check_whole(least=1, classes=classes)
-    check_whole(least=0, label_offset=label_offset)
-    name = _format_at(path, format, _contents(path, storage))
-    return FORMATS[name].build(_Request(path, classes, label_offset, storage))
+    check_whole(least=0, label_offset=label_offset, split_seed=split_seed)
+    contents = _contents(path, storage)
+    request = _Request(path, classes, label_offset, storage)
+    if validation_share is not None:
+        return _split_folder(request, format, contents, validation_share, split_seed or 0)
+    if split_seed is not None:
+        raise ValueError(f"split_seed: expected none without validation_share, got {split_seed}")
+    return FORMATS[_format_at(path, format, contents)].build(request)
 
 
 @dataclass(frozen=True)
@@ -63,20 +73,45 @@ class _Format:
 
 
 def _image_folder(wanted: _Request) -> Dataset:
+    urls = [f"{wanted.path.rstrip('/')}/{folder}" for folder in FOLDERS]
+    # Both parts count these, so that one which lacks a class has the same labels as the other.
+    names = _classes(urls[0], _contents(urls[0], wanted.storage), wanted)
+    training, test = (ImageFolder(url, classes=names, storage=wanted.storage) for url in urls)
+    return Dataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+
+
+def _split_folder(
+    wanted: _Request, format: str | None, contents: _Contents, share: float, seed: int
+) -> Dataset:
+    """Return the pictures of one folder, divided by a seed."""
+    if not isinstance(share, float) or not 0 < share < 1:
+        raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
+    if format not in (None, "image_folder"):
+        raise ValueError(f"validation_share: expected none where format is {format}, got {share}")
+    if there := [name for name in FOLDERS if name in contents.folders]:
+        raise ValueError(
+            f"validation_share: expected none where {wanted.path} has {' and '.join(there)}, got {share}"
+        )
+    names = _classes(wanted.path, contents, wanted)
+    training, test = (
+        ImageFolder(wanted.path, classes=names, split=Split(part, share, seed), storage=wanted.storage)
+        for part in ("training", "validation")
+    )
+    return Dataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+
+
+def _classes(url: str, contents: _Contents, wanted: _Request) -> list[str]:
+    """Return the names of the folders at a URL, which are those of the classes."""
     if wanted.label_offset is not None:
         raise ValueError(
             f"label_offset: expected none, folders are counted by name; got {wanted.label_offset}"
         )
-    urls = [f"{wanted.path.rstrip('/')}/{folder}" for folder in FOLDERS]
-    folders = _contents(urls[0], wanted.storage).folders
-    # Both parts count these, so that one which lacks a class has the same labels as the other.
-    names = [name for name in folders if not name.startswith(".")]
+    names = [name for name in contents.folders if not name.startswith(".")]
     if not names:
-        raise ValueError(f"{urls[0]}: expected a folder for every class, found none")
+        raise ValueError(f"{url}: expected a folder for every class, found none")
     if wanted.classes not in (None, len(names)):
-        raise ValueError(f"classes: expected {len(names)}, the folders of {urls[0]}, got {wanted.classes}")
-    training, test = (ImageFolder(url, classes=names, storage=wanted.storage) for url in urls)
-    return Dataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+        raise ValueError(f"classes: expected {len(names)}, the folders of {url}, got {wanted.classes}")
+    return names
 
 
 def _tfrecord(wanted: _Request) -> Dataset:
@@ -111,6 +146,8 @@ def _format_at(path: str, given: str | None, contents: _Contents) -> str:
     if there:
         raise ValueError(f"{path}: format: expected one of {', '.join(there)}, both are there, got none")
     expected = " or ".join(f"{format.expected} ({name})" for name, format in asked.items())
+    if "image_folder" in asked and contents.folders and not set(FOLDERS) & set(contents.folders):
+        expected += ", or folders of classes and validation_share"
     found = sorted([*(f"{name}/" for name in contents.folders), *contents.files])
     shown = [*found[:NAMES_SHOWN], *(["…"] if len(found) > NAMES_SHOWN else [])]
     raise ValueError(f"{path}: expected {expected}, found {', '.join(shown) or 'nothing'}")
