@@ -129,7 +129,7 @@ class Cache(Record):
     disk: str | None = None
     """As they are in central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     memory: str | None = None
-    """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``, refused if others made it."""
+    """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
     shards: Count = 1
     """Parts of the samples, of which each node keeps those that its ranks read; 1: every node keeps all."""
     exchange: Part = 0.0
