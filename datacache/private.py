@@ -100,5 +100,6 @@ def _check(path: Path, found: os.stat_result, expected: str) -> None:
 def _refusal(path: Path, expected: str, found: str) -> str:
     return (
         f"{path}: expected {expected} of user {os.geteuid()} that nobody else may write, found {found}: "
-        "others could change what is kept there; remove it, or name another folder"
+        "others could change what is kept there; remove it (or take their rights away, if you trust what is "
+        "in it), or name another folder"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from commlib import InvalidArgument, Topology
 from commlib.errors import one_line
-from commlib.folders import user_cache
+from commlib.folders import expanded, user_cache
 from commlib.probe import job_of
 from commlib.profile import Job, Profile
 from commlib.tuner import ALONE, Choice, choose
@@ -27,7 +27,7 @@ def default_path(topology: Topology) -> Path:
 
 def profile_path(given: str | None, topology: Topology) -> Path:
     """Return the path that was given for a profile, or the default."""
-    return default_path(topology) if given is None else Path(given).expanduser()
+    return default_path(topology) if given is None else expanded(given)
 
 
 def profile_for(config: Config, topology: Topology) -> Profile | None:
@@ -39,8 +39,11 @@ def profile_for(config: Config, topology: Topology) -> Profile | None:
     if not config.automatic or comm.size == 1:
         return None
     job, remedy = job_of(topology), _remedy(config, topology)
-    path = profile_path(config.profile, topology)
-    return together(comm, lambda: _read(path, job, remedy) if comm.rank == 0 else None)
+
+    def read() -> Profile | None:
+        return _read(profile_path(config.profile, topology), job, remedy) if comm.rank == 0 else None
+
+    return together(comm, read)
 
 
 def _read(path: Path, job: Job, remedy: str) -> Profile:

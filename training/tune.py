@@ -104,7 +104,8 @@ def tune(request: Request) -> None:
         asked = together(comm, lambda: on_first(comm, request.resolve))
         topology = together(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = together(comm, lambda: _on_gpus(topology, asked))
-        path, cases = profile_path(asked.profile, topology), _cases(topology, asked.config)
+        path = together(comm, lambda: profile_path(asked.profile, topology))
+        cases = _cases(topology, asked.config)
         profile = _measure(topology, cases)
         together(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
