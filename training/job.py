@@ -1,10 +1,13 @@
 """The processes of a run: how they were started, and how they end together."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import NoReturn, TypeVar
 
 from commlib import Communicator, transport
@@ -31,12 +34,34 @@ def as_rank() -> Iterator[Communicator]:
         comm = transport.mpi.world()
     except LaunchError as error:
         refuse(str(error))
+    with _interrupts() as interrupts:
+        try:
+            yield comm
+        except BaseException:
+            if not interrupts:
+                raise
+            transport.mpi.interrupt()
+            complain("interrupted")
+            sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Note each SIGINT (Ctrl-C) inside the block: TensorFlow makes other errors of ``KeyboardInterrupt``."""
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one is interrupted
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, note)
     try:
-        yield comm
-    except KeyboardInterrupt as error:
-        transport.mpi.interrupt(error)
-        complain("interrupted")
-        sys.exit(INTERRUPTED)
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def is_first() -> bool:

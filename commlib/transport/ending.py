@@ -11,11 +11,14 @@ Who waits in an exchange of Horovod's is not seen here. Where Horovod was initia
 communicator was made, it shuts down before a rank stays here, and such exchanges raise.
 """
 
+import array
 import atexit
+import fcntl
 import itertools
 import os
 import socket
 import sys
+import termios
 import threading
 import time
 from collections import Counter
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from commlib.errors import ConcurrentUse
 
@@ -38,6 +41,7 @@ LONG_WAIT_SECONDS = 2.0
 REPORTS_OF_A_WAIT = 4
 LAST_SPEAKS_AFTER_SECONDS = 3.0
 LOOK_SECONDS = 0.01
+READ_WITHIN_SECONDS, PASSED_ON_WITHIN_SECONDS = 3.0, 0.3
 
 HAS_ENDED, WAITS = 1, 2  # tags of the reports
 
@@ -127,6 +131,7 @@ class Watch:
         sys.stdout.flush()
         sys.stderr.write(text)
         sys.stderr.flush()
+        _wait_for_reader(sys.__stderr__)
         if MPI.Is_finalized():  # by Horovod, where that had initialised it
             os._exit(status)
         self._comm.Abort(status)
@@ -178,3 +183,17 @@ class Watch:
             place = f"rank {gone[0]} of {self._size} on {self._ended[gone[0]]}"
             complaint = "has ended, and others wait for it: all have to make the same exchanges"
             self._abort(f"{place} {complaint}\n", FAILED)
+
+
+def _wait_for_reader(stream: TextIO | None) -> None:
+    """Wait, for a bounded time, until a pipe is read: mpirun drops what an aborted rank has left in it."""
+    unread, until = array.array("i", [0]), time.monotonic() + READ_WITHIN_SECONDS
+    try:
+        while time.monotonic() < until:
+            fcntl.ioctl(stream or -1, termios.FIONREAD, unread)
+            if unread[0] == 0:
+                break
+            time.sleep(LOOK_SECONDS)
+    except (OSError, ValueError):  # no pipe, or closed
+        return
+    time.sleep(PASSED_ON_WITHIN_SECONDS)

@@ -224,9 +224,9 @@ def world(*, verify: bool = False) -> Communicator:
     return verified(comm) if wanted else comm
 
 
-def interrupt(error: KeyboardInterrupt) -> None:
-    """Abort the job, with one line that names this rank, where there are several ranks.
+def interrupt() -> None:
+    """Abort the job as an interrupted rank, with one line that names it; with one rank nothing is done.
 
     For programs that catch ``KeyboardInterrupt``: uncaught, it does so by itself.
     """
-    _watch().fail(error, lambda: None)
+    _watch().fail(KeyboardInterrupt(), lambda: None)

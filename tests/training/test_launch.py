@@ -19,6 +19,7 @@ from training.program import check_program
 from training.start_rank import PRELOAD, PRELOADED
 
 BOUND_SECONDS = 120
+INTERRUPTIBLE = ("env", "--default-signal=INT")  # also where the tests run in the background of a shell
 
 # words that a shell, horovodrun or mpirun might take for theirs
 WORDS = [
@@ -155,7 +156,7 @@ WAITING = (
 def started() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
     """Launch two ranks that wait; yield the launch and all processes below it, none of which is left."""
     with subprocess.Popen(
-        ["cloudtrain", "launch", "-np", "2", "--", "python", "-c", WAITING],
+        [*INTERRUPTIBLE, "cloudtrain", "launch", "-np", "2", "--", "python", "-c", WAITING],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -211,3 +212,31 @@ def test_an_interrupted_launch_is_one_line_and_takes_its_ranks_with_it():
         assert (process.returncode, out, errors) == (130, "", "cloudtrain: interrupted\n")
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
         assert left == []
+
+
+@pytest.mark.launch
+def test_an_interrupted_rank_of_training_is_one_line_that_names_it(tmp_path):
+    with subprocess.Popen(
+        [*INTERRUPTIBLE, "cloudtrain", "launch", "-np", "2", DIGITS, "phases.0.epochs=100000"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if "loss" in line:  # it is in the middle of steps
+                    break
+            (rank,) = [
+                each
+                for each in psutil.Process(process.pid).children(recursive=True)
+                if each.name() == "cloudtrain" and each.environ()["OMPI_COMM_WORLD_RANK"] == "1"
+            ]
+            rank.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=BOUND_SECONDS)
+        finally:
+            process.terminate()
+    assert errors == f"rank 1 of 2 on {os.uname().nodename} was interrupted\n"
+    assert process.returncode == 130
