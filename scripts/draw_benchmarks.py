@@ -10,7 +10,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.drawing import cache, cluster, gpu, pto, reducers, selection, transcription
+from scripts.drawing import cache, cluster, gpu, pto, reducers, selection, spread, transcription
 from scripts.drawing.cluster import CLUSTER, all_cells
 from scripts.drawing.pages import Page
 from scripts.drawing.results import Results, newest
@@ -22,6 +22,8 @@ HEAD = """# Benchmarks
 What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it anew and keeps the records
 in [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×"
 says how many times as fast as the peer named; subject and peer take turns in one run. Seconds are medians.
+Processes run as those of a training do, with the C library's own allocator settings; each record has what its
+environment sets (`settings`). Where a kind was measured on other days or machines, too, the range is shown.
 """
 
 # By the kind of results, in the order of the page: each has a ``TEXT`` and makes ``tables``.
@@ -46,10 +48,12 @@ def page(found: dict[str, Results]) -> str:
     for kind, section in SECTIONS.items():
         if kind in found:
             parts += [section.TEXT, found[kind].source, *section.tables(found[kind])]
+            parts += spread.tables(found[kind]) if section is selection else ()
     for kind, results in found.items():
         if kind.startswith(CLUSTER):
             title = kind.replace(CLUSTER, "Reducers on an emulated cluster", 1).replace("-", ": ", 1)
             parts += [cluster.TEXT.format(title=title), results.source, *cluster.tables(results)]
+            parts += spread.tables(results)
     return "\n".join(parts)
 
 

@@ -142,7 +142,7 @@ def test_a_file_whose_name_says_no_day_is_refused(folder):
 
 
 def test_a_cluster_s_table_has_a_row_a_contender_and_density(folder):
-    text = page(newest(folder / "results"))
+    text = page(newest(folder / "results")).split("### Between machines")[0]
     rows = [row.split(" | ") for row in text.splitlines() if row.startswith("| `")]
     assert [(row[0], row[1]) for row in rows] == [
         ("| `dense`", "–"),
@@ -164,6 +164,21 @@ def test_a_cluster_s_section_says_how_it_was_measured_and_what_mpi_can_do(folder
     assert "`cloudtrain bench reducers --cluster --json` on 2 cores of abacus, 4.0 GiB (" in text
     expected = "default 1,750.0 ms (0.4 × `dense`), ring 800.0 ms (0.875 × `dense`); used: ring. 20 steps."
     assert expected in text
+
+
+def test_what_was_measured_again_is_shown_with_its_range_and_the_machines(folder):
+    keep(folder, "2026-01-01-cluster", [])
+    assert "Between machines" not in page(newest(folder / "results"))
+    slower = [line("hitopk", 0.25, 0.01, beside={"bare": seconds(0.2)}), allreduce("mpi", 0.8)]
+    elsewhere = {"machine": {"cpu": "slide rule", "cores": 1, "memory_gib": 1.0}}
+    keep(folder, "2026-01-01-cluster", [each | elsewhere for each in slower])
+    text = page(newest(folder / "results"))
+    file = "[2026-01-01-cluster.jsonl](results/2026-01-01-cluster.jsonl)"
+    assert (
+        f"records of 1 cores of slide rule, 1.0 GiB ({file}), 2 cores of abacus, 4.0 GiB ([2026-01-02" in text
+    )
+    place = "| `hitopk` | 1,000 | 1% | 1gbit, 2 nodes × 2 ranks |"
+    assert f"{place} 3.2 to 4 | 0.5 to 0.8 | 100.0 to 200.0 |" in text
 
 
 # ------------------------------------------------------------- the pictures

@@ -31,7 +31,8 @@ WIRES = ("fp32", "gap+fp16")
 
 def compile_kernels() -> None:
     """Call every kernel of commlib, datacache and pto with the types that runs call it with."""
-    transport.simulated.run(_reduce, 4)
+    for ranks in (1, 4):
+        transport.simulated.run(_reduce, ranks, ranks_per_node=min(2, ranks))
     gradient = _gradient(0)
     selected = [select(name, gradient, SIZE // 100) for name in SELECTORS][0]
     for index in CODECS.keys() - VALUE_CODECS.keys():
@@ -46,7 +47,7 @@ def compile_kernels() -> None:
     for dtype in (np.float32, np.float64, ml_dtypes.bfloat16):
         tensor = np.ones(100, dtype)
         sum_of_squares(tensor)
-        tensor.flags.writeable = False  # as TensorFlow lends its own: another type for Numba
+        tensor.flags.writeable = False
         sum_of_squares(tensor)
 
 
@@ -55,11 +56,14 @@ def _gradient(rank: int) -> Any:
 
 
 def _reduce(comm: Communicator) -> None:
-    topology = Topology(comm, ranks_per_node=2)
+    topology = Topology(comm)
     for name, kind in REDUCERS.items():
         for options in [{"density": 0.01, "wire": wire} for wire in WIRES] if kind.sparse else [{}]:
             reducer = make_reducer(name, topology, size=SIZE, **options)
-            reducer.reduce(_gradient(comm.rank))
+            for is_own in (True, False):  # TensorFlow lends its own for reading: another type for Numba
+                gradient = _gradient(comm.rank)
+                gradient.flags.writeable = is_own
+                reducer.reduce(gradient)
 
 
 def _read(channels: int, places: Places) -> None:

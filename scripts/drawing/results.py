@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.bench.record import Record
@@ -14,11 +14,12 @@ NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 
 @dataclass(frozen=True)
 class Results:
-    """The records of one file; ``kind`` is its name without the day."""
+    """The records of one file; ``kind``: its name without the day; ``earlier``: others of that kind."""
 
     kind: str
     path: Path
     records: Sequence[Record]
+    earlier: "Sequence[Results]" = ()
 
     @classmethod
     def of(cls, path: Path) -> "Results":
@@ -37,10 +38,19 @@ class Results:
     @property
     def source(self) -> str:
         """Return where the records are from, as Markdown."""
-        machine, file = self.records[0].more["machine"], self.path.name
         commands = dict.fromkeys(record.more["command"] for record in self.records)
-        where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
-        return f"`{'`, `'.join(commands)}` on {where} ([{file}](results/{file})).\n"
+        return f"`{'`, `'.join(commands)}` on {self.where} ({self.link}).\n"
+
+    @property
+    def where(self) -> str:
+        """Return the machine."""
+        machine = self.records[0].more["machine"]
+        return f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
+
+    @property
+    def link(self) -> str:
+        """Return a link to the file, as Markdown."""
+        return f"[{self.path.name}](results/{self.path.name})"
 
 
 def fingerprint(records: Iterable[Record]) -> str:
@@ -50,6 +60,10 @@ def fingerprint(records: Iterable[Record]) -> str:
 
 
 def newest(folder: Path) -> dict[str, Results]:
-    """Return the newest file of each kind that is not empty."""
-    found = (Results.of(path) for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size)
-    return {results.kind: results for results in found}
+    """Return the newest file of each kind that is not empty, with the earlier ones, the oldest first."""
+    found: dict[str, list[Results]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stat().st_size:
+            results = Results.of(path)
+            found.setdefault(results.kind, []).append(results)
+    return {kind: replace(last, earlier=before) for kind, (*before, last) in found.items()}
