@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 from commlib.arrays import Array, to_host
 from commlib.errors import PeerFailed
 from commlib.transport.base import Communicator, Request
+from commlib.transport.watchdog import Watchdog
 
 VERIFY = "CLOUDTRAIN_VERIFY"
 
@@ -65,6 +66,10 @@ class VerifiedCommunicator(Communicator):
     def split(self, color: int) -> "VerifiedCommunicator":
         """See :meth:`Communicator.split`."""
         return VerifiedCommunicator(self._comm.split(color))
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return self._comm.watchdog(seconds)
 
     def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.agree`."""

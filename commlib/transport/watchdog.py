@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import InvalidArgument
+from commlib.transport.ending import LAST_SPEAKS_AFTER_SECONDS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 LONGEST_INTERVAL_SECONDS = 10.0
-LAST_SPEAKS_AFTER_SECONDS = 3.0
 
 
 class Watchdog:
@@ -141,7 +141,7 @@ class MPIWatchdog(Watchdog):
         from mpi4py import MPI
 
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
-        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)  # the lowest that waits speaks for all
+        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)  # mostly the lowest speaks for all
         sys.stdout.flush()
         sys.stderr.write(f"rank {rank} of {size} on {socket.gethostname()} {text}\n")
         sys.stderr.flush()
