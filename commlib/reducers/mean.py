@@ -64,19 +64,12 @@ class Means:
 
     def take(self) -> Mean:
         """Return a mean of whose memory nobody holds an array or a tensor: one made before, or a new one."""
-        if self._arrays is not np:
-            return Mean(empty(self._size, self._arrays))
-        while len(self._made) < MOST_MEANS:  # memory that is not written to takes no room
-            self._make()
         for mean, references in self._made:
             if sys.getrefcount(mean.array.base) == references:
                 return mean
-        self._made.pop(0)
-        return self._make()
-
-    def _make(self) -> Mean:
-        mean = Mean(empty(self._size))
-        self._made.append((mean, sys.getrefcount(mean.array.base)))
+        mean = Mean(empty(self._size, self._arrays))
+        if self._arrays is np:
+            self._made = [*self._made, (mean, sys.getrefcount(mean.array.base))][-MOST_MEANS:]
         return mean
 
     def array(self) -> Float32:

@@ -23,6 +23,10 @@ class Meter:
     """
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew: what is held by now does not count."""
         self._held = 0
         self.peak = 0
         self._resume()
