@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from commlib import InvalidArgument, Topology
+from commlib import InvalidArgument, Topology, make_reducer
 from commlib.tensorflow import DistributedGradients
 from commlib.transport import simulated
 
@@ -241,6 +241,44 @@ def test_a_void_step_brings_a_passenger_nothing():
         return bool(finite), len(passenger.looks), passenger.trips
 
     assert simulated.run(body, world_size=2) == [(False, 2, [])] * 2
+
+
+@pytest.mark.parametrize("config", [{"name": "dense"}, {"name": "hitopk", "density": 0.01}], ids=str)
+def test_means_that_tensorflow_holds_are_not_overwritten_and_their_memory_is_used_again(config):
+    """A graph may hold a mean, or compute in its memory: the next one is right all the same."""
+
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), [tf.Variable(tf.zeros([5000]))], config)
+        inner, addresses = distributed._reduce, []
+
+        def reduce(flat):
+            mean, finite = inner(flat)
+            addresses.append(mean.ctypes.data)
+            return mean, finite
+
+        distributed._reduce = reduce
+        traced = tf.function(distributed.reduce)
+        computing = tf.function(lambda flat: tf.reduce_sum(distributed.reduce([flat])[0][0] * 3 + 1))
+        given = [tf.constant(np.roll(np.arange(5000, dtype=np.float32), 7 * step)) for step in range(4)]
+        held = [traced([flat])[0][0] for flat in given]
+        copies = [mean.numpy().copy() for mean in held]
+        for flat in given:
+            computing(flat)
+        unchanged = [np.array_equal(mean, copy) for mean, copy in zip(held, copies, strict=True)]
+        del held
+        addresses.clear()
+        for flat in given:
+            computing(flat)
+        twin = make_reducer(size=5000, topology=Topology(comm), **config)
+        for flat in [*given, *given, *given]:
+            twin.reduce(flat.numpy())
+        last = traced([given[-1]])[0][0]
+        return unchanged, len(set(addresses)), np.array_equal(last, twin.reduce(given[-1].numpy()))
+
+    for unchanged, places, equal in simulated.run(body, 2):
+        assert unchanged == [True] * 4
+        assert places <= 2
+        assert equal
 
 
 def test_a_traced_function_takes_the_mean_over_without_a_copy():
