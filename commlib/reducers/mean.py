@@ -38,7 +38,8 @@ class Mean:
         entries = sum(vector.entries for _, vector in parts)
         is_noted = isinstance(self.array, np.ndarray) and entries * ENTRIES_A_LINE < len(self.array)
         if is_noted and len(self._places) < entries:
-            self._places = np.empty(entries + entries // 4, self._places.dtype)
+            spare = entries // 4 if len(self._places) else 0  # what has grown once will grow again
+            self._places = np.empty(entries + spare, self._places.dtype)
         filled = 0
         for low, vector in parts:
             part = self.array[low : low + vector.size]
