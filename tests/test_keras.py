@@ -390,7 +390,7 @@ def test_backup_and_restore_keeps_the_residual_of_every_rank(tmp_path, shared):
         assert steps == 4 + 1  # 4 of 8 samples before, one of all 32 after
 
 
-def test_a_residual_of_another_step_is_not_used_and_that_is_said(tmp_path):
+def test_a_residual_of_another_step_or_damaged_is_not_used_and_that_is_said(tmp_path):
     def body(comm, optimizer, epochs):
         model = compiled(comm, optimizer, SPARSE)
         own = BackupAndRestore(tmp_path, delete_checkpoint=False)
@@ -404,6 +404,10 @@ def test_a_residual_of_another_step_is_not_used_and_that_is_said(tmp_path):
         UserWarning, match="residual: .*residual-1-of-2.npz is not used.*of step 3, the model of 4"
     ):
         simulated.run(lambda comm: body(comm, "sgd", 2), 2)
+    for damaged in (b"", b"PK"):  # as after a loss of power
+        path.write_bytes(damaged)
+        with pytest.warns(UserWarning, match="residual-1-of-2.npz is not used, it begins at zero"):
+            simulated.run(lambda comm: body(comm, "sgd", 2), 2)
 
 
 def test_keras_own_backup_says_that_it_has_no_residual(tmp_path):

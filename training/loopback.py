@@ -31,6 +31,8 @@ def preloading(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _library() -> Path:
     library = Path(sys.prefix, "lib", PRELOADED)
+    if set(" :") & set(str(library)):  # which separate one library from the next
+        raise OSError(f"a path with a space or a colon cannot be preloaded: {library}")
     if library.exists() and library.stat().st_mtime >= SOURCE.stat().st_mtime:
         return library
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)

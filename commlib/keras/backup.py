@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from zipfile import BadZipFile
 
 import keras
 import numpy as np
@@ -67,7 +68,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
         try:
             with np.load(self._residual_path) as kept:
                 residual, step = kept["residual"], int(kept["step"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
             self._say_that_it_is_lost(str(error))
             return
         if step != int(optimizer.iterations):

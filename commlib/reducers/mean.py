@@ -36,7 +36,11 @@ class Mean:
         if written is not None:
             clear_at(self.array, self._places[:written])
         entries = sum(vector.entries for _, vector in parts)
-        is_noted = isinstance(self.array, np.ndarray) and entries * ENTRIES_A_LINE < len(self.array)
+        is_noted = (
+            isinstance(self.array, np.ndarray)
+            and entries * ENTRIES_A_LINE < len(self.array)
+            and not any(vector.is_dense for _, vector in parts)
+        )
         if is_noted and len(self._places) < entries:
             spare = entries // 4 if len(self._places) else 0  # what has grown once will grow again
             self._places = np.empty(entries + spare, self._places.dtype)
@@ -47,7 +51,8 @@ class Mean:
                 part.fill(0)
             vector.write_to(part)
             if is_noted and vector.indices is not None:
-                np.add(vector.indices, low, out=self._places[filled : filled + vector.entries])
+                places = self._places[filled : filled + vector.entries]
+                np.add(vector.indices, low, out=places, dtype=places.dtype)  # a part's own may be narrower
                 filled += vector.entries
         if is_noted:
             self._written = filled

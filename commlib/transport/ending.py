@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -117,24 +117,16 @@ class Watch:
         """
         if self._size == 1:
             return
-        time.sleep(LAST_SPEAKS_AFTER_SECONDS * self._rank / self._size)
         place = f"rank {self._rank} of {self._size} on {self._host}"
-        if isinstance(error, KeyboardInterrupt):
-            self._abort(f"{place} was interrupted\n", INTERRUPTED)
-        sys.stderr.write(f"{place} failed:\n")
-        say()
-        self._abort("", FAILED)
-
-    def _abort(self, text: str, status: int) -> None:
-        from mpi4py import MPI
-
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        _wait_for_reader(sys.__stderr__)
-        if MPI.Is_finalized():  # by Horovod, where that had initialised it
-            os._exit(status)
-        self._comm.Abort(status)
+        text, status = f"{place} was interrupted\n", INTERRUPTED
+        try:
+            time.sleep(LAST_SPEAKS_AFTER_SECONDS * self._rank / self._size)
+            if not isinstance(error, KeyboardInterrupt):
+                text, status = "", FAILED
+                sys.stderr.write(f"{place} failed:\n")
+                say()
+        finally:  # whatever comes of that, a second interrupt for one: others wait
+            abort(text, status)
 
     def _end(self) -> None:
         """Stay until all ranks have come here: whoever waits for this one is noticed until then."""
@@ -143,9 +135,10 @@ class Watch:
         if os.getpid() != self._process or MPI.Is_finalized():
             return
         try:
-            self._report(HAS_ENDED, self._host)
+            sent = self._report(HAS_ENDED, self._host)
             barrier = self._comm.Ibarrier()
             while not barrier.Test():
+                sent = [each for each in sent if not each.Test()]
                 time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt as error:
             self.fail(error, lambda: None)
@@ -156,20 +149,22 @@ class Watch:
     def _run(self) -> None:
         from mpi4py import MPI
 
+        sent: list[MPI.Request] = []
         while not self._is_over.wait(REPORT_SECONDS) and not MPI.Is_finalized():
-            now = time.monotonic()
+            now, sent = time.monotonic(), [each for each in sent if not each.Test()]
             for wait in list(self._waits.values()):
                 if now - wait.since > LONG_WAIT_SECONDS:
-                    self._report(WAITS, (wait.number, wait.ranks))
+                    sent += self._report(WAITS, (wait.number, wait.ranks))
             status = MPI.Status()
             while self._comm.Iprobe(status=status):
                 self._hear(status.source, status.tag, self._comm.recv(source=status.source, tag=status.tag))
 
-    def _report(self, tag: int, content: Any) -> None:
-        if self._rank == 0:
-            self._hear(0, tag, content)
-        else:
-            self._comm.isend(content, 0, tag)
+    def _report(self, tag: int, content: Any) -> "list[MPI.Request]":
+        """Tell rank 0; return the requests, which hold the bytes that are on their way."""
+        if self._rank > 0:
+            return [self._comm.isend(content, 0, tag)]
+        self._hear(0, tag, content)
+        return []
 
     def _hear(self, rank: int, tag: int, content: Any) -> None:
         """Take the report of a rank, on rank 0; abort where it waits for one that has ended."""
@@ -182,7 +177,21 @@ class Watch:
         if self._reports[rank, number] >= REPORTS_OF_A_WAIT:
             place = f"rank {gone[0]} of {self._size} on {self._ended[gone[0]]}"
             complaint = "has ended, and others wait for it: all have to make the same exchanges"
-            self._abort(f"{place} {complaint}\n", FAILED)
+            abort(f"{place} {complaint}\n", FAILED)
+
+
+def abort(text: str, status: int) -> None:
+    """Print ``text`` to standard error and abort the job, also where nothing can be printed any more."""
+    from mpi4py import MPI
+
+    for stream, words in ((sys.stdout, ""), (sys.stderr, text)):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is broken, or closed
+            stream.write(words)
+            stream.flush()
+    _wait_for_reader(sys.__stderr__)
+    if MPI.Is_finalized():  # by Horovod, where that had initialised it
+        os._exit(status)
+    MPI.COMM_WORLD.Abort(status)
 
 
 def _wait_for_reader(stream: TextIO | None) -> None:

@@ -6,7 +6,6 @@ others, once in an interval, so those that wait know of each other where; one th
 
 import math
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import InvalidArgument
-from commlib.transport.ending import LAST_SPEAKS_AFTER_SECONDS
+from commlib.transport.ending import FAILED, LAST_SPEAKS_AFTER_SECONDS, abort
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,11 +81,11 @@ class MPIWatchdog(Watchdog):
         if self._thread is None and self._comm.Get_size() > 1:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
-        self._wait = _Wait(place, time.monotonic())
+        around, self._wait = self._wait, _Wait(place, time.monotonic())
         try:
             yield
         finally:
-            self._wait = None
+            self._wait = around
 
     def _watch(self) -> None:
         while True:
@@ -138,14 +137,9 @@ class MPIWatchdog(Watchdog):
         return places
 
     def _abort(self, text: str) -> None:
-        from mpi4py import MPI
-
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)  # mostly the lowest speaks for all
-        sys.stdout.flush()
-        sys.stderr.write(f"rank {rank} of {size} on {socket.gethostname()} {text}\n")
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        abort(f"rank {rank} of {size} on {socket.gethostname()} {text}\n", FAILED)
 
 
 def check_seconds(seconds: float) -> float:

@@ -159,6 +159,23 @@ def test_a_mean_is_cleared_where_it_was_written_and_nowhere_else():
     assert np.flatnonzero(mean.array).tolist() == [9]
 
 
+def test_a_short_part_that_is_written_dense_is_cleared_by_the_next_mean():
+    mean, others = Mean(np.zeros(2000, np.float32)), [(100 * i, entries()) for i in range(1, 20)]
+    mean.write([(0, SparseVector(100, None, np.ones(100, np.float32))), *others])
+    mean.write([(0, entries(3)), *others])
+    assert np.flatnonzero(mean.array).tolist() == [3]
+
+
+def test_places_beyond_what_the_indices_of_a_part_can_count_are_cleared():
+    # As of a mean past 2³¹ entries, which int64 addresses, and its parts, which int32 does.
+    mean, one = Mean(np.zeros(200, np.float32)), np.ones(1, np.float32)
+    part = SparseVector.trusted(100, np.array([99], np.int8), one)
+    mean.write([(0, entries()), (100, part)])
+    assert np.flatnonzero(mean.array).tolist() == [199]
+    mean.write([(0, entries()), (100, entries())])
+    assert not mean.array.any()
+
+
 def test_a_third_mean_that_is_held_costs_a_new_array_and_no_more_than_two_are_kept():
     means = Means(1000)
     first, second = means.array(), means.array()

@@ -128,6 +128,13 @@ def test_without_a_compiler_the_launch_says_that_mpirun_listens_everywhere(monke
     assert capsys.readouterr().err == ""
 
 
+def test_an_environment_whose_path_cannot_be_preloaded_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "my environment"))
+    assert PRELOAD not in environment_of(Ranks(2))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "listens on all interfaces of this machine: a path with a space or a colon" in line
+
+
 def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkeypatch, tmp_path):
     monkeypatch.setenv(PRELOAD, "/lib/mine.so")
     mpirun = environment_of(Ranks(2))

@@ -52,7 +52,7 @@ WAYS = {
         130,
     ),
     "an_exception": (
-        "raise RuntimeError('the disk is gone')",
+        "sys.stdout.close(); raise RuntimeError('the disk is gone')",
         "comm.barrier()",
         "rank 1 of 3 on {host} failed:",
         1,

@@ -23,6 +23,8 @@ with watchdog.waiting("step 6"):
 print("all have come", flush=True)
 if comm.rank < 2:
     with watchdog.waiting("step 7"):
+        with watchdog.waiting("a comparison in it"):
+            pass
         comm.agree([1])
 {elsewhere}
 """
