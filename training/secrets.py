@@ -19,7 +19,7 @@ from datacache.urls import MASK, is_secret, without_secrets
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
 _NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # what gcsfs takes there
 
-_NAME = r"[A-Za-z_][\w.\[\]-]*"
+_NAME = r"[A-Za-z_][\w.\[\]-]{0,500}"  # bounded, as is the time that a text of brackets takes
 _QUOTED = (
     "|".join(  # a reference, and texts in quotes; where a backslash is none of the quoting, the shorter one
         [r"\$\{[^}\s]*\}", r'"(?:[^"\\\n]|\\.)*"', r'"[^"\n]*"', r"'(?:[^'\\\n]|\\.|'')*'", r"'[^'\n]*'"]
