@@ -223,8 +223,10 @@ class Generation:
         if self._frozen is None and not self._broken and os.path.exists(self._complete):
             try:
                 self._frozen = Frozen(self.folder, self.seed)
-            except (Damaged, OSError) as error:
+            except Damaged as error:
                 self._give_up(error)
+            except OSError:  # no descriptor was free, or the like: the next look may succeed
+                return None
         return self._frozen
 
     def _record_of(self) -> Callable[[int], memoryview | None]:
@@ -290,7 +292,7 @@ class Generation:
         places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[places] == ids, places, -1)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: Damaged) -> None:
         """Put nothing more into what is damaged; it is dropped when it is next opened."""
         if self._broken:
             return

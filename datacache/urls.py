@@ -1,13 +1,34 @@
-"""URLs as messages may show them: without the passwords and signatures that some carry."""
+"""What is secret by its name, and URLs without the passwords and signatures that some carry."""
 
 import re
 
 MASK = "***"
 
-_REFERENCE = r"(?!\$\{[^}]*\}@)"  # the place of a password that is none
-_PASSWORD = re.compile(rf"(://[^\s/:@'\"]*:){_REFERENCE}[^\s/'\"]+(?=@)")
-_TOKEN = re.compile(rf"(https?://){_REFERENCE}[^\s/:@'\"]+(?=@)")
-_SIGNATURE = re.compile(r"(?i)([?&][\w.-]*(?:sig|token|secret|passw|key|credential)[\w.-]*=)[^\s&#'\"]+")
+# A word of a name, however its words are joined: account_key, AccountKey, X-Amz-Signature.
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRETS = """
+secret secrets password passwd pwd pass passphrase passcode token tokens credential credentials sas sig
+signature authorization auth cookie cookies accesskey accesstoken accountkey apikey authtoken privatekey
+sastoken secretaccesskey secretkey sessiontoken
+"""
+_SECRET_WORDS = frozenset(_SECRETS.split())
+_SECRET_ENDINGS = (("key",), ("key", "id"), ("connection", "string"), ("conn", "str"))
+
+_REFERENCE = r"\$\{[^}\s]*\}"  # to what is secret, as ${oc.env:NAME}: not a secret itself
+_USER = rf"(?:{_REFERENCE}|(?!\$\{{)[^\s/:@'\"])*"
+_PASSWORD = re.compile(rf"(://{_USER}:)(?!{_REFERENCE}@)[^\s/'\"]+(?=@)")
+_TOKEN = re.compile(rf"(https?://)(?!{_REFERENCE}@)[^\s/:@'\"]+(?=@)")
+_PARAMETER = re.compile(rf"([?&]([\w.-]+)=)(?!{_REFERENCE}(?:[\s&#'\"]|$))[^\s&#'\"]+")
+
+
+def is_secret(name: object) -> bool:
+    """Return whether a key of a configuration, of storage options or of a URL's query is named like a secret.
+
+    >>> [is_secret(name) for name in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature", "keys")]
+    [True, True, True, True, False]
+    """
+    words = tuple(word.lower() for word in _WORDS.findall(str(name).rpartition(".")[2]))
+    return not _SECRET_WORDS.isdisjoint(words) or any(words[-len(end) :] == end for end in _SECRET_ENDINGS)
 
 
 def without_secrets(text: str) -> str:
@@ -18,6 +39,6 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("https://host/x?sv=2024&sig=1a2b")
     'https://host/x?sv=2024&sig=***'
     """
-    for pattern in (_PASSWORD, _TOKEN, _SIGNATURE):
+    for pattern in (_PASSWORD, _TOKEN):
         text = pattern.sub(rf"\g<1>{MASK}", text)
-    return text
+    return _PARAMETER.sub(lambda found: found[1] + MASK if is_secret(found[2]) else found[0], text)

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave the core to those that they wait for
 }
+COMPILING = "cloudtrain: compiling kernels for this processor (half a minute, once where they can be kept)\n"
 MPIRUN = ("mpirun", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "-np")
 
 
@@ -50,3 +51,8 @@ def tail(result: subprocess.CompletedProcess[str], lines: int = 30) -> str:
     """Return the end of what a command printed, for an assertion's message."""
     both: Sequence[str] = [*result.stdout.splitlines(), *result.stderr.splitlines()]
     return "\n".join(both[-lines:])
+
+
+def errors(result: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command printed to standard error, without the line about kernels to be compiled."""
+    return result.stderr.replace(COMPILING, "")

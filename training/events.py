@@ -54,7 +54,11 @@ def introduction(data: Data, learner: Learner) -> str:
 
 @dataclass(frozen=True)
 class RunBegun(Event):
-    """A process begins a run, or goes on with one. ``reducers``: of the phases, with their options."""
+    """A process begins a run, or goes on with one.
+
+    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, what gradients travel by; ``none`` on one rank.
+    ``reducers``: of the phases, with their options.
+    """
 
     kind = "run"
     identity: str
@@ -66,15 +70,16 @@ class RunBegun(Event):
     reducers: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, identity: str, ranks: Ranks, config: Config) -> "RunBegun":
-        """Return the beginning of a run by this process."""
+    def of(cls, identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> "RunBegun":
+        """Return the beginning of a run by this process; ``on_gpus``: gradients stay there."""
+        transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
         return cls(
             identity=identity,
             command=command(),
             started=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
             versions=versions(),
             ranks=ranks,
-            transport=config.transport,
+            transport=transport if ranks.count > 1 else "none",
             reducers=[config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
         )
 

@@ -109,7 +109,8 @@ class Trainer:
         resume = on_first(self.topology.world, lambda: resume)
         self.ranks = Ranks.of(self.topology)
         if folder is not None:
-            self._tell(events.RunBegun.of(folder.identity, self.ranks, self.config))
+            on_gpus = self.topology.world.arrays is not np
+            self._tell(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
         progress.say(events.introduction(self.data, self.learner))
         for event in events.choices(self.learner, self._why_not_on_gpus):
             self._tell(event)

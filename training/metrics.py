@@ -34,8 +34,9 @@ class RunFolder:
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
     ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``checkpoint``, ``cache``
-    (:mod:`training.events`) and ``summary``, each with ``seconds`` since the start of the process. What is
-    not finite is ``null`` there. ``summary.json`` is there when the run has ended.
+    (:mod:`training.events`) and ``summary``, each with ``seconds`` since this process opened the folder;
+    those of ``summary`` are of all the training. What is not finite is ``null`` there. ``summary.json`` is
+    there when the run has ended.
 
     Where metrics cannot be written any more, one line says so and training goes on.
     """

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from commlib.errors import shown
+from datacache.urls import is_secret
 from training.bounded import DEEPEST, LONGEST_TEXT, MOST_NODES, Unreadable, parse
 from training.schema import written
-from training.secrets import MASK, REFERENCE, is_secret, mask
+from training.secrets import MASK, REFERENCE, mask
 
 Place = tuple[str | int, ...]
 

@@ -14,57 +14,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from datacache.urls import MASK, without_secrets
+from datacache.urls import MASK, is_secret, without_secrets
 
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
-# A word of a key, however its words are joined: account_key, AccountKey, X-Amz-Signature.
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET_WORDS = frozenset(
-    (
-        *(
-            "secret",
-            "secrets",
-            "password",
-            "passwd",
-            "pwd",
-            "pass",
-            "passphrase",
-            "passcode",
-            "token",
-            "tokens",
-        ),
-        *(
-            "credential",
-            "credentials",
-            "sas",
-            "sig",
-            "signature",
-            "authorization",
-            "auth",
-            "cookie",
-            "cookies",
-        ),
-        *("apikey", "accesskey", "accountkey", "secretkey", "privatekey"),
-    )
-)
-_SECRET_ENDINGS = (("key",), ("key", "id"), ("connection", "string"), ("conn", "str"))
 _NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # what gcsfs takes there
 
-_NAME = r"[A-Za-z_][\w.\[\]-]*"
-_QUOTED = r"""\$\{[^}\s]*\}|"[^"\n]*"|'[^'\n]*'"""
+_NAME = r"[A-Za-z_][\w.\[\]-]{0,500}"  # bounded, as is the time that a text of brackets takes
+_QUOTED = (
+    "|".join(  # a reference, and texts in quotes; where a backslash is none of the quoting, the shorter one
+        [r"\$\{[^}\s]*\}", r'"(?:[^"\\\n]|\\.)*"', r'"[^"\n]*"', r"'(?:[^'\\\n]|\\.|'')*'", r"'[^'\n]*'"]
+    )
+)
 _WORD = re.compile(rf"({_NAME})(=)(.*)", re.DOTALL)
 _ASSIGNED = re.compile(rf"(?<![\w.-])({_NAME})(=)({_QUOTED}|[^\s,;&#{{}}\[\]()'\"]+)")
 _ENTRY = re.compile(rf"((?:[{{,]\s*|(?=[\"']))[\"']?)({_NAME})([\"']?\s*:\s*)({_QUOTED}|[^,{{}}\[\]\n'\"]+)")
-
-
-def is_secret(key: object) -> bool:
-    """Return whether a key of a configuration, of storage options or of a URL's query is named like a secret.
-
-    >>> [is_secret(key) for key in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature", "keys")]
-    [True, True, True, True, False]
-    """
-    words = tuple(word.lower() for word in _WORDS.findall(str(key).rpartition(".")[2]))
-    return not _SECRET_WORDS.isdisjoint(words) or any(words[-len(end) :] == end for end in _SECRET_ENDINGS)
 
 
 def mask(value: Any) -> Any:

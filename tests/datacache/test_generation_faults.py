@@ -421,3 +421,23 @@ def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: p
         with pytest.raises(Damaged, match="cannot be read: .*Input/output error"):
             assert cache._frozen is not None
             cache._frozen.record(4)
+
+
+def test_a_frozen_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_descriptors(folder: Path, seed: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    with make(root) as cache, make(root) as other:
+        put(cache, IDS)
+        assert cache.freeze()
+        with monkeypatch.context() as patched:
+            patched.setattr(generation, "Frozen", without_descriptors)
+            assert not other.is_frozen
+            assert read_right(other) == Unread([], [])
+            put(other, IDS)
+        assert other.is_frozen
+    with make(root) as cache:
+        assert cache.is_frozen
+        assert read_right(cache) == Unread([], [])

@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launching import ENVIRONMENT, ROOT
+from tests.launching import COMPILING, ENVIRONMENT, ROOT
 
-SAID = "cloudtrain: compiling kernels for this processor (half a minute, once where they can be kept)\n"
 SELECT_TWICE = (
     "import numpy as np, commlib; from training.compile_kernels import announce_compiling;"
     "announce_compiling(); announce_compiling();"
@@ -50,7 +49,7 @@ def run(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_cold_kernels_are_announced_in_one_line_and_warm_ones_not_at_all(tmp_path):
-    assert run(tmp_path, "-c", SELECT_TWICE).stderr == SAID
+    assert run(tmp_path, "-c", SELECT_TWICE).stderr == COMPILING
     assert run(tmp_path, "-c", SELECT_TWICE).stderr == ""
 
 
@@ -61,4 +60,4 @@ def test_after_compiling_ahead_a_run_compiles_nothing(tmp_path):
     assert len(before) > 2 * 40  # an index and code for each
     result = run(kernels, "-c", TRAIN, str(tmp_path))
     assert sorted(kernels.rglob("*.nb[ic]")) == before
-    assert SAID not in result.stderr
+    assert COMPILING not in result.stderr

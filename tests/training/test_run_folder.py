@@ -368,15 +368,17 @@ def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_pat
     assert first["versions"]["tensorflow"] == tf.__version__
     assert set(first["versions"]) == {"cloudtrain", "python", "tensorflow", "keras", "horovod", "mpi"}
     assert all(first["versions"].values())
-    assert (first["transport"], first["reducers"]) == ("auto", [])
+    assert (first["transport"], first["reducers"]) == ("none", [])
     summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
     assert (summary["ranks"], summary["nodes"], summary["hosts"]) == (1, [1], [host])
 
 
 def test_a_run_on_several_ranks_names_its_reducers(tmp_path):
     config = trainer(tmp_path, "reducer=hitopk").config
-    event = RunBegun.of("abc", Ranks(4, [2, 2], ["a", "b"]), config)
-    record = event.record()
+    ranks = Ranks(4, [2, 2], ["a", "b"])
+    record = RunBegun.of("abc", ranks, config, on_gpus=False).record()
+    assert record["transport"] == "mpi"  # not auto: what it has become
+    assert RunBegun.of("abc", ranks, config, on_gpus=True).transport == "nccl"
     assert [each["name"] for each in record["reducers"]] == ["hitopk"]
     assert (record["ranks"], record["nodes"], record["hosts"]) == (4, [2, 2], ["a", "b"])
     assert json.loads(json.dumps(record)) == record

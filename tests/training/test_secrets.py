@@ -6,12 +6,13 @@ from typing import ClassVar
 
 import pytest
 
+from datacache.urls import is_secret
 from training.config import Config, ConfigurationError, load, load_with_warnings
 from training.datasets import DATASETS, make_dataset
 from training.dawnbench import DawnBench
 from training.metrics import RunFolder
 from training.records import DatasetRecord
-from training.secrets import MASK, in_clear, is_secret, mask, resolved
+from training.secrets import MASK, in_clear, mask, resolved
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfi=="
@@ -79,6 +80,7 @@ def test_references_stay_and_are_what_the_environment_says(monkeypatch):
     "got {{'token': '{}', 'anon': False}}",
     '{{"password": "{}"}}',
     "failed with password={}, no access",
+    "ftp://${{oc.env:USER}}:{}@host/x",
 ])  # fmt: skip
 def test_lines_and_words_with_a_secret(template):
     secret = "wJalrXUtnFEMI-K7MDENG"
@@ -88,6 +90,13 @@ def test_lines_and_words_with_a_secret(template):
     assert masked == template.format(*[MASK] * template.count("{}")).replace(f"'{MASK}'", MASK).replace(
         f'"{MASK}"', MASK
     )
+
+
+@pytest.mark.parametrize("line", [
+    r'got {"secret": "a\"bcd"}', r"got {'secret': 'a\'bcd'}", "{secret: 'a''bcd'}", r'{"secret": "abcd\"}'
+])  # fmt: skip
+def test_quotes_in_a_quoted_secret_do_not_end_it(line):
+    assert "bcd" not in mask(line)
 
 
 @pytest.mark.parametrize("word", ["a b", SECRET, "{a: b, c: d}", "'quoted'", "x,y;z&#"])
@@ -100,6 +109,10 @@ def test_all_of_a_word_is_its_value(word):
     "dataset imagenet: storage: key: unknown option",
     "phases.0.density=0.05",
     "s3://bucket/folder?versionId=3",
+    "https://host/x?design=3&monkey=4&keyword=5",
+    "https://host/x?sv=1&sig=${oc.env:SIGNATURE}&sp=r",
+    "https://${oc.env:TOKEN}@host/x",
+    "ftp://${oc.env:USER}:${oc.env:PASSWORD}@host/x",
     "abfs://container@account.dfs.core.windows.net/x",
     "ssh://me@host/x",
     "exclude: (^|/)(bias|gamma|beta)$",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
 from commlib.probe import job_of
 from commlib.profile import Profile
-from tests.launching import DIGITS, launch, mpirun, run, tail
+from tests.launching import DIGITS, errors, launch, mpirun, run, tail
 from tests.test_tuner import SPEEDS
 from training import choices, tune
 from training.choices import choose_reducers, default_path, profile_for
@@ -362,7 +362,7 @@ def test_tuning_loads_no_tensorflow_and_training_alone_needs_no_profile(tmp_path
     result = run("cloudtrain", "train", DIGITS, *BRIEF, "reducer=auto", cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     assert "phase 1: auto picks dense: one rank has nobody to exchange with\n" in result.stdout
-    assert result.stderr == ""
+    assert errors(result) == ""
 
 
 @pytest.mark.launch
@@ -375,7 +375,7 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     assert result.returncode == 0, tail(result)
     assert "between nodes:" in result.stdout
     assert "phase 1: 77,754 entries" in result.stdout
-    assert result.stderr == ""
+    assert errors(result) == ""
 
     words = (DIGITS, *BRIEF, "reducer=auto", alone_on_nodes, f"profile={path}")
     Profile(Profile.load(path).job, Network(FAST, SLOW), SPEEDS).save(path)
