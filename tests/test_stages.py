@@ -8,7 +8,8 @@ from tests.launching import ROOT
 def run(*stages: str) -> subprocess.CompletedProcess[str]:
     """Run a script of these stages as ``scripts/test.sh`` is written."""
     script = "\n".join(["set -euo pipefail", ". scripts/stages.sh", *(f"stage {each}" for each in stages)])
-    command = ["bash", "-c", f"{script}\nreport"]
+    # A background job of a shell without job control ignores interrupts, and so would what it starts.
+    command = ["env", "--default-signal=INT", "bash", "-c", f"{script}\nreport"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

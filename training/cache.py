@@ -40,7 +40,7 @@ def _phases(path: str, overrides: Sequence[str]):
     """Yield the number and the data of each phase, on every rank of this job."""
     with as_rank() as comm:
         config = load_together(comm, path, overrides)
-        if places_of(config.cache) == Places():
+        if together(comm, lambda: places_of(config.cache)) == Places():
             refuse(f"{path}: cache: expected a folder for disk or memory, got none")
         topology = together(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         data = together(comm, lambda: load_data(config, topology))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launching import DIGITS, run, tail
+from tests.launching import DIGITS, errors, run, tail
 from training.data import places_of
 from training.records import Cache
 
@@ -24,6 +24,15 @@ def damage(folder):
     for place in range(len(data) // 2, len(data), 1000):
         data[place] ^= 255
     path.write_bytes(data)
+
+
+def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    result = run("cloudtrain", "cache", "build", DIGITS, f"cache={{memory: {link}}}")
+    assert result.returncode == 2, tail(result)
+    (line,) = errors(result).splitlines()
+    assert line.startswith(f"cloudtrain: cache: {link}: expected a folder of user ")
 
 
 def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path):
