@@ -347,7 +347,8 @@ def _ids(of_ranks: Any, counts: Callable[[int, int], bool]) -> list[int]:
 def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
     """Return what the ranks of the checkpoint held back, added up in float64."""
     assert path is not None
-    checkpoint = Checkpoints(path / "checkpoints", run.trainer.topology.world).newest()
+    identity = json.loads((path / "run.json").read_text())["identity"]
+    checkpoint = Checkpoints(path / "checkpoints", run.trainer.topology.world, run=identity).newest()
     assert checkpoint is not None
     assert checkpoint.step == stop
     size = run.trainer.learner.gradients.size
