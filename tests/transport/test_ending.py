@@ -99,18 +99,24 @@ def test_a_rank_that_is_done_early_does_not_end_those_that_compute():
 
 @pytest.mark.launch
 @pytest.mark.parametrize("first", ["world", "init"])
-def test_ranks_that_use_horovod_as_well_end_as_others_do(first):
+def test_ranks_that_use_horovod_as_well_end_as_others_do(first, tmp_path):
     calls = ["comm = mpi.world()", "hvd.init()"]
+    # Horovod may hang in an exchange that begins while another rank shuts it down: rank 0 waits for a file
+    # that rank 1 writes in a hook that runs after Horovod's.
+    shut_down = f"pathlib.Path({str(tmp_path / 'shut down')!r})"
+    calls.insert(1, f"if comm.rank == 1: atexit.register({shut_down}.touch)")
+    again = f"while not {shut_down}.exists(): time.sleep(0.05)\nhvd.allreduce(tf.ones(3), name='again')\n"
     code, out, errors = ended(
-        "import os, sys\n"
+        "import atexit, os, pathlib, sys, time\n"
         "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
         "from training.quiet import import_tensorflow\n"
         "import_tensorflow()\n"
         "import horovod.tensorflow as hvd, tensorflow as tf\n"
-        "from commlib.transport import mpi\n" + "\n".join(calls if first == "world" else calls[::-1]) + "\n"
-        "print(float(hvd.allreduce(tf.ones(3))[0]), flush=True)\n"
-        "if comm.rank == 1: sys.exit(0)\n"
-        + ("hvd.allreduce(tf.ones(3), name='again')\n" if first == "world" else "comm.barrier()\n")
+        "from commlib.transport import mpi\n"
+        + "\n".join(calls if first == "world" else [calls[2], calls[0]])
+        + "\nprint(float(hvd.allreduce(tf.ones(3))[0]), flush=True)\n"
+        + "if comm.rank == 1: sys.exit(0)\n"
+        + (again if first == "world" else "comm.barrier()\n")
         + "print('went on')",
         ranks=2,
     )
