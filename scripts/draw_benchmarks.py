@@ -23,9 +23,9 @@ What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it
 in [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×"
 says how many times as fast as the peer named; subject and peer take turns in one run. Seconds are medians.
 Processes run as those of a training do, with the C library's own allocator settings; each record has what its
-environment sets (`settings`); those of 2026-11-21 have no such entry: their processes kept all freed memory, and
-their reducers still allocated long arrays in each step. Where a kind was measured on other days or machines, too,
-the range is shown.
+environment sets (`settings`). Those of 2026-11-21 have no such entry: their processes kept all freed memory,
+and their reducers still allocated long arrays in each step. Where a kind was measured on other days or
+machines, too, the range is shown.
 """
 
 # By the kind of results, in the order of the page: each has a ``TEXT`` and makes ``tables``.
