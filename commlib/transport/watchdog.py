@@ -63,7 +63,7 @@ class Stall:
 
 
 class MPIWatchdog(Watchdog):
-    """Ends the MPI job when this rank has waited longer than ``seconds``, or all wait at different places.
+    """Ends the MPI job when this rank has waited longer than ``seconds``.
 
     ``comm`` is its own: nobody else sends there. A thread watches the one that waits.
     """
@@ -98,7 +98,7 @@ class MPIWatchdog(Watchdog):
         """Exchange places with the others that wait, until this wait is over or has to end."""
         self._received()  # what lies there was sent at an earlier wait
         reports: dict[int, tuple[str, float]] = {}
-        reported = apart_since = math.inf
+        reported = math.inf
         while self._wait is wait:
             now = time.monotonic()
             if reported == math.inf or now - reported > self._interval:
@@ -107,11 +107,9 @@ class MPIWatchdog(Watchdog):
             reports |= {rank: (place, now) for rank, place in self._received().items()}
             places = {rank: place for rank, (place, at) in reports.items() if now - at < 2.5 * self._interval}
             stall = self._stall(wait, now, places)
-            apart = bool(stall.elsewhere) and not stall.missing
-            apart_since = min(apart_since, now) if apart else math.inf
-            # The last report of a rank that has gone on is no longer among the places by then.
-            is_deadlock = now - apart_since > 3 * self._interval
-            if (is_deadlock or stall.seconds > self._seconds + self._interval) and self._wait is wait:
+            # Not before, where all wait at different places: one may still be in an exchange that others have
+            # left. The interval is for reports of ranks whose waits are as long.
+            if stall.seconds > self._seconds + self._interval and self._wait is wait:
                 self._abort(str(stall))
             time.sleep(self._interval / 4)
 

@@ -36,7 +36,7 @@ if comm.rank < 2:
     [
         (8, "threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
         (
-            *(20, "with watchdog.waiting('the end of fit'): other.agree([1])"),
+            *(8, "with watchdog.waiting('the end of fit'): other.agree([1])"),
             r"at step 7; ranks \[2\] wait at the end of fit|at the end of fit; ranks \[0, 1\] wait at step 7",
         ),
     ],
