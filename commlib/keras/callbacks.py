@@ -181,12 +181,12 @@ class LearningRateWarmup(DistributedCallback):
             raise InvalidArgument(f"learning_rate: expected one above 0, got {learning_rate!r}")
         if not epochs > 0:
             raise InvalidArgument(f"epochs: expected a number above 0, got {epochs!r}")
-        self._target, self._epochs, self._steps = learning_rate, epochs, steps_per_epoch
-        self._epoch = 0
+        self._target, self._epochs, self._given_steps = learning_rate, epochs, steps_per_epoch
+        self._steps, self._epoch = steps_per_epoch, 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Refuse what has no steps to count, and a schedule."""
-        self._steps = self._steps or (self.params or {}).get("steps")
+        self._steps = self._given_steps or (self.params or {}).get("steps")  # each fit has its own
         if self._steps is None:
             raise InvalidArgument(
                 "steps_per_epoch: expected a number, as the data set has no length, got None"

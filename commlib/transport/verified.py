@@ -46,7 +46,9 @@ class _Checked(_Both):
 
 
 class VerifiedCommunicator(Communicator):
-    """Ranks that check every message that they receive from each other over another communicator.
+    """Ranks that check every message from one rank to another, over another communicator.
+
+    The few bytes of ``agree``, ``swap`` and exchanges of objects have no digest.
 
     What was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks. Payload is
     counted without the digests. What lies on GPUs is copied to host memory to be checked.
