@@ -98,6 +98,12 @@ def newest(pattern: str) -> list[Path]:
     return [file for file in files if file.name[:10] == files[-1].name[:10]]
 
 
+def cluster_records() -> list[Path]:
+    """Return the files of records of the day of the newest profiles, which are of the same links."""
+    day = newest("profile-*.json")[0].name[:10]
+    return sorted(RESULTS.glob(f"{day}-cluster*.jsonl"))
+
+
 def gbit(rate: str) -> float:
     """Return a rate of ``tc`` in Gbit/s.
 
@@ -118,9 +124,7 @@ def runs() -> list[tuple[Cell, dict[Contender, float]]]:
     Dense reducers are in all cells of their size.
     """
     found: dict[tuple[str, Cell], dict[Contender, float]] = {}
-    records = [
-        json.loads(line) for path in newest("cluster*.jsonl") for line in path.read_text().splitlines()
-    ]
+    records = [json.loads(line) for path in cluster_records() for line in path.read_text().splitlines()]
     records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
     densities = sorted({each["case"]["density"] for each in records} - {None})
     for each in records:
@@ -409,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--predict", action="store_true", help="predict anew, into benchmarks/results")
     if parser.parse_args(arguments).predict:
-        (source, *_) = newest("cluster*.jsonl")
+        source = cluster_records()[0]
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
         keep(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
     PAGE.write_text(with_blocks(PAGE.read_text(), blocks()))
