@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import NoReturn, TypeVar
 from commlib import Communicator, transport
 from commlib.errors import LaunchError
 from datacache.escaping import escaped
+from training.start_rank import FIRST_SPEAKS_WITHIN_SECONDS
 
 Result = TypeVar("Result")
 
@@ -33,6 +35,8 @@ def as_rank() -> Iterator[Communicator]:
     try:
         comm = transport.mpi.world()
     except LaunchError as error:
+        if not is_first():
+            time.sleep(FIRST_SPEAKS_WITHIN_SECONDS)  # launchers end all processes with the first that exits
         refuse(str(error))
     with _interrupts() as interrupts:
         try:
