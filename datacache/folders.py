@@ -208,11 +208,15 @@ def boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there wholly and durably, or not at all."""
+def write_whole(path: Path, content: bytes, *, is_private: bool = True) -> None:
+    """Write a file so that it is there wholly and durably, or not at all.
+
+    It is for this user alone, or else for whom the ``umask`` says.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with os.fdopen(open_file(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        with open(open_file(aside, flags) if is_private else os.open(aside, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -150,7 +150,12 @@ def test_an_optimizer_is_named_and_wrong_settings_are_refused_when_it_is_made():
 
 @pytest.mark.parametrize("name", commlib.REDUCERS)
 def test_every_reducer_can_be_named(name):
-    simulated.run(lambda comm: distributed(comm, config={"name": name}), 1)
+    def body(comm):
+        optimizer = distributed(comm, config={"name": name})
+        optimizer.build([keras.Variable(np.zeros(3, np.float32))])
+        return type(optimizer.gradients.reducer)
+
+    assert simulated.run(body, 1) == [commlib.REDUCERS[name]]
 
 
 class TwoHeads(keras.Model):

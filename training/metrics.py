@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from datacache import folders
 from datacache.escaping import escaped
 from training.config import Config
-from training.files import write_whole
 from training.job import complain
 from training.run_lock import RunIsAlive, RunLock, holder_of
 from training.summary import Ranks, Summary
@@ -212,6 +212,11 @@ def _new_folder(parent: Path, name: str) -> Path:
             attempt += 1
         else:
             return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of a run wholly or not at all, readable as ``umask`` says: results are to be shown."""
+    folders.write_whole(path, content, is_private=False)
 
 
 def _identity(path: Path) -> str:
