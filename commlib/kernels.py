@@ -24,7 +24,7 @@ from commlib.gpu import (
 )
 from commlib.selection import SELECTORS, Selector, make_selector
 from commlib.selection.reused import Reused
-from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, total
+from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, sum_sparse
 from commlib.wire import Codec, Message, make_codec
 
 MOST_PLANS = 512  # of a codec, which hold buffers: the regions of oktopk change their sizes now and then
@@ -34,8 +34,9 @@ MOST_PLANS = 512  # of a codec, which hold buffers: the regions of oktopk change
 class Kernels:
     """Makers of a selector and of a codec, by name, and sums.
 
-    A name that there is not raises ``UnknownName``. ``total`` and ``sum_rows``: those of ``commlib.vectors``,
-    bit by bit; ``total`` of sparse vectors only, and ``sum_rows`` may overwrite its first argument.
+    A name that there is not raises ``UnknownName``. ``sum_sparse`` and ``sum_rows``: those of
+    ``commlib.vectors``, bit by bit; ``sum_sparse`` of sparse vectors only, and ``sum_rows`` may overwrite its
+    first argument.
     """
 
     make_selector: Callable[[str], Selector]
@@ -91,9 +92,9 @@ class ReusedOnGPU(Selector):
         selected = None
         if self._calls % self._every:
             selected = self._reaching(vector, self.at_most * k)
-        if selected is None or 2 * selected.entries < k:
+        if selected is None or 2 * selected.nnz < k:
             selected = self._exact.select(vector, k)
-            if selected.entries:
+            if selected.nnz:
                 self._threshold = np.float32(float(np.abs(selected.values).min())).view(np.uint32)
         self._calls += 1
         return selected
@@ -134,7 +135,7 @@ class GPUCodec(Codec):
 
     def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
         """See :meth:`Codec.encode`; always a new array."""
-        return self._plan_for(vector.size).encode(vector.places, vector.values).copy()  # type: ignore[no-any-return]
+        return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()  # type: ignore[no-any-return]
 
     def decode(self, message: Message, size: int) -> SparseVector:
         """See :meth:`Codec.decode`; that bits are those of indices is not looked at, as a damaged one's."""
@@ -172,7 +173,7 @@ def total_on_gpu(vectors: Sequence[SparseVector]) -> SparseVector:
     """
     size = vectors[0].size
     ranks = RankSum(size, engine=current_engine())
-    is_dense = sum(vector.entries for vector in vectors) >= delta(size)
+    is_dense = sum(vector.nnz for vector in vectors) >= delta(size)
     return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
 
 
@@ -181,7 +182,7 @@ def sum_rows_on_gpu(others: Float32, own: Float32, place: int) -> Float32:
     return add_rows(others, own, place, engine=current_engine())  # type: ignore[no-any-return]
 
 
-HOST = Kernels(make_selector, make_codec, total, sum_rows)
+HOST = Kernels(make_selector, make_codec, sum_sparse, sum_rows)
 GPU = Kernels(make_gpu_selector, make_gpu_codec, total_on_gpu, sum_rows_on_gpu)
 
 

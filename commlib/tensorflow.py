@@ -15,9 +15,9 @@ import numpy as np
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
-from commlib.quiet import without_noise
 from commlib.reducers import Passenger, Reducer, Report, make_reducer
 from commlib.reducers.mean import Means
+from commlib.tf_logging import without_noise
 from commlib.topology import Topology
 from commlib.vectors import ALIGNMENT_BYTES, Float32
 
@@ -148,7 +148,7 @@ class DistributedGradients:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
         residual = self.reducer.residual
         self.reducer = self._make(config)
-        self.reducer.absorb(residual)
+        self.reducer.add_residual(residual)
         self._board()
 
     def room(self) -> Any:
@@ -163,7 +163,7 @@ class DistributedGradients:
 
         ``gradients`` come in the order of the variables; IndexedSlices are made dense. ``None``, of a
         variable that the loss does not depend on here, is zero in float32, and warned of. The second result
-        is a scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
+        is a scalar bool tensor: false where a NaN or an infinity on any rank made all of them skip the step.
         The memory of the means is used again for later ones after the tensors are gone, and not before.
         ``weights``: what the passenger is to look at before, tensors or variables; they are not copied inside
         ``tf.function``.

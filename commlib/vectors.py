@@ -154,12 +154,12 @@ class SparseVector:
         return self.indices is None
 
     @property
-    def entries(self) -> int:
+    def nnz(self) -> int:
         """How many entries are held: all of them when dense."""
         return len(self.values)
 
     @property
-    def places(self) -> Index:
+    def indices_or_range(self) -> Index:
         """Return the indices of the entries: all of them when dense."""
         if self.indices is not None:
             return self.indices
@@ -167,7 +167,7 @@ class SparseVector:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
-        return SparseVector.trusted(self.size, self.places[mask], self.values[mask])
+        return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])
 
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
@@ -206,7 +206,7 @@ class SparseVector:
 
     def add(self, other: "SparseVector") -> "SparseVector":
         """Return the sum of the two, dense where δ may be passed."""
-        return total([self, other])
+        return sum_sparse([self, other])
 
     def slice(self, low: int, high: int) -> "SparseVector":
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
@@ -222,7 +222,7 @@ class SparseVector:
         if k < 0:
             raise InvalidArgument(f"k: expected at least 0, got {k}")
         magnitudes = np.abs(self.values)
-        k = min(k, self.entries)
+        k = min(k, self.nnz)
         if k == 0:
             return SparseVector.empty(self.size, module_of(self.values))
         threshold = np.partition(magnitudes, -k)[-k]
@@ -233,8 +233,8 @@ class SparseVector:
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices ``others`` does not hold."""
         if is_on_gpu(self.values):
-            return self.where(~np.isin(self.places, others.places))
-        return self.where(are_missing(self.places, others.places))
+            return self.where(~np.isin(self.indices_or_range, others.indices_or_range))
+        return self.where(are_missing(self.indices_or_range, others.indices_or_range))
 
     @property
     def is_finite(self) -> bool:
@@ -254,7 +254,7 @@ def is_finite(vector: Float32) -> bool:
     return bool(are_finite(vector.view(np.uint32)))
 
 
-def void(size: int, arrays: ModuleType = np) -> SparseVector:
+def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
     """Return the sum that stands for one that is not finite: a NaN at index 0."""
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
@@ -280,11 +280,11 @@ Room = Callable[[str, int, Any], npt.NDArray[Any]]
 
 
 def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return ``length`` entries of whatever values: what ``total`` takes without a workspace."""
+    """Return ``length`` entries of whatever values: what ``sum_sparse`` takes without a workspace."""
     return np.empty(length, dtype)
 
 
-def total(
+def sum_sparse(
     vectors: Sequence[SparseVector],
     *,
     dense: Callable[[int], Float32] | None = None,
@@ -299,7 +299,7 @@ def total(
     sparse one, as ``Workspace.get`` does: the sum is valid until they are asked for again.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
-    >>> total([a, a]).values
+    >>> sum_sparse([a, a]).values
     array([4., 6.], dtype=float32)
     """
     sizes = {vector.size for vector in vectors}

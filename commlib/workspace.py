@@ -10,7 +10,7 @@ from commlib.vectors import VALUE_BYTES, empty
 
 
 class Workspace:
-    """Arrays by the name of what they are for, each made once and made anew only where it is too short.
+    """Arrays by the name of what they are for, each made once and made again only where it is too short.
 
     What ``get`` returned stays as it is until the next ``get`` of that name. CuPy keeps what was freed by
     itself, and knows which stream still reads it: on a GPU every array is a new one.

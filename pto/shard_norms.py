@@ -38,7 +38,7 @@ class ShardNorms:
     A passenger of the reducers that reduce in shards of the flat gradient, entries ``low … high - 1``: who
     holds a shard of the mean computes the sums of the tensors' pieces in it. ``look(weights)`` before each
     step and ``look([])`` after it; then ``squares`` is float64 ``(2, tensors)``, those of the weights and
-    those of the mean, bitwise equal on all ranks, or ``None`` if the step was void.
+    those of the mean, bitwise equal on all ranks, or ``None`` if the step was skipped.
 
     ``sizes``: entries of each tensor. ``segments``: for weights and means on a GPU, what makes the sums of
     segments of such sizes there. The entries of a sparse shard are few, and are summed on the host.

@@ -44,7 +44,7 @@ class RankSum:
         The host waits for the device and copies eight bytes: how many places there are. The arrays returned
         begin larger ones, with room for the entries of all vectors.
         """
-        buffers, named = self._buffers(vectors), sum(vector.entries for vector in vectors)
+        buffers, named = self._buffers(vectors), sum(vector.nnz for vector in vectors)
         if named == 0:
             return SparseVector(self.size, *self._entries(buffers, "sums", 0))
         tiles = -(-self.size // TILE)
@@ -79,11 +79,11 @@ class RankSum:
             found = f"a {'dense' if vector.is_dense else 'sparse'} one of {vector.size}"
             raise InvalidArgument(f"vectors: expected sparse ones of {self.size}, got {found}")
         for array in (vector.indices, vector.values):
-            if vector.entries > 1 and array.strides[0] != array.dtype.itemsize:
+            if vector.nnz > 1 and array.strides[0] != array.dtype.itemsize:
                 stride = array.strides[0]
                 raise InvalidArgument(f"vectors: expected contiguous entries, got a stride of {stride} bytes")
         address = self.engine.address
-        return address(vector.indices), address(vector.values), vector.entries
+        return address(vector.indices), address(vector.values), vector.nnz
 
 
 def add_rows(others: Array, own: Array, place: int, *, engine: Engine | None = None) -> Array:

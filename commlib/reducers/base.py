@@ -43,8 +43,9 @@ class StageSeconds:
 class Report:
     """What one call of ``reduce`` did on this rank.
 
-    ``finite``: false when a NaN or an infinity on any rank voided the step. ``selected``: entries this rank
-    picked; ``applied``: entries of the result, as held on the wire (all ``d`` where it travelled dense).
+    ``finite``: false when a NaN or an infinity on any rank made all ranks skip the step. ``selected``:
+    entries this rank picked; ``applied``: entries of the result, as held on the wire (all ``d`` where it
+    travelled dense).
     """
 
     finite: bool
@@ -81,7 +82,7 @@ def as_gradient(
         raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
     if given.shape != (size,):
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and skips the step
         if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
             return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
         converted: Float32 = workspace.get("gradient", size)
@@ -128,14 +129,14 @@ class Reducer(ABC):
         self._carried: Float32 | None = None
         self._carriage: Carriage | None = None
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
-        self.agree(True)
+        self.synchronize_step(True)
 
     def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """Return the mean over ranks, float32 of shape ``(size,)``, bitwise equal on all of them.
 
         ``gradient``: shape ``(size,)``, any float or integer type, left as it is. What this call does not
-        apply stays in the residual. A NaN or an infinity on any rank voids the step on all: the result is all
-        NaN, ``last.finite`` is false and every residual is as before.
+        apply stays in the residual. A NaN or an infinity on any rank makes all ranks skip the step: the
+        result is all NaN, ``last.finite`` is false and every residual is as before.
 
         The mean is memory of the reducer, and in host memory not to be written to. It is valid until the next
         ``reduce``, and beyond that as long as it is held: the memory is used again for the first mean that is
@@ -176,10 +177,10 @@ class Reducer(ABC):
         return out
 
     def _step(self, vector: Float32) -> Float32 | None:
-        """Take a step and report it; return the mean, or ``None`` where the step is void."""
+        """Take a step and report it; return the mean, or ``None`` where the step is skipped."""
         before = self.topology.traffic
         self.seconds = StageSeconds()
-        # NaNs and infinities: the ranks agree to void such a step instead.
+        # NaNs and infinities: the ranks agree to skip such a step instead.
         with np.errstate(invalid="ignore", over="ignore"), self.memory_errors():
             if self._carried is not None:
                 vector = vector + self._carried
@@ -265,7 +266,7 @@ class Reducer(ABC):
             name = type(self).__name__
             raise InvalidArgument(f"passenger: expected a reducer that carries one, {name} does not")
         self._carriage = None if passenger is None else Carriage(passenger, self._parts())
-        self.agree(True)
+        self.synchronize_step(True)
 
     def _parts(self) -> list[tuple[int, int]]:
         """Return which entries of the mean, ``low … high − 1``, the numbers of each rank are about."""
@@ -278,7 +279,7 @@ class Reducer(ABC):
             return self.arrays.zeros(self.size, np.float32)  # type: ignore[no-any-return]
         return self._carried.copy()
 
-    def absorb(self, residual: Float32) -> None:
+    def add_residual(self, residual: Float32) -> None:
         """Add a vector of shape ``(size,)`` to this rank's next gradient that counts.
 
         So a predecessor's residual is flushed into the first step of its successor. One in host memory, such
@@ -312,7 +313,7 @@ class Reducer(ABC):
         """Return what must be equal on all ranks, by name."""
         return {"reducer": type(self).__name__, "size": self.size, "nodes": self.topology.nodes}
 
-    def agree(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
+    def synchronize_step(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
         """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.
 
         One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
@@ -321,7 +322,7 @@ class Reducer(ABC):
         seats = None if self._carriage is None else self._carriage.seats
         here = f"{self._shared}, step {self.steps}, passenger {seats}"
         with self.measure(self.topology.slowest_link):
-            rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
+            rows = self.topology.world.allgather_ints([finite, digest([here.encode()]), *values])
         if differing(rows[:, 1]):
             others = {"step": self.steps, "numbers of the passenger": seats}
             everywhere = self.topology.world.allgather_objects(self.settings() | others)

@@ -42,9 +42,9 @@ class ShardReducer(SelectingReducer):
         with self.measure("intra"):
             return self.topology.node.reduce_scatter(gradient, self._shard_bounds, self.workspace)
 
-    def given_away(self, mean: Float32) -> Index:
+    def sent_indices(self, mean: Float32) -> Index:
         """Return the places that were applied: a node selects together, and only owners know their part."""
-        return np.flatnonzero(mean) if self.topology.world.size > 1 else super().given_away(mean)
+        return np.flatnonzero(mean) if self.topology.world.size > 1 else super().sent_indices(mean)
 
     def _spread(self, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
@@ -55,7 +55,7 @@ class ShardReducer(SelectingReducer):
         message = self.encode(shard, codec=self.lossless)
         with self.measure("intra"):
             # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
-            shards = node.agree([len(message), shard.entries, shard.is_finite])
+            shards = node.allgather_ints([len(message), shard.nnz, shard.is_finite])
             if not shards[:, 2].all():
                 return Outcome(None)
         lengths = shards[:, 0]
@@ -83,7 +83,7 @@ class ShardReducer(SelectingReducer):
         with self.measure("combine"):
             numbers = [] if self._carriage is None else [self._carriage.load(0, shard)]
             self.step_mean.write([(0, shard)])
-        return Outcome(self.step_mean.array, selected, shard.entries, numbers)
+        return Outcome(self.step_mean.array, selected, shard.nnz, numbers)
 
     def _append_numbers(
         self, message: Message, lengths: npt.NDArray[np.int64], shard: SparseVector

@@ -31,7 +31,7 @@ def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Wo
 
     They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
     """
-    lengths = comm.swap([len(message) for message in outgoing])
+    lengths = comm.alltoall_ints([len(message) for message in outgoing])
     incoming = _room_for(lengths, outgoing[comm.rank], comm.rank, workspace)
     comm.exchange(outgoing, incoming)
     return incoming

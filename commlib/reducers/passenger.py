@@ -38,7 +38,7 @@ class Passenger(Protocol):
 
         ``mean``: only these entries, dense or as a ``SparseVector`` of size ``high − low``; not to be written
         to or kept. Beside it, only what is equal on all ranks may count: several may hold the same part.
-        They are thrown away where the step turns out void.
+        They are thrown away where the step is skipped.
         """
 
     def arrived(self, shards: list[tuple[int, int, Float64]], /) -> None:

@@ -31,7 +31,7 @@ class Torus2D(Reducer):
         self._slices = partition(int(high - low), topology.stream.size)
         self._ring = Ring(topology.stream, range(topology.stream.size))
         own = low + self._slices[topology.stream.rank :][:2]
-        self._slice_of_rank = topology.world.agree([int(bound) for bound in own])
+        self._slice_of_rank = topology.world.allgather_ints([int(bound) for bound in own])
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
@@ -50,7 +50,7 @@ class Torus2D(Reducer):
             finite = is_finite(complete)
             carriage, rank = self._carriage, topology.world.rank
             sent = [] if carriage is None else carriage.load_integers(rank, complete)
-        rows = self.agree(finite, *sent)
+        rows = self.synchronize_step(finite, *sent)
         if rows is None:
             return Outcome(None)
         numbers = [] if carriage is None else carriage.unload_integers(rows)

@@ -46,8 +46,8 @@ class Communicator(ABC):
 
     ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
-    int64 arrays of shape ``(size,)``. The few bytes of ``agree``, ``swap``, headers and object exchanges are
-    no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+    int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
+    object exchanges are no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     """
 
     arrays: ModuleType = np
@@ -68,11 +68,11 @@ class Communicator(ABC):
         """Return a communicator of the ranks that gave the same color (0 or more), ordered by rank."""
 
     @abstractmethod
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
 
     @abstractmethod
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Give ``values[r]``, a 64-bit integer, to each rank ``r``; return what they gave, ``(size,)``."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Communicator(ABC):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        self.agree([])
+        self.allgather_ints([])
 
     def watchdog(self, seconds: float) -> Watchdog:
         """Return what ends the job when a rank waits longer than ``seconds``; all ranks call it together.

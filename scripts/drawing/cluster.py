@@ -82,7 +82,7 @@ def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
 
 def is_allreduce(record: Record) -> bool:
     """Return whether it is beside what the others were measured."""
-    return "beside" not in record.more
+    return "baselines" not in record.more
 
 
 def tables(results: Results) -> Iterator[str]:
@@ -103,8 +103,8 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def row_of(record: Record) -> list[str]:
-    """Return the row of one contender."""
-    stages, bare = record.more["stages"] or {}, record.more.get("beside", {}).get("bare")
+    """Return the row of one candidate."""
+    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
     seconds = record.seconds
     return [
         *(f"`{label(record)}`", percent(record.case["density"])),
@@ -152,7 +152,7 @@ def draw(cell: Cell, path: Path) -> None:
 
 
 def draw_time(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw a bar for each contender; above it how many times as fast it is as its peer."""
+    """Draw a bar for each candidate; above it how many times as fast it is as its peer."""
     for place, record in enumerate(records):
         for color, low, high in bars(record):
             axes.bar(place, high - low, bottom=low, color=color, width=0.75)

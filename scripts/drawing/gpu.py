@@ -37,7 +37,7 @@ the next residual.
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one contender at each length."""
+    """Seconds of one candidate at each length."""
 
     name: str
     sizes: list[int]

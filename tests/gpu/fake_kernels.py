@@ -29,7 +29,7 @@ def make_codec(name: str) -> Codec:
     return made if set(name.split("+")) <= PLAIN else CodecOnHost(made)
 
 
-def total(given: Sequence[SparseVector]) -> SparseVector:
+def sum_sparse(given: Sequence[SparseVector]) -> SparseVector:
     """Return the sum of sparse vectors."""
     return wrapped(vectors.total([unwrapped(vector) for vector in given]), given[0].values.cupy)
 

@@ -219,7 +219,7 @@ def test_all_lists_travel_in_one_exchange_of_eight_bytes_a_piece(way):
     def body(comm):
         norms = pto.Norms(sizes_of(tensors), comm, partition=way)
         before = int(comm.sent_bytes.sum())
-        comm.agree = comm.allgather_objects = None  # neither is called any more
+        comm.allgather_ints = comm.allgather_objects = None  # neither is called any more
         norms.squares(tensors, tensors)
         return int(comm.sent_bytes.sum()) - before, sum(map(len, norms.partition.pieces))
 
@@ -264,7 +264,7 @@ def test_auto_computes_in_parts_where_that_is_faster_and_says_so(alpha, in_parts
 
 def test_one_rank_and_no_communicator_compute_locally():
     def body(comm):
-        comm.agree = comm.allgather = comm.allgather_objects = None
+        comm.allgather_ints = comm.allgather = comm.allgather_objects = None
         norms = pto.Norms([2], comm, lists=1, partition="slices")
         return norms.squares([np.array([3, 4], np.float32)]), norms.choice, norms.partition
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from training.help import Group
+from training.commands.help import Group
 
 benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from commlib import LinkBytes
-from commlib.profile import processor
+from commlib.tuning.profile import processor
 from training.bench.timing import Seconds
 
 # Variables that change how fast a process computes, allocates or exchanges.
@@ -182,4 +182,4 @@ def print_beside(
         [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
         for each in records
     ]
-    print_table(title, ["", unit, "beside", unit, "× as fast"], rows, notes)
+    print_table(title, ["", unit, "baselines", unit, "× as fast"], rows, notes)

@@ -13,7 +13,7 @@ NOTHING = "–"
 
 def print_records(records: Sequence[Record]) -> None:
     """Print records of one size and the same ranks as a table: a line a reducer."""
-    if any("beside" in record.more for record in records):
+    if any("baselines" in record.more for record in records):
         _print_beside_allreduces(records)
     else:
         _print_in_full(records)
@@ -50,7 +50,7 @@ def _row(record: Record) -> list[str]:
 
 
 def _print_beside_allreduces(records: Sequence[Record]) -> None:
-    records = sorted(records, key=lambda record: "beside" not in record.more)  # the all-reduces at the end
+    records = sorted(records, key=lambda record: "baselines" not in record.more)  # the all-reduces at the end
     first = records[0]
     header = ["reducer", "density", "ms", "min\nms", "max\nms", "peer", "× peer", "× bare"]
     header += [f"{stage}\nms" for stage in STAGES]
@@ -65,7 +65,7 @@ def _print_beside_allreduces(records: Sequence[Record]) -> None:
 
 def _row_beside_allreduces(record: Record) -> list[str]:
     stages, density = record.more["stages"] or {}, record.case["density"]
-    bare = record.more.get("beside", {}).get("bare")
+    bare = record.more.get("baselines", {}).get("bare")
     return [
         _label(record),
         NOTHING if density is None else f"{density:.3%}",

@@ -11,8 +11,8 @@ import numpy as np
 from training.bench.record import Record, print_beside, print_lines
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
-from training.config import Config
-from training.quiet import import_tensorflow
+from training.config.config import Config
+from training.process.tf_logging import import_tensorflow
 
 RUNS, QUICK_RUNS = 21, 3
 STEPS, QUICK_STEPS = 8, 2  # of a run
@@ -51,8 +51,8 @@ def bench(as_json: bool, *, quick: bool) -> int:
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
     from training.bench.bare import bare_step
-    from training.loop import Trainer
-    from training.progress import Progress
+    from training.run.progress import Progress
+    from training.run.trainer import Trainer
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
         trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
