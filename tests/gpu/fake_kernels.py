@@ -31,7 +31,7 @@ def make_codec(name: str) -> Codec:
 
 def sum_sparse(given: Sequence[SparseVector]) -> SparseVector:
     """Return the sum of sparse vectors."""
-    return wrapped(vectors.total([unwrapped(vector) for vector in given]), given[0].values.cupy)
+    return wrapped(vectors.sum_sparse([unwrapped(vector) for vector in given]), given[0].values.cupy)
 
 
 def sum_rows(others: ndarray, own: ndarray, place: int) -> ndarray:
