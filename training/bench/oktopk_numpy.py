@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from commlib import Topology
 from commlib.density import entries
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers import Outcome, Reducer
 from commlib.transport.base import Array
 from commlib.vectors import Float32, partition
 
