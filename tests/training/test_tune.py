@@ -121,7 +121,9 @@ def test_the_reducer_that_was_picked_can_be_made():
         options = written.reducer_config(written.phases[0])
         return make_reducer(options.pop("name"), Topology(comm, ranks_per_node=2), 1000, **options)
 
-    assert {type(each) for each in transport.simulated.run(make, 4)} == {REDUCERS[written.phases[0].reducer]}
+    assert {type(each) for each in transport.simulated.run(make, 4)} == {
+        REDUCERS[written.phases[0].reducer.name]
+    }
 
 
 # ------------------------------------------------------------------ where profiles are

@@ -5,15 +5,11 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     model_validator,
 )
 
-from commlib import REDUCERS, SELECTORS
-from commlib.errors import InvalidArgument, UnknownName
-from commlib.reducers import reducer_options
-from commlib.wire import make_codec
+from training.config.reducers import CodecName, GivenReducer, ReducerKeys, SelectorName
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
@@ -31,23 +27,6 @@ from training.config.schema import (
 from training.config.secrets import resolved
 from training.datasets import Dataset, check_dataset, make_dataset
 from training.models import MODELS
-
-AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
-DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
-
-
-def options_of(reducer: str) -> dict[str, Any]:
-    """Return the options of a reducer with their defaults; of ``auto`` those that it does not pick."""
-    return {"density": DEFAULT_DENSITY} if reducer == AUTO else reducer_options(reducer)
-
-
-def _check_codec(name: str) -> str:
-    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
-    try:
-        make_codec(name)
-    except (UnknownName, InvalidArgument) as error:
-        raise problem(str(error).removeprefix("wire: ")) from error
-    return name
 
 
 def _is_layout(value: Any) -> bool:
@@ -70,17 +49,11 @@ FileName = Annotated[
 ]
 ModelName = Annotated[str, name_in(MODELS, "model")]
 Transport = Literal["auto", "nccl", "nccl+mpi", "mpi"]
-ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
-SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
-CodecName = Annotated[str, AfterValidator(_check_codec)]
 Level = Annotated[
     float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
 ]
 Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
 CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
-
-
-REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
 
 
 class DatasetRecord(Discreet):
@@ -182,7 +155,7 @@ class Augmentation(Record):
         return self
 
 
-class Phase(Record):
+class Phase(ReducerKeys):
     """A run of epochs with one input size, batch size and reducer."""
 
     epochs: Count | None = None
@@ -205,8 +178,8 @@ class Phase(Record):
     """Side of the square in the centre that is tested on, of the image's shorter side."""
     kept_size: Count | None = None
     """Shorter side at which images are kept, in pixels; else the input's, over 0.875 if it is a crop."""
-    reducer: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``, or ``auto``; the configuration's without it, as for the three below."""
+    reducer: GivenReducer | None = None
+    """A name of ``commlib.REDUCERS``, or ``auto``, or a record; the configuration's without it."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     density_warmup: DensityWarmup | None = None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.config.config import Config
-from training.config.records import AUTO, Cache, DatasetRecord, Phase
+from training.config.records import Cache, DatasetRecord, Phase
+from training.config.reducers import AUTO
 from training.config.schedules import Linear, Span
 from training.models import MODELS
 
@@ -77,9 +78,10 @@ def checked(path: str, config: Config) -> Iterator[str]:
     """Yield what a dry run of a configuration has shown, and what it has not."""
     for number, phase in enumerate(config.phases, 1):
         length = f"{phase.epochs} epochs" if phase.steps is None else f"{phase.steps} steps"
+        reducer = config.reducer_name(phase)
         yield (
             f"phase {number}: {length} of {phase.input_size} px, {phase.batch_size} samples a rank, "
-            f"{phase.reducer}, {config.optimizer.name}: its schedules fit, a tiny step was taken and tested"
+            f"{reducer}, {config.optimizer.name}: its schedules fit, a tiny step was taken and tested"
         )
     yield "not looked at: the real samples, and the memory and time that whole batches take"
     yield f"dry run of {path}: all is built, and each phase took a step"
@@ -87,7 +89,7 @@ def checked(path: str, config: Config) -> Iterator[str]:
 
 def _tiny(config: Config, number: int, samples: int, ranks: int) -> Phase:
     phase = config.phases[number]
-    if (phase.reducer or config.reducer) == AUTO and ranks > 1:
+    if config.reducer_name(phase) == AUTO and ranks > 1:
         raise ValueError(f"phases[{number}].reducer: expected a name in a dry run of {ranks} ranks, got auto")
     side = max(MODELS[config.model].smallest_side, min(phase.input_size, SIDE))
     return phase.model_copy(
