@@ -199,7 +199,7 @@ WRONG = {
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
-    "reducer={name: dsar_split, sums: [3]}": "reducer.sums: expected one of fp32, fp16, bf16, qsgd8, qsgd4, ",
+    "reducer={name: dsar_split, sums: [3]}": "phases[0].reducer: expected values that dsar_split takes, got {'density': 0.01, ",
     "reducer=3": "reducer: expected a name, or the key name and options, got 3",
     "phases.0.reducer={name: oktopk, selector: exat}": 'phases[0].reducer.selector: unknown selector "exat"',
     "densty=0.1": 'densty: unknown key, did you mean "density"?',

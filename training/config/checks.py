@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from commlib.errors import InvalidArgument, UnknownName
+from commlib.errors import InvalidArgument, UnknownName, shown
 from training.config.reducers import (
     AUTO,
     DEFAULT_REDUCER,
@@ -59,6 +59,11 @@ def _values_are_right(config: "Config", number: int) -> None:
         if option in config.options_given:
             raise problem(rest, key=config.place_of(option)) from error
         raise problem(str(error), key=f"phases[{number}].reducer") from error
+    except TypeError as error:  # a list where a name is expected, and the like
+        raise problem(
+            f"expected values that {name} takes, got {shown(options)}: {error}",
+            key=f"phases[{number}].reducer",
+        ) from error
 
 
 def _phases_have_a_learning_rate(config: "Config") -> None:
