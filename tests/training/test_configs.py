@@ -98,8 +98,8 @@ def test_each_is_read_back_equal_from_its_resolved_form(name, tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models_exist_and_take_images_of_every_phase(name):
     config = load_shipped(name)
-    assert config.model in MODELS
-    assert all(phase.input_size >= MODELS[config.model].smallest_side for phase in config.phases)
+    assert config.model.name in MODELS
+    assert all(phase.input_size >= MODELS[config.model.name].smallest_side for phase in config.phases)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -172,7 +172,7 @@ def test_dawnbench_has_the_phases_of_the_record():
     assert [phase.reducer.density for phase in config.phases] == [0.01, None, None, None]
     assert [phase.label_smoothing for phase in config.phases] == [0.1] * 4
     assert [phase.augmentation.area[0] for phase in config.phases] == [0.11, 0.11, 0.11, 0.5]
-    assert (config.model, config.precision, config.optimizer.name) == ("resnet50", "float16", "lars")
+    assert (config.model.name, config.precision, config.optimizer.name) == ("resnet50", "float16", "lars")
     assert (config.target.metric, config.target.at_least) == ("top5", 0.93)
 
 
@@ -235,7 +235,7 @@ def test_90_epochs_warm_up_from_the_rate_of_256_and_drop_by_ten_three_times():
 def test_vgg19_is_sparse_for_90_epochs_and_dense_on_request():
     config = load_shipped("imagenet_vgg19")
     (phase,) = config.phases
-    assert (config.model, phase.epochs, phase.input_size, phase.batch_size) == ("vgg19", 90, 224, 256)
+    assert (config.model.name, phase.epochs, phase.input_size, phase.batch_size) == ("vgg19", 90, 224, 256)
     assert (phase.reducer.name, phase.reducer.density) == ("hitopk", 0.01)
     assert rates("imagenet_vgg19", 128)[0][-1] == 0
     dense = load_shipped("imagenet_vgg19", "reducer=torus2d", "density=null")
@@ -245,7 +245,7 @@ def test_vgg19_is_sparse_for_90_epochs_and_dense_on_request():
 def test_vgg16_has_the_settings_of_oktopk():
     config = load_shipped("cifar10_vgg16")
     (phase,) = config.phases
-    assert (config.model, phase.reducer.name, phase.reducer.density) == ("vgg16_cifar", "oktopk", 0.02)
+    assert (config.model.name, phase.reducer.name, phase.reducer.density) == ("vgg16_cifar", "oktopk", 0.02)
     assert (phase.epochs, phase.input_size, phase.batch_size * 16) == (160, 32, 256)
     found = rates("cifar10_vgg16", 16)[0]
     assert [found[0], found[-1]] == pytest.approx([0.1, 0.001])
@@ -270,7 +270,7 @@ def test_vgg16_takes_the_settings_of_gtopk_that_its_comment_names():
 def test_resnet20_has_the_settings_of_gtopk():
     config = load_shipped("cifar10_resnet20")
     (phase,) = config.phases
-    assert (config.model, phase.reducer.name, phase.reducer.density) == ("resnet20", "gtopk", 0.001)
+    assert (config.model.name, phase.reducer.name, phase.reducer.density) == ("resnet20", "gtopk", 0.001)
     assert (phase.epochs, phase.input_size, phase.batch_size) == (140, 32, 128)
     assert config.optimizer.momentum == 0.9
     densities = phase.density_warmup.densities(phase.reducer.density)
@@ -313,5 +313,5 @@ def test_synthetic_generates_what_the_phase_takes_at_any_size():
 @pytest.mark.parametrize("name", MODELS)
 def test_synthetic_takes_every_model(name):
     config = load_shipped("synthetic", f"model={name}")
-    assert config.model == name
+    assert config.model.name == name
     assert config.phases[0].input_size >= MODELS[name].smallest_side

@@ -54,7 +54,7 @@ def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(
     for phase, whole in zip(small.phases, config.phases, strict=True):
         assert phase.reducer == whole.reducer
         assert phase.steps == 1
-        assert MODELS[config.model].smallest_side <= phase.input_size <= whole.input_size
+        assert MODELS[config.model.name].smallest_side <= phase.input_size <= whole.input_size
         assert phase.batch_size == 2 * config.accumulate
 
 

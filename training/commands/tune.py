@@ -14,7 +14,6 @@ from commlib.tuning.tuner import ALONE, Choice, choose
 from training.bench.record import milliseconds, print_table, times
 from training.config.config import Config, load
 from training.config.records import Transport
-from training.models import MODELS
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.process.tf_logging import import_tensorflow
@@ -192,7 +191,7 @@ def _weights_of(config: Config) -> int:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # there is to be room on it for what is measured
-    return count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+    return count_weights(config.model.make(dataset.channels, dataset.classes))
 
 
 def _row(case: Case, choice: Choice) -> list[str]:

@@ -4,19 +4,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from commlib.errors import InvalidArgument, UnknownName, shown
+from training.config.records import smallest_side
 from training.config.reducers import (
     AUTO,
     DEFAULT_REDUCER,
     REDUCER_KEYS,
+    check_options,
     check_takes,
-    check_values,
     options_of,
 )
 from training.config.schema import problem
-from training.models import MODELS
 
 if TYPE_CHECKING:
     from training.config.config import Config
+    from training.config.records import Phase
 
 
 def check(config: "Config") -> None:
@@ -36,6 +37,8 @@ def _reducers_take_what_they_are_given(config: "Config") -> None:
         name, place = config.reducer_name(phase), f"phases[{number}]"
         known = options_of(name)
         check_takes(name, phase.reducer, f"{place}.reducer")
+        if known is None:  # not imported yet
+            continue
         for key in (*REDUCER_KEYS, "density_warmup"):
             value, needed = getattr(phase, key), key.removesuffix("_warmup")
             if value is not None and needed not in known:
@@ -51,7 +54,7 @@ def _values_are_right(config: "Config", number: int) -> None:
     options = config.reducer_config(phase)
     name = options.pop("name")
     try:
-        check_values(name, options)
+        check_options(name, options)
     except (InvalidArgument, UnknownName) as error:
         option, _, rest = str(error).partition(": ")
         if option in phase.options_given:
@@ -86,10 +89,10 @@ def _there_is_something_to_resume(config: "Config") -> None:
 
 
 def _images_are_large_enough(config: "Config") -> None:
-    least = MODELS[config.model].smallest_side
+    least = smallest_side(config.model.name)
     for number, phase in enumerate(config.phases):
         if phase.input_size < least:
-            expected = f"at least the {least} pixels that {config.model} needs"
+            expected = f"at least the {least} pixels that {config.model.name} needs"
             raise problem(f"expected {expected}, got {phase.input_size}", key=f"phases[{number}].input_size")
 
 
@@ -107,7 +110,7 @@ def _the_optimizer_has_what_is_given(config: "Config") -> None:
                 f"expected none, {config.optimizer.name} has no momentum; got {phase.momentum}",
                 key=f"phases[{number}].momentum",
             )
-    if config.optimizer.sharded and not any(config.is_dense(phase) for phase in config.phases):
+    if config.optimizer.sharded and all(config.is_sparse(phase) for phase in config.phases):
         raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
 
 
@@ -115,10 +118,7 @@ def without_effect(config: "Config") -> Iterator[str]:
     """Yield a line for every setting that no phase takes."""
     phases, optimizer = config.phases, config.optimizer
     for option, value in config.options_given.items():
-        if not any(
-            option in options_of(config.reducer_name(phase)) and option not in phase.options_given
-            for phase in phases
-        ):
+        if not any(_is_taken(config, phase, option) for phase in phases):
             yield f"{config.place_of(option)}={value} has no effect: no phase takes it from here"
     if config.profile is not None and not config.automatic:
         yield f"profile={config.profile} has no effect: no phase has reducer=auto"
@@ -129,3 +129,9 @@ def without_effect(config: "Config") -> Iterator[str]:
     if "momentum" in optimizer.model_fields_set and all(phase.momentum is not None for phase in phases):
         momentum = getattr(optimizer, "momentum", None)
         yield f"optimizer.momentum={momentum} has no effect: every phase names its own"
+
+
+def _is_taken(config: "Config", phase: "Phase", option: str) -> bool:
+    """Return whether a phase's reducer takes an option from the configuration, as far as that is known."""
+    known = options_of(config.reducer_name(phase))
+    return option not in phase.options_given and (known is None or option in known)

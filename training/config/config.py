@@ -18,9 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from commlib import REDUCERS
 from commlib.errors import one_line
-from commlib.reducers import reducer_options
 from commlib.tuning.tuner import Choice
 from training.config.bounded_yaml import Unreadable
 from training.config.checks import check, without_effect
@@ -34,7 +32,7 @@ from training.config.records import (
     DawnBenchEntry,
     FileName,
     Layout,
-    ModelName,
+    ModelRecord,
     Normalise,
     Part,
     Phase,
@@ -54,7 +52,8 @@ from training.config.reducers import (
     ReducerKeys,
     ReducerRecord,
     SelectorName,
-    options_of,
+    class_of,
+    written_out,
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
@@ -75,8 +74,8 @@ class Config(ReducerKeys):
     """What the run's folder is called, before its time."""
     dataset: Annotated[DatasetRecord, BeforeValidator(named)]
     """A name of ``training.datasets.DATASETS``; where more is to be said, ``name``, ``path`` and options."""
-    model: ModelName
-    """A name of ``training.models.MODELS``."""
+    model: Annotated[ModelRecord, BeforeValidator(named)]
+    """A name of ``training.models.MODELS`` or an import path; where it has options, ``name`` and those."""
     phases: Phases
     """One after the other; what a reducer holds back goes into the next one's first step."""
     learning_rate: LearningRate | None = None
@@ -135,10 +134,11 @@ class Config(ReducerKeys):
         own = phase.reducer and phase.reducer.name
         return own or self.reducer.name or DEFAULT_REDUCER
 
-    def is_dense(self, phase: Phase) -> bool:
-        """Return whether a phase's reducer sends all of the gradient."""
+    def is_sparse(self, phase: Phase) -> bool:
+        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose one that does."""
         name = self.reducer_name(phase)
-        return name != AUTO and not REDUCERS[name].sparse
+        reducer = class_of(name)
+        return name == AUTO or (reducer is not None and reducer.sparse)
 
     @property
     def automatic(self) -> list[int]:
@@ -162,9 +162,8 @@ class Config(ReducerKeys):
         """Return the configuration with the reducers written out that were chosen for phases, by number."""
         phases = list(self.phases)
         for number, choice in choices.items():
-            options = reducer_options(choice.reducer) | choice.options
-            if "density" in options:
-                options["density"] = self.density_of(phases[number])
+            given = choice.options | {"density": self.density_of(phases[number])}
+            options = written_out(choice.reducer, given)
             phases[number] = _with_reducer(phases[number], {"name": choice.reducer, **options})
         return self.model_copy(update={"phases": phases})
 
@@ -176,8 +175,7 @@ class Config(ReducerKeys):
         """
         name = self.reducer_name(phase)
         given = self.options_given | phase.options_given
-        options = {option: given.get(option, default) for option, default in options_of(name).items()}
-        return {"name": name, **options}
+        return {"name": name, **written_out(name, given)}
 
     def resolved(self) -> "Config":
         """Return the configuration with every phase's learning rate, reducer and options written out."""

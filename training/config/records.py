@@ -9,6 +9,7 @@ from pydantic import (
     model_validator,
 )
 
+from training.config.parts import imported, part_in
 from training.config.reducers import CodecName, GivenReducer, ReducerKeys, SelectorName
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
@@ -21,12 +22,11 @@ from training.config.schema import (
     expect,
     is_number,
     is_whole,
-    name_in,
     problem,
 )
 from training.config.secrets import resolved
-from training.datasets import Dataset, check_dataset, make_dataset
-from training.models import MODELS
+from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
+from training.models import MODELS, check_model, make_model
 
 
 def _is_layout(value: Any) -> bool:
@@ -47,13 +47,44 @@ FileName = Annotated[
         lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
     ),
 ]
-ModelName = Annotated[str, name_in(MODELS, "model")]
 Transport = Literal["auto", "nccl", "nccl+mpi", "mpi"]
 Level = Annotated[
     float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
 ]
 Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
 CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
+
+
+class ModelRecord(Discreet):
+    """A model: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Annotated[str, part_in(MODELS, "model")]
+    """A name of ``training.models.MODELS``, or an import path."""
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "ModelRecord":
+        if imported(MODELS, "model", self.name) is not None:
+            try:
+                check_model(self.name, self.options)
+            except ValueError as error:
+                raise problem(str(error)) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this model alone."""
+        return dict(self.model_extra or {})
+
+    def make(self, channels: int, classes: int, *, normalised: bool = False) -> Any:
+        """Return the model, which imports Keras; a ``ValueError`` of one line where it is none."""
+        return make_model(self.name, channels, classes, normalised=normalised, **self.options)
+
+
+def smallest_side(model: str) -> int:
+    """Return the pixels that the images of a model must have at least; 1 where it says nothing."""
+    return getattr(imported(MODELS, "model", model), "smallest_side", 1)
 
 
 class DatasetRecord(Discreet):
@@ -65,17 +96,18 @@ class DatasetRecord(Discreet):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str
-    """A name of ``training.datasets.DATASETS``."""
+    name: Annotated[str, part_in(DATASETS, "dataset")]
+    """A name of ``training.datasets.DATASETS``, or an import path."""
     path: str | None = None
     """A folder or URL."""
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "DatasetRecord":
-        try:
-            check_dataset(self.name, self.path, self.options)
-        except ValueError as error:
-            raise problem(str(error)) from error
+        if imported(DATASETS, "dataset", self.name) is not None:
+            try:
+                check_dataset(self.name, self.path, self.options)
+            except ValueError as error:
+                raise problem(str(error)) from error
         return self
 
     @property
@@ -93,7 +125,7 @@ class DatasetRecord(Discreet):
 
 
 def named(value: Any) -> Any:
-    """Return the record of a data set that is given by its name alone."""
+    """Return the record of what is given by its name alone."""
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -10,15 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from commlib import REDUCERS, SELECTORS, Topology, make_reducer, transport
+from commlib import REDUCERS, SELECTORS, Reducer, Topology, make_reducer, registry, transport
 from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
-from commlib.reducers import reducer_options
 from commlib.wire import make_codec
+from training.config.parts import imported, part_in
 from training.config.schema import Density, Discreet, Record, name_in, problem
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
-DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
+DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)[
+    "density"
+]  # all sparse ones have the same
 REDUCER_KEYS = ("density", "selector", "wire")  # of a phase or of the configuration, beside a reducer's name
 
 
@@ -31,7 +33,7 @@ def _check_codec(name: str) -> str:
     return name
 
 
-ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
+ReducerName = Annotated[str, part_in({**REDUCERS, AUTO: None}, "reducer")]
 SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
 
@@ -42,7 +44,7 @@ class ReducerRecord(Discreet):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``, or ``auto``; without it, in a phase, the configuration's."""
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it, in a phase, the configuration's."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     selector: SelectorName | None = None
@@ -99,21 +101,46 @@ class ReducerKeys(Record):
         return option if option in self.keys_given else f"reducer.{option}"
 
 
-def options_of(reducer: str) -> dict[str, Any]:
-    """Return the options of a reducer with their defaults; of ``auto`` those that it does not pick."""
-    return {"density": DEFAULT_DENSITY} if reducer == AUTO else reducer_options(reducer)
+def class_of(name: str) -> type[Reducer] | None:
+    """Return the class of a reducer; ``None`` for ``auto``, and for one that is not imported yet."""
+    found: type[Reducer] | None = imported(REDUCERS, "reducer", name)
+    return found
 
 
-def check_values(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` where the reducer does not take these options; one is made to find out."""
-    if name != AUTO:
+def options_of(name: str) -> dict[str, Any] | None:
+    """Return the options of a reducer with their defaults, ``None`` for one that is not imported yet.
+
+    Of ``auto`` they are those that it does not pick. Options without a default are ``REQUIRED``.
+    """
+    if name == AUTO:
+        return {"density": DEFAULT_DENSITY}
+    if (reducer := class_of(name)) is None:
+        return None
+    return registry.options_of(reducer, positional=2)
+
+
+def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a reducer takes of those ``given``, and its defaults for the others."""
+    known = options_of(name)
+    options = dict(given) if known is None else {key: given.get(key, known[key]) for key in known}
+    return {key: value for key, value in options.items() if value not in (None, [], registry.REQUIRED)}
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` where a reducer does not take these options.
+
+    One of ours is made to find out; another's constructor may do whatever it likes, and is not called.
+    """
+    if name in REDUCERS:
         transport.simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
+    elif (reducer := class_of(name)) is not None:
+        registry.check_options(name, reducer, options, positional=2)
 
 
 def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:
     """Raise a problem for an option of ``record`` that the reducer ``name`` does not have."""
     known = options_of(name)
-    for option, value in record.options.items() if record is not None else ():
+    for option, value in record.options.items() if record is not None and known is not None else ():
         if option not in known:
             does = (
                 f"{AUTO} picks its own; got {shown(value)}"

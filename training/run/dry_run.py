@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.config.config import Config
-from training.config.records import Cache, DatasetRecord, Phase
+from training.config.records import Cache, DatasetRecord, Phase, smallest_side
 from training.config.reducers import AUTO
 from training.config.schedules import Linear, Span
-from training.models import MODELS
 
 BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
 SIDE = 32  # pixels of the inputs, where the model takes so few
@@ -91,7 +90,7 @@ def _tiny(config: Config, number: int, samples: int, ranks: int) -> Phase:
     phase = config.phases[number]
     if config.reducer_name(phase) == AUTO and ranks > 1:
         raise ValueError(f"phases[{number}].reducer: expected a name in a dry run of {ranks} ranks, got auto")
-    side = max(MODELS[config.model].smallest_side, min(phase.input_size, SIDE))
+    side = max(smallest_side(config.model.name), min(phase.input_size, SIDE))
     return phase.model_copy(
         update={
             "epochs": None,
