@@ -18,6 +18,7 @@ from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.process.tf_logging import import_tensorflow
 from training.run.autotune import count_weights, profile_path
+from training.run.parts import import_parts
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
 DENSITIES = (0.01, 0.001)
@@ -101,10 +102,13 @@ def tune(request: Request) -> None:
     """Measure on all ranks of this job; rank 0 writes the profile and prints."""
     with as_rank() as comm:
         asked = all_or_exit(comm, lambda: on_rank0(comm, request.resolve))
+        config = asked.config
+        if config is not None:
+            config = all_or_exit(comm, lambda given=config: import_parts(given))
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
-        cases = _cases(topology, asked.config)
+        cases = _cases(topology, config)
         profile = _measure(topology, cases)
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:

@@ -135,7 +135,7 @@ class Config(ReducerKeys):
         return own or self.reducer.name or DEFAULT_REDUCER
 
     def is_sparse(self, phase: Phase) -> bool:
-        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose one that does."""
+        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose such a one."""
         name = self.reducer_name(phase)
         reducer = class_of(name)
         return name == AUTO or (reducer is not None and reducer.sparse)

@@ -44,7 +44,7 @@ class ReducerRecord(Discreet):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it, in a phase, the configuration's."""
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it the configuration's."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     selector: SelectorName | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib import registry
-from commlib.errors import shown, suggestion
+from commlib.errors import InvalidArgument, shown, suggestion
 from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.datasets.bundled import digits, mnist5k
@@ -45,7 +45,7 @@ def make_dataset(name: str, path: str | Path | None = None, **options: Any) -> D
     with in_one_line(name):
         dataset = load(**places, **options)
     if not isinstance(dataset, Dataset):
-        raise ValueError(f"dataset {name}: expected a training.datasets.Dataset, got {shown(dataset)}")
+        raise InvalidArgument(f"dataset {name}: expected a training.datasets.Dataset, got {shown(dataset)}")
     # Keys of an account change nothing of what the samples are, and the identity is part of file names.
     words = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
     return replace(dataset, identity=" ".join([name, *map(without_secrets, places.values()), *words]))

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from commlib.registry import options_of
 from training.config.config import Config
 from training.config.records import Cache, DatasetRecord, Phase, smallest_side
 from training.config.reducers import AUTO
 from training.config.schedules import Linear, Span
+from training.datasets.synthetic import synthetic
 
 BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
 SIDE = 32  # pixels of the inputs, where the model takes so few
@@ -55,15 +57,16 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
 
     Raises a ``ValueError`` that begins with the key where a schedule does not fit its phase.
     """
-    samples = config.dataset.options.get("samples", 4096)
+    facts = _facts(config.dataset)
+    samples = facts.samples
     phases = [_tiny(config, number, samples, ranks) for number in range(len(config.phases))]
     few = max(phase.batch_size for phase in phases) * ranks * STEPS_KEPT
     side = max(phase.input_size for phase in phases)
-    options = config.dataset.options | {"side": side, "samples": few, "test_samples": 2 * ranks}
+    options = {"classes": facts.classes, "channels": facts.channels, "side": side, "samples": few}
     return config.model_copy(
         update={
             "phases": phases,
-            "dataset": DatasetRecord(name="synthetic", **options),
+            "dataset": DatasetRecord(name="synthetic", test_samples=2 * ranks, **options),
             "cache": Cache(),
             "checkpoints": None,
             "resume": "never",
@@ -71,6 +74,15 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
             "output": output,
         }
     )
+
+
+def _facts(dataset: DatasetRecord) -> Facts:
+    """Return what the generated data have as well; a data set of one's own is made to find out."""
+    if dataset.name == "synthetic":
+        given = {key: dataset.options.get(key, default) for key, default in options_of(synthetic).items()}
+        return Facts(given["samples"], given["classes"], given["channels"])
+    made = dataset.make()
+    return Facts(len(made.manifest("training")), made.classes, made.channels)
 
 
 def checked(path: str, config: Config) -> Iterator[str]:
