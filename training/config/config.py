@@ -53,6 +53,7 @@ from training.config.reducers import (
     ReducerRecord,
     SelectorName,
     class_of,
+    options_of,
     written_out,
 )
 from training.config.references import resolve
@@ -178,14 +179,16 @@ class Config(ReducerKeys):
         return {"name": name, **written_out(name, given)}
 
     def resolved(self) -> "Config":
-        """Return the configuration with every phase's learning rate, reducer and options written out."""
-        phases = [
-            _with_reducer(phase, self.reducer_config(phase)).model_copy(
-                update={"learning_rate": phase.learning_rate or self.learning_rate}
-            )
-            for phase in self.phases
-        ]
-        return self.model_copy(update={"phases": phases})
+        """Return the configuration with every phase's learning rate, reducer and options written out.
+
+        The options of a reducer that is not imported yet stay as they are given.
+        """
+        return self.model_copy(update={"phases": [self._resolved(phase) for phase in self.phases]})
+
+    def _resolved(self, phase: Phase) -> Phase:
+        if options_of(self.reducer_name(phase)) is not None:  # it is imported
+            phase = _with_reducer(phase, self.reducer_config(phase))
+        return phase.model_copy(update={"learning_rate": phase.learning_rate or self.learning_rate})
 
     @model_serializer(mode="wrap")
     def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
