@@ -254,7 +254,7 @@ def _run(
     what = " ".join(words[words.index("--size") :])
     _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
-        for line in cluster.lines(job, environment(algorithm) | settings, sweep.timeout):
+        for line in cluster.lines(job, {**environment(algorithm), **settings}, sweep.timeout):
             if line.startswith("{"):
                 reported = json.loads(line)
                 reported["case"] |= {"mpi_algorithm": algorithm}
