@@ -96,7 +96,7 @@ def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurem
         bytes=taken.bytes,
         more={
             "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.nnz,
+            "entries": taken.entries,
             # Stages are of the transport's clock: next to the processor's they would not add up.
             "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
         },
