@@ -36,7 +36,7 @@ STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
 TIMEOUT_SECONDS = 3600.0
 TIMED_OUT = 124
 
-# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is compared with it.
+# Open MPI's own choice may send twice as much between nodes as the best: the comparison would flatter ours.
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
