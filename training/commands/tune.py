@@ -11,7 +11,7 @@ from commlib.tuning.probe import measure
 from commlib.tuning.profile import Profile
 from commlib.tuning.trials import try_out
 from commlib.tuning.tuner import ALONE, Choice, choose
-from training.bench.record import milliseconds, print_table, times
+from training.commands.printing import milliseconds, print_table, times
 from training.config.config import Config, load
 from training.config.records import Transport
 from training.process.devices import see_own_gpu, with_gpus
@@ -102,9 +102,7 @@ def tune(request: Request) -> None:
     """Measure on all ranks of this job; rank 0 writes the profile and prints."""
     with as_rank() as comm:
         asked = all_or_exit(comm, lambda: on_rank0(comm, request.resolve))
-        config = asked.config
-        if config is not None:
-            config = all_or_exit(comm, lambda given=config: import_parts(given))
+        config = all_or_exit(comm, lambda: asked.config and import_parts(asked.config))
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))

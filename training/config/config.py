@@ -198,7 +198,8 @@ class Config(ReducerKeys):
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
-        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        text: str = yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        return text
 
 
 def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:

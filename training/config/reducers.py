@@ -140,7 +140,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:
     """Raise a problem for an option of ``record`` that the reducer ``name`` does not have."""
     known = options_of(name)
-    for option, value in record.options.items() if record is not None and known is not None else ():
+    if record is None or known is None:
+        return
+    for option, value in record.options.items():
         if option not in known:
             does = (
                 f"{AUTO} picks its own; got {shown(value)}"

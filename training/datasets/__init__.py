@@ -66,7 +66,9 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
     if name in DATASETS:
         _check_keys(f"dataset {name}", options, known)
     else:
-        registry.check_options(f"dataset {name}", load, options | ({} if path is None else {"path": path}))
+        registry.check_options(
+            f"dataset {name}", load, {**options, **({} if path is None else {"path": path})}
+        )
     if options.get("storage") is not None:
         _check_storage(f"dataset {name}: storage", options["storage"])
 

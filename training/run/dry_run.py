@@ -63,10 +63,11 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
     few = max(phase.batch_size for phase in phases) * ranks * STEPS_KEPT
     side = max(phase.input_size for phase in phases)
     options = {"classes": facts.classes, "channels": facts.channels, "side": side, "samples": few}
+    options["test_samples"] = 2 * ranks
     return config.model_copy(
         update={
             "phases": phases,
-            "dataset": DatasetRecord(name="synthetic", test_samples=2 * ranks, **options),
+            "dataset": DatasetRecord.model_validate({"name": "synthetic", **options}),
             "cache": Cache(),
             "checkpoints": None,
             "resume": "never",
@@ -126,6 +127,7 @@ def _first_rate(phase: Phase, number: int, samples: int, ranks: int) -> Linear:
             f"ranks together, got {phase.batch_size} on each"
         )
     steps = phase.steps or (phase.epochs or 0) * epoch_steps
+    assert phase.learning_rate is not None  # of a resolved configuration
     try:
         rate = phase.learning_rate.resolved(Span(steps, epoch_steps, global_batch)).at(0, steps)
     except ValueError as error:

@@ -103,7 +103,11 @@ class Learner:
         )
 
     def _shards(self, phase: Phase) -> bool:
-        return self.config.optimizer.sharded and self.config.is_dense(phase) and self.topology.world.size > 1
+        return (
+            self.config.optimizer.sharded
+            and not self.config.is_sparse(phase)
+            and self.topology.world.size > 1
+        )
 
     def _make_optimizer(self, *, sharded: bool) -> None:
         """Make the optimizer, with the state of the one before."""

@@ -6,6 +6,7 @@ Loading a configuration imports none of them; a run, a dry run and ``tune`` begi
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from pydantic_core import PydanticCustomError
 
@@ -34,7 +35,7 @@ def import_parts(config: Config) -> Config:
         sys.path.insert(0, folder)
     for key, name in reducers.items():
         if name != AUTO:
-            _at(key, lambda name=name: registry.resolve(REDUCERS, "reducer", name, subclass_of=Reducer))
+            _at(key, partial(registry.resolve, REDUCERS, "reducer", name, subclass_of=Reducer))
     dataset, model = config.dataset, config.model
     _at("dataset", lambda: registry.resolve(DATASETS, "dataset", dataset.name))
     _at("dataset", lambda: check_dataset(dataset.name, dataset.path, dataset.options))
