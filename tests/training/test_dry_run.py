@@ -74,8 +74,8 @@ def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():
             "phases[0].learning_rate.warmup.epochs: expected fewer than the 1068 steps of the phase",
         ),
         ("phases.0.batch_size=1438", "phases[0].batch_size: expected at most the 1437 training samples"),
-        ("dataset=digit", 'dataset: unknown dataset "digit"'),
-        ("model=resnet9", 'model: unknown model "resnet9"'),
+        ("dataset=digit", 'dataset.name: unknown dataset "digit"'),
+        ("model=resnet9", 'model.name: unknown model "resnet9"'),
     ],
 )
 def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):
