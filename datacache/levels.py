@@ -73,7 +73,7 @@ class Counts:
 
 
 class Level:
-    """A generation of the ids of ``part``, or nothing where there is no folder or no room for it.
+    """A record store of the ids of ``part``, or nothing where there is no folder or no room for it.
 
     Nothing that goes wrong with it stops anybody: it is done without, with one warning.
     """
@@ -97,7 +97,7 @@ class Level:
             return
         try:
             self.generation = RecordStore(folder, fingerprint, part, sizes, note=note)
-            self.generation.seal()  # what a killed process has filled, but not sealed any more
+            self.generation.seal()  # what a killed process has filled, but not sealed
             if self.generation.no_room is not None:
                 message = f"what is there is read, and nothing more kept: {self.generation.no_room}"
                 places.warn_full(folder, message)

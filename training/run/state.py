@@ -102,8 +102,7 @@ def own_state(learner: Learner) -> dict[str, Tree]:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Raise :class:`~training.checkpoint.serialization.Damaged` where no run has written what the block
-    meets.
+    """Raise :class:`~training.checkpoint.serialization.Damaged` for what no run has written.
 
     Its bytes are those that were written, by their digest: another program has written them.
     """
