@@ -26,6 +26,7 @@ from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
+from tests.extent import examples
 from tests.launching import mpirun, tail
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import manifest as checkpoint_manifest
@@ -122,7 +123,7 @@ TREES = st.recursive(
 
 
 @given(tree=TREES)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_any_tree_comes_back(tmp_path_factory, tree):
     assert same(round_trip(tmp_path_factory.mktemp("any") / "tree", tree), tree)
 
