@@ -13,7 +13,7 @@ import pytest
 import commlib
 from commlib import Topology, cost, make_reducer
 from commlib.reducers import REDUCERS
-from tests.extent import more
+from tests.extent import ALL, more
 
 # Every reducer, with the settings that change its way through the code.
 CASES = {
@@ -78,9 +78,10 @@ STEPS = 5
 
 
 def layouts(size: int) -> list:
-    """Even, uneven and single nodes, and one rank a node."""
-    uneven = [size - 1, 1] if size > 1 else [1]
-    return [2, size, 1, uneven]
+    """Even and uneven nodes; with few ranks, a single node and one rank a node."""
+    even_and_not = [2, [size - 1, 1] if size > 1 else [1]]
+    one_or_each = [size, 1]
+    return even_and_not + one_or_each if ALL else even_and_not if size > 3 else one_or_each
 
 
 @functools.cache  # every case and every layout takes the same ones
@@ -187,6 +188,7 @@ def test_dense_steps_equal_a_float64_reference(ranks, way):
     np.testing.assert_array_less(np.abs(seen[0]["means"][0] - reference), tolerance)
 
 
+@pytest.mark.world_sizes(3)
 def test_runs_repeat_bitwise(ranks, way):
     name, options = way
     first, second = (ranks.run(lambda comm: train(comm, name, options, 1000, 2)) for _ in range(2))
