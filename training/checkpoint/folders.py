@@ -1,9 +1,9 @@
-"""Checkpoints: what a run needs to go on to the bit, in folders that are whole or are not there.
+"""Checkpoints in atomic folders: each is complete or does not exist.
 
-A folder ``step-00000040`` holds ``shared.safetensors``, which rank 0 wrote, ``own-00000.safetensors`` and so
-on, which each rank wrote, and ``COMPLETE``, which says what all of these must be. It is made under another
-name, synced, and renamed. So a crash, at whatever moment, leaves the checkpoints before as they were. What
-happens to a file later is found by its digest, and the checkpoint before is used instead.
+A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one ``own-00000.safetensors`` for
+each rank, and ``COMPLETE``, the manifest with the length and digest of every file. The folder is written
+under a temporary name, synced and renamed, so a crash never damages an earlier checkpoint. Damage to a file
+is found by its digest, and the checkpoint before it is used instead.
 """
 
 import secrets
@@ -29,12 +29,12 @@ _UNFINISHED = "unfinished-"
 
 
 class CheckpointFailed(RuntimeError):
-    """A checkpoint could not be written, on any rank; those before it are as they were."""
+    """A checkpoint could not be written on some rank; earlier checkpoints are unchanged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found whole. ``own`` is ``None`` where the world has another size than then."""
+    """A complete checkpoint. ``own`` is ``None`` if it was written by another number of ranks."""
 
     step: int
     path: Path
@@ -44,18 +44,18 @@ class Checkpoint:
     files: Mapping[str, Written] = field(repr=False)
 
     def own_of(self, rank: int) -> Tree:
-        """Return what ``rank`` of the world of then wrote, read again; :class:`Damaged` if it is not that."""
+        """Return what ``rank`` wrote, read again from its file; raises :class:`Damaged`."""
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"rank: expected 0 to {self.world_size - 1}, got {rank}")
         return read_tree(self.path / own_file(rank), self.files[own_file(rank)])
 
 
 class Checkpoints:
-    """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; made when needed.
+    """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; created when needed.
 
-    Kept are the last ``keep`` and, with what was said to be best, the last of those. Every method is called
-    by all ranks together. No two runs may save into a folder at the same time. Those of another ``run`` than
-    rank 0's are neither found nor removed.
+    The last ``keep`` checkpoints stay, and the last one that was saved as the best. All ranks call every
+    method together. Two runs must not save into one folder at the same time. Checkpoints of another ``run``
+    than rank 0's are neither found nor removed.
     """
 
     def __init__(self, folder: Path, comm: Communicator, *, run: str = "", keep: int = 3) -> None:
@@ -66,9 +66,9 @@ class Checkpoints:
     def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
         """Write a checkpoint: ``shared`` as rank 0 has it, ``own`` of every rank; both are only read.
 
-        Nothing of it is left where any rank cannot write: all raise :class:`CheckpointFailed`, and the
-        checkpoints before are as they were. Returns when it would outlive a power cut. A step saved again,
-        or one before the newest, is the newest from then on.
+        If any rank cannot write, all raise :class:`CheckpointFailed`, nothing of it stays, and earlier
+        checkpoints are unchanged. When the call returns, the files are synced to the disk. A step that is
+        saved again, or an earlier step, becomes the newest checkpoint.
         """
         if step < 0:
             raise InvalidArgument(f"step: expected at least 0, got {step}")
@@ -84,17 +84,17 @@ class Checkpoints:
             raise
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest that is whole for all ranks, the same one on each; ``None`` if there is none.
+        """Return the newest checkpoint that all ranks can read, the same on each; ``None`` if there is none.
 
-        Rank 0 prints a line for each that is left out, naming what is damaged. With another world size each
-        rank checks the files of the ranks whose residuals :func:`merged` gives to it.
+        Rank 0 prints a line for each damaged one. With another world size each rank checks the files of the
+        ranks whose residuals :func:`merged` gives to it.
         """
-        return next(self.whole(), None)
+        return next(self.complete(), None)
 
-    def whole(self) -> Iterator[Checkpoint]:
-        """Yield those that are whole for all ranks, newest first; all ranks take as many.
+    def complete(self) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
 
-        Rank 0 prints a line for each that is left out, as :meth:`newest` does.
+        Rank 0 prints a line for each damaged one, as :meth:`newest` does.
         """
         return self._those(lambda manifest: True)
 
@@ -103,12 +103,12 @@ class Checkpoints:
         return next(self._those(lambda manifest: manifest.best), None)
 
     def count(self) -> int:
-        """Return how many have the name of a checkpoint, whole or not."""
+        """Return how many folders have the name of a checkpoint, complete or not."""
         names = self._first(lambda: [path.name for path in self.folder.glob(f"{STEP}*")])
         return len(self._comm.allgather_objects(names)[0] or [])
 
     def is_left_out(self, step: int, problem: str | None) -> bool:
-        """Return whether any rank has a problem with a checkpoint, which rank 0 then prints."""
+        """Return whether any rank found a problem with a checkpoint; rank 0 prints it."""
         problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
         if self._comm.rank == 0:
             for each in problems:
@@ -121,7 +121,7 @@ class Checkpoints:
             raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
 
     def _begin(self, step: int) -> Path:
-        """Return a new folder to write into. Its name is new, too: other hosts may remember an old one."""
+        """Return a new folder to write into; its name is new, since other hosts may cache old entries."""
 
         def make() -> str:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class Checkpoints:
         self._remove_old([(path, manifest), *found])
 
     def _free_name(self, step: int) -> Path:
-        """Return the step's name, with a number behind it where that is taken."""
+        """Return a path named after the step, with a number appended if that name is taken."""
         path, attempt = self.folder / f"{STEP}{step:08d}", 1
         while path.exists():
             attempt += 1
@@ -168,7 +168,7 @@ class Checkpoints:
         best = [path for path, manifest in newest_first if manifest.best]
         for path, _ in newest_first[self._keep :]:
             if path not in best[:1]:
-                # Renamed first: what has the name of a step is always whole.
+                # Renamed first: a folder with the name of a step is always complete.
                 path.rename(self.folder / f"{_UNFINISHED}removal-{secrets.token_hex(4)}")
         self._remove_unfinished()
 
@@ -177,7 +177,7 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def _scan(self) -> tuple[list[tuple[Path, Manifest]], list[Damaged]]:
-        """Return the folders with their manifests, newest first, and what is wrong with others."""
+        """Return the folders with their manifests, newest first, and the errors of damaged ones."""
         found, damaged = [], []
         for path in sorted(self.folder.glob(f"{STEP}*")):
             try:
@@ -232,7 +232,7 @@ class Checkpoints:
 
 
 def taken_over(world_size: int, rank: int, size: int) -> range:
-    """Return the ranks of a world of ``world_size`` that ``rank`` of a world of ``size`` stands for.
+    """Return the ranks of the earlier world of ``world_size`` whose state ``rank`` of ``size`` takes over.
 
     >>> [list(taken_over(5, rank, 2)) for rank in range(2)]
     [[0, 2, 4], [1, 3]]
@@ -245,11 +245,12 @@ def taken_over(world_size: int, rank: int, size: int) -> range:
 def merged(
     residual_of: Callable[[int], Float32], length: int, *, world_size: int, rank: int, size: int
 ) -> Float32:
-    """Return the residual of ``rank`` in a world of ``size``: the sum of those that it takes over.
+    """Return the residual of ``rank`` in a world of ``size``: the sum of the residuals that it takes over.
 
-    ``residual_of(rank)`` returns a vector of shape ``(length,)`` for a rank of the world of ``world_size``,
-    and is asked for one after another, in order. The sum is made in float64 and rounded once; where ranks
-    take over none, it is zero. Summed over all ranks, nothing is lost but this rounding.
+    ``residual_of(rank)`` returns a vector of shape ``(length,)`` for a rank of the earlier world of
+    ``world_size``, and is called for one rank after another, in order. The sum is computed in float64 and
+    rounded once; a rank that takes over none gets zeros. The sum over all ranks is preserved to this
+    rounding.
     """
     ranks = taken_over(world_size, rank, size)
     if len(ranks) == 1:

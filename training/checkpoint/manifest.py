@@ -1,4 +1,4 @@
-"""What says that a checkpoint is whole: the file ``COMPLETE`` in its folder, written last."""
+"""The manifest of a checkpoint: the file ``COMPLETE`` in its folder, written last."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def own_file(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``COMPLETE`` says: its JSON, and a line with the digest of that.
+    """The content of ``COMPLETE``: a line of JSON, and a line with the digest of it.
 
     ``run``: the identity of the run. ``number`` counts the saves into a folder, as steps may go back.
     """
@@ -46,7 +46,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, run: str) -> "Manifest":
-        """Return that of a folder; :class:`Damaged` unless it is of ``run`` and of the folder's step."""
+        """Return the manifest of a folder; :class:`Damaged` unless run and step are those of the folder."""
         path = folder / COMPLETE
         try:
             body, _, digest = path.read_bytes().partition(b"\n")
@@ -67,7 +67,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Version:
-    """What tells a manifest of this version from others."""
+    """The version of a manifest's format."""
 
     format: int
 

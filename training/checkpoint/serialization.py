@@ -1,12 +1,12 @@
-"""Trees of arrays and plain values in files: exact to the bit, without pickle, digested on their way.
+"""Trees of arrays and plain values in files: exact to the bit, without pickle, with a digest.
 
-The files are of the safetensors format, so other programs open their arrays. They are not written by its
-library: that would write an array that is not contiguous in the wrong order, knows fewer types, and would
-have each file read once more for its digest.
+The files are in the safetensors format, so other programs can open their arrays. Its library does not write
+them: it would write a non-contiguous array in the wrong order, supports fewer types, and each file would have
+to be read again for its digest.
 
-A file: 8 bytes little-endian, how long the header is; the header, JSON; the arrays' bytes one after another,
-in the order in which a walk through the tree meets them. The header's ``__metadata__`` holds the tree with
-``{"array": [type, shape]}`` in an array's place, and likewise marked what JSON does not know.
+A file: 8 bytes, little-endian, the length of the header; the header, JSON; the bytes of the arrays, in the
+order of a walk through the tree. The header's ``__metadata__`` holds the tree with ``{"array": [type,
+shape]}`` in place of an array, and similar marks for values that JSON does not have.
 """
 
 import json
@@ -33,7 +33,7 @@ Tree: TypeAlias = Leaf | list["Tree"] | tuple["Tree", ...] | dict[str, "Tree"]
 
 Kind = TypeVar("Kind")
 
-_PIECE_BYTES = 8 << 20  # digested while the processor's cache still holds what was written
+_PIECE_BYTES = 8 << 20  # digested while the piece is still in the processor's cache
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # of the first array, as the format asks
 
@@ -109,7 +109,7 @@ def read_tree(path: Path, written: Written) -> Tree:
 
     Raises :class:`Damaged` unless the file holds what was written, and where that was no tree.
     """
-    check_file(path, written)  # first: what is not known to be whole is not taken apart
+    check_file(path, written)  # first: only bytes that are known to be right are parsed
     try:
         with path.open("rb") as file:
             return _read(file, written.bytes)

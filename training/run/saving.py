@@ -67,7 +67,7 @@ class Saving:
         no other is left, and where the checkpoint is of another model or optimizer.
         """
         rank = self._learner.topology.world.rank
-        for checkpoint in self._checkpoints.whole():
+        for checkpoint in self._checkpoints.complete():
             found = self._usable(checkpoint, lambda each=checkpoint: _contents(each, rank))
             if found is None:
                 continue
