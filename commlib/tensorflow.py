@@ -15,11 +15,12 @@ import numpy as np
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
+from commlib.memory import ALIGNMENT_BYTES
 from commlib.reducers import Passenger, Reducer, Report, make_reducer
 from commlib.reducers.mean import Means
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
-from commlib.vectors import ALIGNMENT_BYTES, Float32
+from commlib.vectors import Float32
 
 with without_noise():
     import tensorflow as tf

@@ -26,10 +26,9 @@ from commlib.entries import (
     write_at,
 )
 from commlib.errors import InvalidArgument
+from commlib.memory import Room, copy_of, empty, new_array, zeros
 
 VALUE_BYTES = 4
-ALIGNMENT_BYTES = 64  # at such addresses TensorFlow takes an array over as it is, at others it copies
-ROW_MULTIPLE = 4  # entries: rows of such lengths all begin where a GPU loads as many at once
 
 
 def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
@@ -48,35 +47,6 @@ def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
     (500.0, 300.0)
     """
     return size * value_bytes / (index_dtype(size).itemsize + value_bytes)
-
-
-def empty(size: int, arrays: ModuleType = np) -> Float32:
-    """Return ``size`` float32 of whatever values, at an address that is a multiple of ``ALIGNMENT_BYTES``.
-
-    ``arrays``: the module to make it with, NumPy or CuPy.
-    """
-    if arrays is not np:
-        return arrays.empty(size, np.float32)  # type: ignore[no-any-return]
-    vector = np.empty(size + ALIGNMENT_BYTES // VALUE_BYTES, np.float32)
-    first = -vector.ctypes.data % ALIGNMENT_BYTES // VALUE_BYTES
-    return vector[first : first + size]
-
-
-def copy_of(vector: Float32) -> Float32:
-    """Return a copy of a vector, aligned as ``empty`` is."""
-    copy = empty(len(vector), module_of(vector))
-    copy[...] = vector
-    return copy
-
-
-def zeros(size: int, arrays: ModuleType = np) -> Float32:
-    """Return ``size`` zeros, made and aligned as ``empty`` does it.
-
-    ``np.zeros`` costs five times as much: a page fault every 4 KiB.
-    """
-    vector = empty(size, arrays)  # in huge pages, where the system has them
-    vector.fill(0)
-    return vector
 
 
 def partition(size: int, parts: int) -> npt.NDArray[np.int64]:
@@ -204,10 +174,6 @@ class SparseVector:
         else:
             subtract_at(vector, self.indices, self.values)
 
-    def add(self, other: "SparseVector") -> "SparseVector":
-        """Return the sum of the two, dense where δ may be passed."""
-        return sum_sparse([self, other])
-
     def slice(self, low: int, high: int) -> "SparseVector":
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
         if self.indices is None:
@@ -276,14 +242,6 @@ def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
     return SparseVector.trusted(size, np.concatenate(indices), values)
 
 
-Room = Callable[[str, int, Any], npt.NDArray[Any]]
-
-
-def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return ``length`` entries of whatever values: what ``sum_sparse`` takes without a workspace."""
-    return np.empty(length, dtype)
-
-
 def sum_sparse(
     vectors: Sequence[SparseVector],
     *,
@@ -307,10 +265,6 @@ def sum_sparse(
         raise InvalidArgument(f"vectors: expected one or more of equal size, got sizes {sorted(sizes)}")
     size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
-    if size and len(sparse) == len(vectors) and is_on_gpu(sparse[0]):
-        from commlib.kernels import kernels_of  # which needs this module
-
-        return kernels_of(module_of(sparse[0])).total(vectors)
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
         arrays = module_of(vectors[0].values)
         return _dense_total(vectors, empty(size, arrays) if dense is None else dense(size))

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from commlib.arrays import to_host
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
+from commlib.memory import Workspace
 from commlib.reducers.base import Report, as_gradient, check_settings
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index
-from commlib.workspace import Workspace
 
 Sparse: TypeAlias = "SelectingReducer | ReducerWrapper"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, LinkBytes, Topology, Traffic
-from commlib.topology import node_of_ranks
+from commlib.network import node_of_ranks
 from commlib.transport import simulated
 
 # World size and ranks per node, and the nodes that they make.

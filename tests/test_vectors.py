@@ -134,7 +134,7 @@ def test_a_sparse_vector_cannot_be_reassigned():
     ids=["before", "after", "interleaved", "overlapping", "same", "one-empty", "both-empty"],
 )
 def test_a_sum_holds_the_union_of_the_indices_and_the_sums_of_the_values(first, second):
-    added = sparse(100, first).add(sparse(100, second))
+    added = sum_sparse([sparse(100, first), sparse(100, second)])
     union = {index: first.get(index, 0) + second.get(index, 0) for index in first | second}
     assert not added.is_dense
     assert dict(zip(added.indices.tolist(), added.values.tolist(), strict=True)) == union
@@ -187,7 +187,7 @@ def test_a_total_with_one_dense_vector_is_dense():
 def test_adding_changes_neither():
     first, second = sparse(100, {1: 2.0, 4: 3.0}), sparse(100, {4: 5.0})
     for left, right in ((first, second), (as_dense(first), second), (first, as_dense(second))):
-        left.add(right).values[:] = np.nan
+        sum_sparse([left, right]).values[:] = np.nan
         np.testing.assert_array_equal(left.to_dense(), first.to_dense())
         np.testing.assert_array_equal(right.to_dense(), second.to_dense())
     np.testing.assert_array_equal(first.values, [2, 3])
@@ -197,7 +197,7 @@ def test_adding_changes_neither():
 def test_beyond_32_bits_nothing_is_cut_off():
     size = 2**31 + 10
     first, second = sparse(size, {3: 1.0, 2**31 + 5: 2.0}), sparse(size, {2**31 + 5: 3.0, 2**31 + 9: -9.0})
-    added = first.add(second)
+    added = sum_sparse([first, second])
     np.testing.assert_array_equal(added.indices, [3, 2**31 + 5, 2**31 + 9])
     np.testing.assert_array_equal(added.values, [1, 5, -9])
     np.testing.assert_array_equal(added.top_k(1).indices, [2**31 + 9])
@@ -310,7 +310,7 @@ def test_what_is_no_sparse_vector_is_refused_with_received_and_expected(size, in
 def test_vectors_of_different_sizes_are_not_added():
     vectors = [SparseVector.from_dense(np.ones(size, np.float32)) for size in (5, 9)]
     with pytest.raises(InvalidArgument, match=r"vectors: expected .* of equal size, got sizes \[5, 9\]"):
-        vectors[0].add(vectors[1])
+        sum_sparse(vectors)
     with pytest.raises(InvalidArgument, match=r"got sizes \[\]"):
         sum_sparse([])
 

@@ -7,7 +7,8 @@ import numpy as np
 from commlib.errors import InvalidArgument
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, blocks_for, check_entries
-from commlib.vectors import ROW_MULTIPLE, SparseVector, index_dtype
+from commlib.memory import ROW_MULTIPLE
+from commlib.vectors import SparseVector, index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu
 MOST_RANGES = 2048  # blocks of a sparse sum, each of which adds up how many entries those before it have

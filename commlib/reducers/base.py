@@ -19,11 +19,11 @@ from commlib.agreement import CROSSED, differences, differing, digest
 from commlib.arrays import expect_module, is_on_gpu, to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
+from commlib.memory import Workspace
 from commlib.reducers.mean import Mean, Means
 from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32, is_finite
-from commlib.workspace import Workspace
 
 
 @dataclass

@@ -7,7 +7,8 @@ from types import ModuleType
 import numpy as np
 
 from commlib.entries import clear_at
-from commlib.vectors import Float32, SparseVector, empty, index_dtype
+from commlib.memory import empty
+from commlib.vectors import Float32, SparseVector, index_dtype
 
 MOST_MEANS = 2
 ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those

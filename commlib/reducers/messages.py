@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.memory import Workspace
 from commlib.transport.base import Communicator, Request
 from commlib.vectors import partition
 from commlib.wire import Message
-from commlib.workspace import Workspace
 
 WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples of their size
 

@@ -10,9 +10,10 @@ from commlib.arrays import to_host
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
+from commlib.memory import empty
 from commlib.reducers.base import Outcome, Reducer, check_settings
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector, empty, sum_sparse
+from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Codec, Message
 
 
@@ -162,7 +163,9 @@ class SelectingReducer(SparseReducer):
         It is valid until the next ``sum_sparse`` of this step. A dense one lies where the mean will be: as
         the first of the vectors, it is added to in place.
         """
-        return sum_sparse(vectors, dense=lambda size: self.room_in_mean(at, size), room=self.workspace.get)
+        return self.kernels.sum_sparse(
+            vectors, dense=lambda size: self.room_in_mean(at, size), room=self.workspace.get
+        )
 
     def room_in_mean(self, at: int, size: int) -> Float32:
         """Return the part of the mean that begins at ``at`` of the own range, to be overwritten.

@@ -6,7 +6,7 @@ import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
-from commlib.transport.ring import Ring
+from commlib.transport.base import Ring
 from commlib.vectors import Float32, is_finite, partition
 
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
-from commlib.network import Network
-from commlib.topology import node_of_ranks
+from commlib.network import Network, node_of_ranks
 from commlib.transport.base import Communicator, Request, check_color
 from commlib.transport.clock import Clock
 from commlib.transport.machines import Cluster, Processors, Transfer
@@ -210,7 +209,7 @@ def run(
 ) -> list[Result]:
     """Call ``function(comm)`` on ``world_size`` ranks, a thread each, and return their results in rank order.
 
-    ``ranks_per_node`` places the ranks on nodes (see :func:`commlib.topology.node_of_ranks`): ``comm.host``
+    ``ranks_per_node`` places the ranks on nodes (see :func:`commlib.network.node_of_ranks`): ``comm.host``
     differs between nodes, so that ``Topology(comm)`` discovers them. All ranks share one node without it.
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.

@@ -15,12 +15,13 @@ from commlib.cost import Speeds
 from commlib.cost.step import Group
 from commlib.density import entries
 from commlib.kernels import kernels_of
+from commlib.memory import zeros
 from commlib.network import Link, Network
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.tuning.gradients import Gradients
 from commlib.tuning.profile import WIRES, Job, Profile, processor
-from commlib.vectors import SparseVector, sum_sparse, zeros
+from commlib.vectors import SparseVector
 from commlib.wire import Codec
 
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
@@ -124,7 +125,7 @@ def _speeds(world: Communicator) -> Speeds:
         select=max(0.0, selecting[few] - few * keep) / size,
         keep=keep,
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
-        entry=seconds(lambda: sum_sparse(selected)) / (ADDED_UP * many),
+        entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
             wire: seconds(lambda: _code(codec, selected[0])) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)

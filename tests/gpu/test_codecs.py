@@ -39,7 +39,7 @@ def assert_alike(engine, name, vector):
     assert encoded(engine, name, vector).tobytes() == expected.tobytes(), case
     found, again = decoded(engine, name, expected, vector.size), codec.decode(expected, vector.size)
     assert found.is_dense == again.is_dense, case
-    np.testing.assert_array_equal(found.indices_or_range, again.places, case)
+    np.testing.assert_array_equal(found.indices_or_range, again.indices_or_range, case)
     assert found.values.tobytes() == again.values.tobytes(), case
 
 

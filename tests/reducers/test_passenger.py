@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, RanksDisagree, SparseVector, Topology, make_reducer
+from commlib.memory import ALIGNMENT_BYTES
 from commlib.reducers import REDUCERS, Passenger
 from commlib.transport import simulated
-from commlib.vectors import ALIGNMENT_BYTES
 
 CASES = {
     "torus2d": ("torus2d", {}),

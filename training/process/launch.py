@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from commlib.tf_logging import NOISE
-from training import guard as guarding
+from training.process import guard as guarding
 from training.process import start_rank
 from training.process.job import INTERRUPTED, USAGE_ERROR, log_error
 from training.process.loopback import preloading

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from pydantic import NonNegativeInt
 
 from commlib.errors import one_line
-from commlib.vectors import Float32, zeros
+from commlib.memory import zeros
+from commlib.vectors import Float32
 from training.checkpoint.folders import Checkpoint, merged
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.serialization import Damaged, Tree
