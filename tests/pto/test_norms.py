@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -12,7 +11,7 @@ import pytest
 import pto
 from commlib import Link, Network, SparseVector, Topology, make_reducer, transport
 from pto.partition import equal_bounds
-from tests.launching import mpirun, tail
+from tests.extent import more
 from training.bench.shapes import SHAPES, entries_of
 
 WAYS = ["auto", "layers", "slices", "local"]
@@ -114,6 +113,7 @@ def squares_of(ranks, way, *lists) -> np.ndarray:
     return results[0]
 
 
+@pytest.mark.world_sizes(3, *more(1, 8))
 @pytest.mark.parametrize("way", WAYS)
 def test_sums_are_right_and_equal_on_all_ranks(ranks, way, case):
     sums = squares_of(ranks, way, case.weights, case.gradients)
@@ -174,7 +174,7 @@ def test_the_largest_and_the_smallest_float32_are_squared_in_float64():
         assert pto.sum_of_squares(np.array([value, 0], np.float32)) == float(value) ** 2
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 127, 4096, 32_768, 100_003])
+@pytest.mark.parametrize("size", [0, 65, 100_003, *more(1, 2, 63, 64, 127, 4096, 32_768)])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_a_narrow_tensor_has_the_bits_of_its_float32_copy(size, dtype):
     narrow = np.random.default_rng(size).standard_normal(size).astype(dtype)
@@ -420,14 +420,3 @@ def test_the_norms_of_the_mean_come_with_it(ranks, reducer):
                 right = np.array([[exact(each) for each in both] for both in (weights, layers)])
                 assert (abs(squares - right) <= (bound(1000) + ranks.size * EPSILON) * right).all()
                 assert squares.tobytes() == others.tobytes()
-
-
-@pytest.mark.launch
-def test_the_same_bodies_pass_on_real_ranks():
-    result = mpirun(
-        3,
-        *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
-        *("-k", "mpi", "tests/pto/test_parallel.py", "tests/pto/test_norms.py"),
-    )
-    assert result.returncode == 0, tail(result)
-    assert result.stdout.count(" passed") == 3, tail(result)
