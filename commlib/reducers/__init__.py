@@ -11,7 +11,6 @@ from commlib.reducers.gtopk import GTopK
 from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
 from commlib.reducers.oktopk import OkTopK
-from commlib.reducers.passenger import Passenger
 from commlib.reducers.sparse import SelectingReducer, SparseReducer
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
@@ -33,7 +32,6 @@ REDUCERS: dict[str, type[Reducer]] = {
 
 __all__ = [
     "REDUCERS",
-    "Passenger",
     "Reducer",
     "Report",
     "SelectingReducer",
