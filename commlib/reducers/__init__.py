@@ -1,10 +1,9 @@
 """Reducers: all-reduce algorithms for gradients. One file each, one line in the table."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commlib.errors import InvalidArgument, look_up, shown, suggestion
+from commlib.errors import InvalidArgument, shown
 from commlib.reducers.allgather import AllGather
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.dense import Dense
@@ -20,6 +19,7 @@ from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
 from commlib.reducers.wrappers import WRAPPERS, LocalClipping, MomentumCorrection, ReducerWrapper
+from commlib.registry import check_options, options_of, resolve
 from commlib.topology import Topology
 
 REDUCERS: dict[str, type[Reducer]] = {
@@ -34,6 +34,8 @@ REDUCERS: dict[str, type[Reducer]] = {
     "hitopk": HiTopK,
     "hioktopk": HiOkTopK,
 }
+
+POSITIONAL = 2  # arguments of a reducer's constructor before its options: topology and size
 
 __all__ = [
     "REDUCERS",
@@ -64,15 +66,17 @@ def make_reducer(
     wrappers: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> Reducer:
-    """Return a new reducer of the table ``REDUCERS`` for gradients of ``size`` entries.
+    """Return a new reducer for gradients of ``size`` entries; all ranks of the topology call it together.
 
-    Sparse ones take ``density`` in (0, 1], ``selector`` (see ``SELECTORS``), ``wire`` (see ``CODECS``), and
-    what their own class names. ``wrappers``: records of what is put around it, the innermost first:
-    ``{"name": "momentum_correction", "momentum": 0.9}``, names of ``WRAPPERS``. An option that has no effect
-    is refused with ``InvalidArgument``. All ranks of the topology call it together.
+    ``name``: an entry of ``REDUCERS``, an entry point of the group ``cloudtrain.reducers``, or an import path
+    ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` in (0, 1], ``selector``
+    (see ``SELECTORS``), ``wire`` (see ``CODECS``), and the options of their own class; an option that the
+    class does not take raises ``InvalidArgument``. ``wrappers``: records of what is put around it, the
+    innermost first, such as ``{"name": "momentum_correction", "momentum": 0.9}``; names are those of
+    ``WRAPPERS`` or import paths.
     """
-    reducer = look_up(REDUCERS, "reducer", name)
-    check_options(name, options_of(reducer, 2), options)
+    reducer = _reducer_class(name)
+    check_options(name, reducer, options, POSITIONAL)
     around = [_wrapper(record) for record in wrappers]
     made = reducer(topology, size, **options)
     for wrapper, own in around:
@@ -87,8 +91,8 @@ def _wrapper(record: Mapping[str, Any]) -> tuple[type[ReducerWrapper], dict[str,
         raise InvalidArgument(f"wrappers: expected records of a name and options, got {shown(record)}")
     options = dict(record)
     name = options.pop("name")
-    wrapper = look_up(WRAPPERS, "wrapper", name)
-    check_options(name, options_of(wrapper, 1), options)
+    wrapper = resolve(WRAPPERS, "wrapper", name, subclass_of=ReducerWrapper)
+    check_options(name, wrapper, options, positional=1)
     return wrapper, options
 
 
@@ -98,34 +102,8 @@ def reducer_options(name: str) -> dict[str, Any]:
     >>> reducer_options("dense"), reducer_options("hitopk")
     ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    return options_of(look_up(REDUCERS, "reducer", name), 2)
+    return options_of(_reducer_class(name), POSITIONAL)
 
 
-def options_of(part: type, positional: int) -> dict[str, Any]:
-    """Return the parameters of a constructor after the first ``positional`` ones, with their defaults.
-
-    A constructor that ends in ``**options`` has those of its base class as well.
-    """
-    options: dict[str, Any] = {}
-    for ancestor in part.__mro__:
-        if constructor := vars(ancestor).get("__init__"):
-            parameters = list(inspect.signature(constructor).parameters.values())[1 + positional :]
-            is_open = any(each.kind is each.VAR_KEYWORD for each in parameters)
-            named = {each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD}
-            options = {**named, **options}
-            if not is_open:
-                break
-    return options
-
-
-def check_options(name: str, allowed: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` for an option that is not allowed, and for one that is missing."""
-    for option in options:
-        if option not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise InvalidArgument(
-                f"{option}: {name} has no such option (its options: {known}){suggestion(option, allowed)}"
-            )
-    for option, default in allowed.items():
-        if default is inspect.Parameter.empty and option not in options:
-            raise InvalidArgument(f"{option}: {name} needs this option, got none")
+def _reducer_class(name: str) -> type[Reducer]:
+    return resolve(REDUCERS, "reducer", name, subclass_of=Reducer)

@@ -12,11 +12,12 @@ from training.config.config import Config, load_with_warnings
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
 from training.process.job import FAILURE, LocalRank, all_or_exit, as_rank, exit_all, log_error, on_rank0
+from training.process.progress import Progress, print_line
 from training.process.tf_logging import import_tensorflow
 from training.run.data import Data, load_data
 from training.run.dry_run import checked, generated, tiny
 from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
-from training.run.progress import Progress, print_line
+from training.run.parts import import_parts
 from training.run.summary import Summary, closing_lines
 
 if TYPE_CHECKING:
@@ -60,13 +61,16 @@ def load_together(
 ) -> Config:
     """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.
 
+    The parts that it names by import paths are imported.
+
     ``change``: see :func:`training.config.config.load_with_warnings`.
     """
     loaded = all_or_exit(comm, lambda: on_rank0(comm, lambda: load_with_warnings(path, overrides, change)))
     if comm.rank == 0:
         for line in loaded.warnings:
             log_error(f"warning: {line}")
-    return loaded.config
+    config: Config = loaded.config
+    return all_or_exit(comm, lambda: import_parts(config))
 
 
 def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
@@ -81,7 +85,9 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: 
     from training.run.trainer import TrainingDiverged
 
     comm = trainer.topology.world
-    path = on_rank0(comm, lambda: folder.path.absolute())
+    own = None if folder is None else folder.path.absolute()
+    path = on_rank0(comm, lambda: own)
+    assert path is not None  # rank 0 has a folder
     try:
         with Progress(silent=folder is None) as progress:
             all_or_exit(comm, lambda: trainer.begin(folder, progress, path, resume=resume))

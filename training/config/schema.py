@@ -74,7 +74,8 @@ class Discreet(BaseModel):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        return mask(dict(super().__repr_args__())).items()
+        masked: dict[str | None, Any] = mask(dict(super().__repr_args__()))
+        return masked.items()
 
 
 class Record(Discreet):
@@ -112,6 +113,12 @@ def written(place: Sequence[str | int]) -> str:
     """
     parts = (f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}" for key in place)
     return "".join(parts).lstrip(".")
+
+
+def line_of(error: PydanticCustomError) -> str:
+    """Return ``key: what is wrong`` of a problem that no record was validated for."""
+    context = error.context or {}
+    return ": ".join(filter(None, (context.get("key"), context.get("problem"))))
 
 
 def describe(detail: ErrorDetails) -> str:

@@ -58,7 +58,8 @@ def _gradient(rank: int) -> Any:
 def _reduce(comm: Communicator) -> None:
     topology = Topology(comm)
     for name, kind in REDUCERS.items():
-        for options in [{"density": 0.01, "wire": wire} for wire in WIRES] if kind.sparse else [{}]:
+        settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire} for wire in WIRES]
+        for options in settings if kind.sparse else [{}]:
             reducer = make_reducer(name, topology, size=SIZE, **options)
             for is_own in (True, False):  # TensorFlow lends its own for reading: another type for Numba
                 gradient = _gradient(comm.rank)
@@ -101,7 +102,7 @@ class _Announcement(event.Listener):
 @cache  # in a process, one is enough
 def announce_compiling() -> None:
     """Print one line when the first kernel has to be compiled in this process, from now on."""
-    event.register("numba:compile", _Announcement())
+    event.register("numba:compile", _Announcement())  # type: ignore[no-untyped-call]  # Numba has no types
 
 
 if __name__ == "__main__":

@@ -36,8 +36,10 @@ class PhaseRun:
         self._closing = threading.Event()
 
     def _resolved_rate(self) -> Schedule:
+        schedule = self.phase.learning_rate
+        assert schedule is not None  # of a resolved configuration
         try:
-            return self.phase.learning_rate.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
+            return schedule.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
         except ValueError as error:
             raise ValueError(f"phases[{self.number}].learning_rate.{error}") from error
 
@@ -56,7 +58,8 @@ class PhaseRun:
 
     def density(self, epoch: int) -> float | None:
         """Return the density of an epoch of the phase; ``None`` where its reducer has none."""
-        last, warmup = self.phase.density, self.phase.density_warmup
+        reducer, warmup = self.phase.reducer, self.phase.density_warmup
+        last = None if reducer is None else reducer.density
         if last is None or warmup is None:
             return last
         densities = warmup.densities(last)

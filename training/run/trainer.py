@@ -15,6 +15,7 @@ from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
 from training.process.job import LocalRank, on_rank0
+from training.process.progress import Progress, TimeLeft
 from training.run import events
 from training.run.autotune import profile_for
 from training.run.data import Data, load_data
@@ -23,8 +24,8 @@ from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.events import Event
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
+from training.run.parts import import_parts
 from training.run.phases import PhaseRun
-from training.run.progress import Progress, TimeLeft
 from training.run.saving import Saving
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, Summary
@@ -56,7 +57,7 @@ class Trainer:
         data: Data | None = None,
         profile: Profile | None = None,
     ) -> None:
-        config = (config if isinstance(config, Config) else load(config)).resolved()
+        config = import_parts(config if isinstance(config, Config) else load(config))
         topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
         if topology.world.rank == 0:
             announce_compiling()
