@@ -95,7 +95,7 @@ def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurem
         bytes=taken.bytes,
         more={
             "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.nnz,
+            "entries": taken.entries,
             # Stages are of the transport's clock: next to the processor's they would not add up.
             "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
         },
@@ -134,7 +134,7 @@ def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str
     if reducer is None or reducer.cost is None:
         return None
     density = plan.density if candidate.sparse else None
-    wire = {"wire": candidate.wire} if candidate.wire else {}
+    wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
     prediction = predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
     seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}
     return seconds | {"sent": asdict(prediction.sent)}
