@@ -28,8 +28,8 @@ def seconds_among(step: Step, group: Group, k: float, size: float) -> float:
     indices, values = index_dtype(round(size)).itemsize * parts, VALUE_BYTES * parts
     gather = 3 * group.allgather_ints(1) + group.ring(indices) + group.ring(values)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
-    regions = 2 * group.allgather_ints(1) / step.options["repartition_every"]
-    threshold = group.ring(magnitudes) / step.options["reevaluate_every"]
+    regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
+    threshold: float = group.ring(magnitudes) / step.options["reevaluate_every"]
     return split + gather + regions + threshold
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import geometric_mean
+from typing import Any
 
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
@@ -102,8 +103,8 @@ def tried(profile: Profile, case: Case) -> list[Candidate]:
 def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """Return the seconds that a step is expected to take with each candidate.
 
-    That is what the cost model predicts, times the ratio of measured to predicted seconds in the trials of the
-    candidate that are nearest to this case in size and density; without any, in those of other candidates.
+    That is what the cost model predicts, times the ratio of measured to predicted seconds in those trials
+    of the candidate that are nearest to this case in size and density; without any, in those of others.
     """
     ratios = {
         trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate).seconds
@@ -132,7 +133,7 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
     return [trial for trial in trials if distance(trial) == least]
 
 
-def settings(case: Case, candidate: Candidate) -> dict[str, object]:
+def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return the options that the candidate is made with."""
     return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
 
@@ -144,7 +145,7 @@ def _predict(profile: Profile, case: Case, candidate: Candidate) -> Prediction:
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
-    """Return one line: the best candidate, the best one of the other kind, the case, and what was left out."""
+    """Return one line: the best candidate, the best of the other kind, the case, and what was left out."""
     if sum(map(len, case.nodes)) == 1:
         return ALONE
     is_sparse, measured = reducer_class(best.reducer).sparse, tried(profile, case)
