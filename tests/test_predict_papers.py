@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commlib import REDUCERS, Link
+from commlib import REDUCERS, Link, predict
 from scripts import predict_papers
 from scripts.predict_papers import (
     ALGORITHMS,
