@@ -101,8 +101,7 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
     for step in range(steps):
         means.append(reducer.reduce(gradient(size, comm.rank, step)))
         reports.append(reducer.last)
-    known = {each: value for each, value in options.items() if each in KNOWN_TO_FORMULAS}
-    formula = cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **known)
+    formula = bytes_sent(name, topology.nodes, comm.rank, size, **options)
     return {"means": means, "residual": reducer.residual, "reports": reports, "formula": formula}
 
 
@@ -148,7 +147,7 @@ def test_agreement_and_nothing_lost_and_the_bytes_of_the_formula(ranks, case, si
     given = np.sum(gradients, axis=0, dtype=np.float64)
     magnitude = np.abs(gradients).sum(axis=0)
     varies = "gap" in options.get("wire", "") or options.get("selector") in ("gaussian", "reused")
-    is_exact = cost.FORMULAS[name].is_exact and not varies and ranks.size > 1
+    is_exact = REDUCERS[name].cost.is_exact and not varies and ranks.size > 1
     for ranks_per_node in layouts(ranks.size) if size >= 1000 else [2]:
         seen = ranks.run(lambda comm: train(comm, name, options, size, ranks_per_node))  # noqa: B023
         for other in seen[1:]:
@@ -271,39 +270,8 @@ def test_infinities_of_both_signs_that_meet_in_a_sum_void_the_step_and_leave_no_
     assert all(clean and finite_after for _, clean, finite_after in seen)
 
 
-<<<<<<< HEAD
-def test_accounting_meets_the_formula(ranks, case):
-    name, options = case
-    for size in (1000, 4099):
-        for ranks_per_node in layouts(ranks.size):
-
-            def body(comm, size=size, ranks_per_node=ranks_per_node):
-                topology = Topology(comm, ranks_per_node=ranks_per_node)
-                reducer = make_reducer(name, topology, size=size, **options)
-                reducer.reduce(gradient(size, comm.rank, 0))
-                return reducer.last, bytes_sent(name, topology.nodes, comm.rank, size, **options)
-
-            seen = ranks.run(body)
-            for report, formula in seen:
-                assert report.traffic.sent.inter <= formula.inter
-                varies = "gap" in options.get("wire", "") or options.get("selector") in ("gaussian", "reused")
-                is_exact = REDUCERS[name].cost.is_exact and not varies
-                if is_exact and ranks.size > 1:
-                    assert report.traffic.sent.inter == formula.inter
-                assert report.traffic.sent.intra <= formula.intra
-                assert report.selected <= size
-            for link in ("intra", "inter"):
-                sent = sum(getattr(report.traffic.sent, link) for report, _ in seen)
-                received = sum(getattr(report.traffic.received, link) for report, _ in seen)
-                assert sent == received
-
-
-def test_a_restored_reducer_continues_bitwise(ranks, case):
-    name, options = case
-=======
 def test_a_restored_reducer_continues_bitwise(ranks, way):
     name, options = way
->>>>>>> main
 
     def body(comm):
         topology = Topology(comm, ranks_per_node=2)
