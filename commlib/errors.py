@@ -9,6 +9,7 @@
     ├── RanksDisagree    ranks that should hold equal state do not          (also a ValueError)
     ├── LaunchError      processes that are not the ranks of one MPI job     (also a ValueError)
     ├── ConcurrentUse    two threads in one communicator at the same time
+    ├── UseAfterClose    an exchange over a communicator that was closed
     ├── GpuUnavailable, OutOfDeviceMemory    of commlib.gpu.errors
     └── PeerFailed       another rank stopped, so this one cannot go on
 """
@@ -51,6 +52,10 @@ class LaunchError(CommlibError, ValueError):
 
 class ConcurrentUse(CommlibError):
     """Two threads exchange over one communicator, or a topology of it, at the same time."""
+
+
+class UseAfterClose(CommlibError):
+    """An exchange over a communicator, or a topology's communicator, after its ``close()``."""
 
 
 class PeerFailed(CommlibError):

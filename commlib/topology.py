@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +55,8 @@ class Topology:
     is j, across nodes, in the order of their ranks. ``streams``: how many of these reach every node: with
     uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
     part between the nodes.
+
+    A context manager: ``close()`` frees ``node`` and ``stream``, and leaves the caller's ``world`` open.
     """
 
     def __init__(self, world: Communicator, ranks_per_node: int | Sequence[int] | None = None) -> None:
@@ -69,6 +73,23 @@ class Topology:
         self.node = world.split(self.node_index)
         self.stream = world.split(self.local_rank)
         self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free the communicators of the node and of the stream, on all ranks together.
+
+        See :meth:`commlib.transport.base.Communicator.close`; ``world`` stays open.
+        """
+        self.stream.close()
+        self.node.close()
 
     @property
     def slowest_link(self) -> str:

@@ -8,14 +8,14 @@ order: results are bitwise equal on all ranks, in all runs, and on all transport
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, module_of
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
 from commlib.memory import ROW_MULTIPLE, Workspace
 from commlib.transport.watchdog import Watchdog
@@ -47,6 +47,9 @@ class Communicator(ABC):
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
     object exchanges are no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+
+    A context manager that closes it at the end of the block. An exception that leaves the block closes
+    nothing, since the other ranks may not come to ``close``.
     """
 
     arrays: ModuleType = np
@@ -57,6 +60,35 @@ class Communicator(ABC):
         self.host = host
         self.sent_bytes = np.zeros(size, np.int64)
         self.received_bytes = np.zeros(size, np.int64)
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free the communicator; every later exchange over it raises ``UseAfterClose``.
+
+        Collective, as freeing is in MPI: all its ranks call it, in the same order among their exchanges, and
+        with no message under way. The communicators that were split from it stay open, and whoever split them
+        closes them. Calls after the first one, or after MPI was finalized, do nothing.
+        """
+        if not self._is_closed:
+            self._free()
+            self._is_closed = True
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free what this communicator holds; called once."""
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise UseAfterClose(f"rank {self.rank} of {self.size}: the communicator was closed")
 
     def now(self) -> float:
         """Return the seconds of a clock that only goes forward; differences of it are durations."""

@@ -70,11 +70,27 @@ class MPICommunicator(Communicator):
 
     def __init__(self, comm: "MPI.Comm", watch: Watch) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
-        self._comm, self._watch = comm, watch
+        self._handle, self._watch = comm, watch
         self._world_ranks = _world_ranks(comm)
+        self._watchdogs: list[Watchdog] = []
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
+
+    @property
+    def _comm(self) -> "MPI.Comm":
+        self._expect_open()
+        return self._handle
+
+    def _free(self) -> None:
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return
+        with self._watch.waiting(self, self._world_ranks):
+            for watchdog in self._watchdogs:
+                watchdog.close()
+            self._handle.Free()
 
     def split(self, color: int) -> "MPICommunicator":
         """See :meth:`Communicator.split`."""
@@ -134,7 +150,8 @@ class MPICommunicator(Communicator):
 
     def watchdog(self, seconds: float) -> Watchdog:
         """See :meth:`Communicator.watchdog`."""
-        return watchdog_of(self._comm, seconds)
+        self._watchdogs.append(watchdog_of(self._comm, seconds))
+        return self._watchdogs[-1]
 
     def _send(self, array: Array, destination: int) -> Request:
         requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]
@@ -203,10 +220,11 @@ def world(*, verify: bool = False) -> Communicator:
     ``verify``, or ``CLOUDTRAIN_VERIFY=1`` in the environment: every message is checked by a digest
     (:mod:`commlib.transport.verified`); equal on all ranks, else :class:`commlib.errors.RanksDisagree`.
 
-    It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's. All ranks call it together.
-    From the first call on, the ranks end together: an exception that nobody catches ends the job with one
-    traceback, and so does a rank that ends while others wait for it, with one line
-    (:mod:`commlib.transport.ending`).
+    All ranks call it together. Every call duplicates ``MPI.COMM_WORLD``, so that messages cannot meet
+    Horovod's; the caller owns the duplicate, and ``close()`` or the end of the process frees it.
+
+    From the first call on, the ranks end together: an uncaught exception ends the job with one traceback, and
+    a rank that ends while others wait for it ends the job with one line (:mod:`commlib.transport.ending`).
 
     Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.

@@ -58,7 +58,7 @@ class GPUCommunicator(Communicator):
     """Ranks that have a GPU each, and reach each other by ``control`` in all that is not on it.
 
     ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is. ``between``: by
-    what machines reach each other's GPUs, ``nccl`` or ``mpi``.
+    what machines reach each other's GPUs, ``nccl`` or ``mpi``. Closing it closes ``control``.
     """
 
     def __init__(self, control: Communicator, between: str) -> None:
@@ -71,6 +71,10 @@ class GPUCommunicator(Communicator):
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {self.host}, GPU {self.device.id}"
+
+    def _free(self) -> None:
+        self._stream.synchronize()
+        self._control.close()
 
     def split(self, color: int) -> "GPUCommunicator":
         """See :meth:`Communicator.split`."""
@@ -109,6 +113,7 @@ class GPUCommunicator(Communicator):
         return self._control.receive(array, source)
 
     def _post(self, array: GPUArray, peer: int, *, sends: bool = True) -> Request:
+        self._expect_open()
         message = _Posted(self, array, peer, sends=sends)
         self._posted.append(message)
         return message
@@ -141,6 +146,11 @@ class NCCLCommunicator(GPUCommunicator):
         super().__init__(control, between)
         # It takes time to make and memory to keep: alone, only who sends to itself needs one.
         self._connected: Any = self._connect() if self.size > 1 else None
+
+    def _free(self) -> None:
+        super()._free()
+        if self._connected is not None:
+            self._connected.destroy()
 
     @property
     def _nccl(self) -> Any:
@@ -260,7 +270,10 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
 
 
 def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
-    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory."""
+    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory.
+
+    Closing the result closes ``control``.
+    """
     if between not in BETWEEN:
         raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")
     problem = obstacle(control, share_gpus=share_gpus)

@@ -128,6 +128,10 @@ class SimulatedCommunicator(Communicator):
         """Let this rank go on if what it waits for has come."""
         self._job.clock.wake(self._world_rank)
 
+    def _free(self) -> None:
+        """Wait for all ranks: freeing is collective under MPI, and tests shall find a rank that does not."""
+        self._meet([], list, 0)
+
     def split(self, color: int) -> "SimulatedCommunicator":
         """See :meth:`Communicator.split`."""
         colors = self.allgather_objects(check_color(color))
@@ -156,6 +160,7 @@ class SimulatedCommunicator(Communicator):
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         """Lay down ``value`` and return ``gather`` of all values, at the time when the last one came."""
+        self._expect_open()
         with self._transport():
             return self._lay_down(value, gather, integers)
 
@@ -178,6 +183,7 @@ class SimulatedCommunicator(Communicator):
             self._job.clock.wake(member)
 
     def _send(self, array: Array, destination: int) -> Request:
+        self._expect_open()
         mailbox = self._job.mailboxes[self._key, self.rank, destination]
         request = _Sent(self)
         with self._transport():
@@ -192,6 +198,7 @@ class SimulatedCommunicator(Communicator):
         return request
 
     def _receive(self, array: Array, source: int) -> Request:
+        self._expect_open()
         receipt = _Receipt(self, array, source)
         with self._transport():  # a message that is there already is copied now
             self._job.mailboxes[self._key, source, self.rank].post(receipt)

@@ -50,8 +50,9 @@ class VerifiedCommunicator(Communicator):
 
     The few bytes of ``allgather_ints``, ``alltoall_ints`` and exchanges of objects have no digest.
 
-    What was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks. Payload is
-    counted without the digests. What lies on GPUs is copied to host memory to be checked.
+    A message that was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks.
+    The digests do not count as payload. Arrays on GPUs are copied to host memory to be checked. Closing it
+    closes the other communicator.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -60,6 +61,9 @@ class VerifiedCommunicator(Communicator):
 
     def __str__(self) -> str:
         return str(self._comm)
+
+    def _free(self) -> None:
+        self._comm.close()
 
     def now(self) -> float:
         """See :meth:`Communicator.now`."""

@@ -27,8 +27,11 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """Say in an error that the body waits for the other ranks at ``place``, such as ``step 7``."""
+        """Bound the wait of the body for other ranks; an error names ``place``, such as ``step 7``."""
         yield
+
+    def close(self) -> None:  # noqa: B027 - this one holds nothing
+        """Free what the watchdog holds; called when the communicator that made it is closed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,7 @@ class MPIWatchdog(Watchdog):
         self._interval = min(LONGEST_INTERVAL_SECONDS, seconds / 10)
         self._wait: _Wait | None = None
         self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._sent: list[Any] = []
 
     @contextmanager
@@ -87,9 +91,15 @@ class MPIWatchdog(Watchdog):
         finally:
             self._wait = around
 
+    def close(self) -> None:
+        """See :meth:`Watchdog.close`."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._comm.Free()
+
     def _watch(self) -> None:
-        while True:
-            time.sleep(self._interval / 4)
+        while not self._is_over.wait(self._interval / 4):
             wait = self._wait
             if wait is not None and time.monotonic() - wait.since > self._interval:
                 self._inspect(wait)
