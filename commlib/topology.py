@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +73,7 @@ class Topology:
         self.stream = world.split(self.local_rank)
         self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Topology":
         return self
 
     def __exit__(

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from commlib.kernels import kernels_of
 from commlib.memory import ROW_MULTIPLE, Workspace
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
+
+Own = TypeVar("Own", bound="Communicator")
 
 
 def check_color(color: int) -> int:
@@ -62,7 +64,7 @@ class Communicator(ABC):
         self.received_bytes = np.zeros(size, np.int64)
         self._is_closed = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(

@@ -460,16 +460,13 @@ def test_a_closed_communicator_is_refused_and_the_others_stay_open(ranks, exchan
         part = group.split(0)
         group.close()
         group.close()
-        with pytest.raises(
-            UseAfterClose, match=f"^rank {comm.rank} of {comm.size}: the communicator was closed$"
-        ):
+        refusal = f"^rank {comm.rank} of {comm.size}: the communicator was closed$"
+        with pytest.raises(UseAfterClose, match=refusal):
             EXCHANGES[exchange](group)
-        return part.allgather_ints([comm.rank])[:, 0].tolist(), comm.allgather_ints([comm.rank])[
-            :, 0
-        ].tolist()
+        return [other.allgather_ints([comm.rank])[:, 0].tolist() for other in (part, comm)]
 
     everyone = list(range(ranks.size))
-    assert ranks.run(body) == [(everyone, everyone)] * ranks.size
+    assert ranks.run(body) == [[everyone, everyone]] * ranks.size
 
 
 def test_a_topology_closes_the_communicators_that_it_has_split_and_no_other(ranks):
