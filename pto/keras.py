@@ -46,11 +46,10 @@ class Measures(Protocol):
 
 
 class GivenSquares:
-    """Sums of squares that are there before a step, such as those that travelled with its mean gradient.
+    """Sums of squares that are computed before a step.
 
-    ``give`` them before each step; the step reads a variable, and hands no tensor to anybody. They are NaN
-    until then. For LARS, whose norms are those of weights and mean gradients; of LAMB's moments nobody knows
-    any before the step.
+    ``give`` them before each step, which reads them from a variable. They are NaN until then. For LARS, whose
+    norms are those of weights and mean gradients; LAMB's are of moments, which the step itself makes.
     """
 
     def __init__(self, tensors: int) -> None:

@@ -169,7 +169,7 @@ def test_a_cluster_s_section_says_how_it_was_measured_and_what_mpi_can_do(folder
 def test_what_was_measured_again_is_shown_with_its_range_and_the_machines(folder):
     keep(folder, "2026-01-01-cluster", [])
     assert "Between machines" not in page(newest(folder / "results"))
-    slower = [line("hitopk", 0.25, 0.01, beside={"bare": seconds(0.2)}), allreduce("mpi", 0.8)]
+    slower = [line("hitopk", 0.25, 0.01, baselines={"bare": seconds(0.2)}), allreduce("mpi", 0.8)]
     elsewhere = {"machine": {"cpu": "slide rule", "cores": 1, "memory_gib": 1.0}}
     keep(folder, "2026-01-01-cluster", [each | elsewhere for each in slower])
     text = page(newest(folder / "results"))

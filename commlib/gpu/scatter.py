@@ -18,7 +18,7 @@ class RankSum:
     """Adds sparse vectors of ``size`` up, one after the other.
 
     An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
-    ``commlib.vectors.total`` makes of the same vectors on the CPU, in every run and on every device.
+    ``commlib.vectors.sum_sparse`` makes of the same vectors on the CPU, in every run and on every device.
 
     The vectors are read where they lie, and what is returned is the caller's. Between calls nothing is held,
     so threads and streams need not have one each.

@@ -5,7 +5,7 @@ agreement on whether the step counts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,7 +21,6 @@ from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
 from commlib.memory import Workspace
 from commlib.reducers.mean import Mean, Means
-from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32, is_finite
 
@@ -57,15 +56,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an algorithm returns: the mean, or ``None`` for a step that does not count.
-
-    ``numbers``: the passenger's about each part, where there is one.
-    """
+    """What an algorithm returns: the mean, or ``None`` for a skipped step."""
 
     mean: Float32 | None
     selected: int = 0
     applied: int = 0
-    numbers: Sequence[Float64] = ()
 
 
 def as_gradient(
@@ -104,13 +99,11 @@ def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
-    ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``carries``: whether it has
-    room for a :class:`commlib.reducers.passenger.Passenger`. ``arrays``: the module whose arrays gradient,
-    mean and residual are, NumPy, or CuPy where the topology's transport moves those.
+    ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``arrays``: the module
+    whose arrays gradient, mean and residual are, NumPy, or CuPy where the topology's transport moves those.
     """
 
     sparse: ClassVar[bool]
-    carries: ClassVar[bool] = False
 
     def __init__(self, topology: Topology, size: int) -> None:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
@@ -127,7 +120,6 @@ class Reducer(ABC):
         self._measured: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
         self._carried: Float32 | None = None
-        self._carriage: Carriage | None = None
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
         self.synchronize_step(True)
 
@@ -191,8 +183,6 @@ class Reducer(ABC):
             self._carried = None
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
-        if finite and self._carriage is not None:
-            self._carriage.deliver(outcome.numbers)
         return outcome.mean
 
     @property
@@ -248,29 +238,7 @@ class Reducer(ABC):
             return Outcome(None)
         mean = self.step_mean.overwrite()
         mean[...] = gradient
-        numbers = [] if self._carriage is None else [self._carriage.load(0, mean)]
-        return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
-
-    @property
-    def passenger(self) -> Passenger | None:
-        """Who computes numbers about the mean that travel with it, or ``None``.
-
-        All ranks set theirs between the same two steps: they agree on how many numbers there are. A reducer
-        that carries none refuses with ``InvalidArgument``.
-        """
-        return None if self._carriage is None else self._carriage.passenger
-
-    @passenger.setter
-    def passenger(self, passenger: Passenger | None) -> None:
-        if passenger is not None and not self.carries:
-            name = type(self).__name__
-            raise InvalidArgument(f"passenger: expected a reducer that carries one, {name} does not")
-        self._carriage = None if passenger is None else Carriage(passenger, self._parts())
-        self.synchronize_step(True)
-
-    def _parts(self) -> list[tuple[int, int]]:
-        """Return which entries of the mean, ``low … high − 1``, the numbers of each rank are about."""
-        raise NotImplementedError(f"{type(self).__name__} carries no passenger")
+        return Outcome(mean, selected=self.size, applied=self.size)
 
     @property
     def residual(self) -> Float32:
@@ -319,13 +287,11 @@ class Reducer(ABC):
         One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
         :class:`commlib.errors.RanksDisagree` is raised on every rank.
         """
-        seats = None if self._carriage is None else self._carriage.seats
-        here = f"{self._shared}, step {self.steps}, passenger {seats}"
+        here = f"{self._shared}, step {self.steps}"
         with self.measure(self.topology.slowest_link):
             rows = self.topology.world.allgather_ints([finite, digest([here.encode()]), *values])
         if differing(rows[:, 1]):
-            others = {"step": self.steps, "numbers of the passenger": seats}
-            everywhere = self.topology.world.allgather_objects(self.settings() | others)
+            everywhere = self.topology.world.allgather_objects(self.settings() | {"step": self.steps})
             why = differences(everywhere) or CROSSED
             raise RanksDisagree(f"the reducer is not the same on all ranks: {why}")
         return rows[:, 2:] if rows[:, 0].all() else None

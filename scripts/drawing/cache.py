@@ -33,7 +33,7 @@ def tables(results: Results) -> Iterator[str]:
         ]
         for each in results.records
     ]
-    yield table(["", "µs", "baselines", "µs", "× as fast"], rows)
+    yield table(["", "µs", "baseline", "µs", "× as fast"], rows)
 
 
 def draw(results: Results, path: Path) -> None:

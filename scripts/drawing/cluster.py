@@ -1,4 +1,4 @@
-"""What reducers take on emulated clusters, beside all-reduces."""
+"""What reducers take on emulated clusters, against all-reduces."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TEXT = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
 slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
-named; `memory kept`: where the C library keeps what processes free. "× peer" is beside the fastest of them.
+named; `memory kept`: where the C library keeps what processes free. "× peer" is against the fastest of them.
 `bare` is the exchange of `hitopk`'s bytes through MPI alone, without the work. Stages are ms, means over
 ranks; the rest of a step is waiting for the slowest.
 """
@@ -81,7 +81,7 @@ def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
 
 
 def is_allreduce(record: Record) -> bool:
-    """Return whether it is beside what the others were measured."""
+    """Return whether it is a baseline of the others."""
     return "baselines" not in record.more
 
 
@@ -118,7 +118,7 @@ def row_of(record: Record) -> list[str]:
 
 def probed(cell: Cell) -> str:
     """Return the line about MPI's algorithms."""
-    beside = [
+    others = [
         f"{record.case['mpi_algorithm']} {milliseconds(record.peer_seconds.median)} ms"
         f" ({times(record.seconds.median / record.peer_seconds.median)} × `dense`)"
         for record in cell.records
@@ -126,9 +126,9 @@ def probed(cell: Cell) -> str:
     ]
     chosen = cell.measured[0].case["mpi_algorithm"]
     steps = cell.measured[0].seconds.runs
-    if not beside:
+    if not others:
         return f"All-reduce of Open MPI: {chosen}. {steps} steps."
-    return f"All-reduce of Open MPI, by algorithm: {', '.join(beside)}; used: {chosen}. {steps} steps."
+    return f"All-reduce of Open MPI, by algorithm: {', '.join(others)}; used: {chosen}. {steps} steps."
 
 
 def draw(cell: Cell, path: Path) -> None:

@@ -29,7 +29,7 @@ UNITS = ((1 << 20, "M"), (1 << 10, "K"))
 
 TEXT = """## Selection on a GPU
 
-Selecting exactly, beside what one would call instead and the paper's thirty passes. "Of a read": times
+Selecting exactly, against what one would call instead and the paper's thirty passes. "Of a read": times
 what reading the vector once takes, at the rate of a copy. The sweep adds the residual, selects, and leaves
 the next residual.
 """

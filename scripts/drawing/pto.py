@@ -44,7 +44,7 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
             "network",
             "ranks",
             "norms",
-            "baselines",
+            "baseline",
             "CPU ms",
             "its",
             "× less",
@@ -75,7 +75,7 @@ def network_of(record: Record) -> str:
 
 
 def numbers_of(record: Record) -> list[str]:
-    """Return the processor's time and the wall time, beside the peer's."""
+    """Return the processor's time and the wall time, against the peer's."""
     more = record.more
     return [
         milliseconds(more["cpu_seconds"]["median"]),

@@ -36,8 +36,8 @@ def place_of(record: Record) -> tuple[str, str, str, str]:
 
 def numbers_of(record: Record, results: Results) -> Numbers:
     """Return the ratios of a record; of selections those of all records of the same."""
-    if (beside := record.more.get("baselines")) is not None:
-        own, bare = record.seconds.median, beside["bare"]["median"]
+    if (baselines := record.more.get("baselines")) is not None:
+        own, bare = record.seconds.median, baselines["bare"]["median"]
         return {"× peer": record.ratio or 0.0, "× bare": bare / own, "bare ms": bare}
     own = [each for each in results.records if place_of(each) == place_of(record)]
     return {f"× {each.peer}": each.ratio for each in own if each.ratio is not None}

@@ -345,8 +345,8 @@ def told(subject: str, median: float, algorithm: str = "ring", **keys) -> dict:
 
 def probed(algorithm: str | None, dense: float, mpi: float) -> dict:
     seconds = {"median": mpi, "min": mpi, "max": mpi, "runs": 5}
-    beside = {"mpi": seconds, "bare": seconds}
-    return told("dense", dense, algorithm, peer="mpi", peer_seconds=seconds, beside=beside)
+    baselines = {"mpi": seconds, "bare": seconds}
+    return told("dense", dense, algorithm, peer="mpi", peer_seconds=seconds, baselines=baselines)
 
 
 def test_the_best_algorithm_is_the_fastest_beside_dense_of_its_job():

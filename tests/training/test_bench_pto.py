@@ -11,7 +11,7 @@ from commlib import LinkBytes, Topology
 from commlib.transport import simulated
 from pto import Norms, by_layer, by_slices
 from tests.launching import mpirun, run, tail
-from training.bench import jobs, pto, turns
+from training.bench import interleaved, jobs, pto
 from training.bench.checks import WrongResult
 from training.bench.interleaved import Interleaved, Turn, interleave
 from training.bench.norms import Tensors, check_squares
@@ -50,7 +50,7 @@ def bench(*words: str):
 def tiny(monkeypatch):
     """A network of a few entries, and no caches to fill."""
     monkeypatch.setitem(SHAPES, "tiny", lambda: SHAPES_OF_TINY)
-    monkeypatch.setattr(turns, "cache_bytes", lambda: 64)
+    monkeypatch.setattr(interleaved, "cache_bytes", lambda: 64)
 
 
 # ------------------------------------------------------------- turns
@@ -64,7 +64,7 @@ def test_contenders_take_turns_and_the_first_calls_do_not_count(tiny):
 
     for before, taken, after in simulated.run(body, world_size=2):
         assert before == ""
-        assert after == "ABC" * (turns.WARM_UP_RUNS + 3)
+        assert after == "ABC" * (interleaved.WARM_UP_RUNS + 3)
         assert {name: (len(own.calls), len(own.calls[0])) for name, own in taken.items()} == {
             name: (3, 2) for name in "ABC"
         }

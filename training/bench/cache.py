@@ -1,4 +1,4 @@
-"""``cloudtrain bench cache``: batches from the levels, beside central storage and beside ``tf.data``."""
+"""``cloudtrain bench cache``: batches from the levels, against central storage and against ``tf.data``."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from datacache.batches import Batch
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_beside, print_lines
+from training.bench.record import Record, print_against_baseline, print_lines
 from training.bench.timing import Seconds, alternate
 from training.process.job import FAILURE, log_error
 from training.process.tf_logging import import_tensorflow
@@ -227,4 +227,4 @@ def _print(records: list[Record]) -> None:
         f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
         f"{more['memory_ratio']:.3f} times its samples",
     ]
-    print_beside(records, "µs a sample", 1e6, "µs", notes)
+    print_against_baseline(records, "µs a sample", 1e6, "µs", notes)

@@ -1,4 +1,4 @@
-"""``cloudtrain bench reducers --cluster``: beside all-reduces, on emulated clusters of set rates."""
+"""``cloudtrain bench reducers --cluster``: against all-reduces, on emulated clusters of set rates."""
 
 import json
 import os
@@ -36,7 +36,7 @@ STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
 TIMEOUT_SECONDS = 3600.0
 TIMED_OUT = 124
 
-# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is beside it.
+# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is compared with it.
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
@@ -89,7 +89,7 @@ class Sweep:
         return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
     def probing(self, size: int) -> list[str]:
-        """Return the words that time MPI's all-reduce beside ours, without TensorFlow."""
+        """Return the words that time MPI's all-reduce against ours, without TensorFlow."""
         words = ["--size", str(size), "--steps", str(PROBE_STEPS), "--reducer", BASELINE, "--no-horovod"]
         return [*BENCH, *words, *self._quick]
 
@@ -235,7 +235,7 @@ def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterato
 
 
 def best_algorithm(probed: Iterable[JSONRecord]) -> str:
-    """Return the algorithm with which MPI took the least beside ``dense`` of the same job."""
+    """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
     fastest = min(
         probed, key=lambda reported: reported["peer_seconds"]["median"] / reported["seconds"]["median"]
     )

@@ -30,10 +30,10 @@ InterMicroseconds = Annotated[float, typer.Option(help="latency between nodes")]
 IntraGbit = Annotated[float, typer.Option(help="Gbit/s between two ranks of a node")]
 IntraMicroseconds = Annotated[float, typer.Option(help="latency inside a node")]
 Peers = Annotated[
-    bool, typer.Option("--peers", help="beside plain NumPy transcriptions instead of beside dense")
+    bool, typer.Option("--peers", help="against plain NumPy transcriptions instead of against dense")
 ]
 AllReduce = Annotated[
-    bool, typer.Option("--allreduce", help="beside MPI's and Horovod's all-reduce, on real ranks")
+    bool, typer.Option("--allreduce", help="against MPI's and Horovod's all-reduce, on real ranks")
 ]
 Horovod = Annotated[
     bool, typer.Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
@@ -63,7 +63,7 @@ def bench_selection(
 ) -> None:
     """Time every selector.
 
-    Beside torch.topk, np.partition, and a bare read of the vector, which none can beat. On a GPU beside
+    Against torch.topk, np.partition, and a bare read of the vector, which none can beat. On a GPU against
     torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
     """
     if device == "gpu":
@@ -102,7 +102,7 @@ def bench_reducers(
 ) -> None:
     """Measure every reducer.
 
-    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster. Beside
+    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster. Against
     dense.
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in Options
@@ -122,7 +122,7 @@ def bench_cache(
 ) -> None:
     """Time batches from the levels of the cache.
 
-    Beside emulated central storage and beside tf.data, of generated pictures in the shape of ImageNet's.
+    Against emulated central storage and against tf.data, of generated pictures in the shape of ImageNet's.
     """
     from training.bench.cache import bench
 
@@ -143,7 +143,7 @@ def bench_pto(
 ) -> None:
     """Time norms in parts, and steps of LARS with them.
 
-    On real ranks of this machine, which it starts, or on those of mpirun. Beside all norms on every rank.
+    On real ranks of this machine, which it starts, or on those of mpirun. Against all norms on every rank.
     """
     from training.bench.pto import bench
 
@@ -155,7 +155,7 @@ def bench_train(
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
-    """Time steps of the training loop beside bare ones.
+    """Time steps of the training loop against bare ones.
 
     And the way of a gradient into one vector and back.
     """

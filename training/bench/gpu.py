@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection --device gpu``: the selectors' kernels beside what one would use instead.
+"""``cloudtrain bench selection --device gpu``: the selectors' kernels against what one would use instead.
 
 Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
 and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are

@@ -49,7 +49,7 @@ def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
             errors="replace",
         )
     except FileNotFoundError:
-        raise Failed("mpirun is not installed beside this Python: run ./scripts/install.sh") from None
+        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
     with process:
         assert process.stdout is not None
         reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)

@@ -1,4 +1,4 @@
-"""The candidates of ``cloudtrain bench pto``: norms in parts, beside all of them on every rank."""
+"""The candidates of ``cloudtrain bench pto``: norms in parts, against all of them on every rank."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ok-Topk's algorithm 1 in plain NumPy, line by line: what the reducer ``oktopk`` is timed beside."""
+"""Ok-Topk's algorithm 1 in plain NumPy, line by line: what the reducer ``oktopk`` is timed against."""
 
 import numpy as np
 import numpy.typing as npt

@@ -13,12 +13,12 @@ from training.bench.oktopk_numpy import PlainOkTopK
 
 SIZE, QUICK_SIZE = 1_000_000, 100_000
 STEPS, ALLREDUCE_STEPS = 5, 20
-# Beside transcriptions: VGG-16, which Ok-Topk was published with.
+# Against transcriptions: VGG-16, which Ok-Topk was published with.
 PEERS_SIZE, PEERS_QUICK_SIZE, PEERS_STEPS = 14_728_266, 1_000_000, 8
 DENSITY = 0.01
 
 BASELINE = "dense"
-# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured beside them.
+# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured against them.
 TRANSCRIPTIONS: dict[str, type[Reducer]] = {"oktopk_numpy": PlainOkTopK}
 TRANSCRIBED = {"oktopk": "oktopk_numpy"}
 # What is measured and is none of ``REDUCERS``.
@@ -56,7 +56,7 @@ class BenchCandidate:
 class Options:
     """The command's options; ``None`` and empty sequences stand for the defaults.
 
-    ``peers``: beside ``TRANSCRIPTIONS`` instead of beside ``dense``; ``allreduce``: beside ``ALLREDUCES``,
+    ``peers``: against ``TRANSCRIPTIONS`` instead of against ``dense``; ``allreduce``: against ``ALLREDUCES``,
     without Horovod's unless ``horovod``. ``wires``: codecs of sparse reducers. ``cluster``: on an emulated
     one of ``nodes``, at each of ``rates``, for each of ``sizes`` and ``densities``; ``algorithm`` of MPI's
     all-reduce there, probed where none is given; ``timeout``: seconds that one job may take.
@@ -170,7 +170,7 @@ class Options:
                 yield BenchCandidate(name, wire)
 
     def allreduces(self) -> Iterator[BenchCandidate]:
-        """Yield the all-reduces to measure them beside."""
+        """Yield the all-reduces to measure them against."""
         for name in ALLREDUCES if self.allreduce else ():
             if self.horovod or name != "horovod":
                 yield BenchCandidate(name)

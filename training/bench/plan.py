@@ -16,7 +16,7 @@ from training.bench.steps import CLOCKS, Clock
 
 RANKS, RANKS_PER_NODE = 8, 4
 WARM_UP_STEPS = 2
-# Beside all-reduces: five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
+# Against all-reduces: five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
 
 
@@ -25,7 +25,7 @@ class Plan:
     """Ranks to measure on, and what.
 
     ``run`` calls a function on all ranks and returns rank 0's result; of real ranks each gets its own.
-    ``steps``: those that count, after the warm-up. ``allreduces``: what the candidates are measured beside,
+    ``steps``: those that count, after the warm-up. ``allreduces``: what the candidates are measured against,
     where it is not ``peer_of`` each.
     """
 
@@ -83,7 +83,7 @@ class Plan:
         return candidate.kind(topology, self.size, **density, **wire)
 
     def peer_of(self, candidate: BenchCandidate) -> BenchCandidate | None:
-        """Return what a reducer is measured beside; the baseline has no peer."""
+        """Return what a reducer is measured against; the baseline has no peer."""
         if self.peers:
             return BenchCandidate(TRANSCRIBED[candidate.name])
         return None if candidate.name == BASELINE else BenchCandidate(BASELINE)

@@ -1,4 +1,4 @@
-"""``cloudtrain bench pto``: norms in parts on real ranks, beside every rank computing all of them."""
+"""``cloudtrain bench pto``: norms in parts on real ranks, against every rank computing all of them."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -214,7 +214,7 @@ def _print(records: Sequence[Record]) -> None:
         "way",
         "CPU\nms a rank",
         "busiest\nms",
-        "baselines",
+        "baseline",
         "× less\nCPU",
         "ms",
         "× as fast",

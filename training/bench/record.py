@@ -31,7 +31,7 @@ WIDTH = 180  # more than any table has: a terminal may break lines, numbers are 
 
 @dataclass(frozen=True)
 class Record:
-    """A subject measured in a case, beside one peer or none.
+    """A subject measured in a case, against one peer or none.
 
     ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step,
     ``None`` where it is not known. ``more``: keys of this bench alone.
@@ -170,10 +170,10 @@ def times(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"
 
 
-def print_beside(
+def print_against_baseline(
     records: Sequence[Record], title: str, per_second: float, unit: str, notes: Sequence[str]
 ) -> None:
-    """Print a table: a line a record, its subject's median beside its peer's, in ``unit``s."""
+    """Print a table: a line a record, its subject's median against its peer's, in ``unit``s."""
 
     def text(seconds: Seconds | None) -> str:
         return "–" if seconds is None else f"{seconds.median * per_second:,.1f}"
@@ -182,4 +182,4 @@ def print_beside(
         [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
         for each in records
     ]
-    print_table(title, ["", unit, "baselines", unit, "× as fast"], rows, notes)
+    print_table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)

@@ -39,7 +39,7 @@ def _tell(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
 def measure(plan: Plan) -> Iterator[Record]:
     """Yield the record of one reducer after the other, and of its peer where that is no reducer itself."""
     if plan.allreduces:
-        yield from _measure_beside_allreduces(plan)
+        yield from _measure_against_allreduces(plan)
         return
     for candidate in plan.candidates:
         peer = plan.peer_of(candidate)
@@ -53,7 +53,7 @@ def measure(plan: Plan) -> Iterator[Record]:
             yield _in_full(plan, peer, nodes, taken[peer])
 
 
-def _measure_beside_allreduces(plan: Plan) -> Iterator[Record]:
+def _measure_against_allreduces(plan: Plan) -> Iterator[Record]:
     """Yield the records of all reducers, then those of the all-reduces.
 
     The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their turns are
@@ -96,8 +96,8 @@ def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurem
         bytes=taken.bytes,
         more={
             "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.nnz,
-            # Stages are of the transport's clock: beside the processor's they would not add up.
+            "entries": taken.entries,
+            # Stages are of the transport's clock: next to the processor's they would not add up.
             "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
         },
     )

@@ -44,7 +44,7 @@ def report(
 
 
 def with_peers(reported: JSONRecord, peers: Sequence[JSONRecord]) -> JSONRecord:
-    """Return a reducer's record beside these peers as well; the fastest of all becomes its peer.
+    """Return a reducer's record against these peers as well; the fastest of all becomes its peer.
 
     Records of anything else are returned as they are.
     """

@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection``: every selector beside torch.topk, np.partition and a bare read."""
+"""``cloudtrain bench selection``: every selector against torch.topk, np.partition and a bare read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

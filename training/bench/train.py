@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_beside, print_lines
+from training.bench.record import Record, print_against_baseline, print_lines
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
 from training.config.config import Config
@@ -109,4 +109,4 @@ def _print(records: list[Record]) -> None:
         "loop: resnet20, 64 samples of 32 pixels a step, one rank",
         f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
     ]
-    print_beside(records, "ms", 1e3, "ms", notes)
+    print_against_baseline(records, "ms", 1e3, "ms", notes)

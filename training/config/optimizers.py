@@ -80,7 +80,7 @@ class Lars(Optimizer):
     """What a layer's update may be of the norm of its weights, at a learning rate of 1."""
     epsilon: Rate = 0.0
     norms: Way = "auto"
-    """How ranks share the work of computing norms, where no reducer brings them along."""
+    """How ranks share the work of computing norms."""
 
 
 class Lamb(Optimizer):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from commlib import REDUCERS, Report, Topology
+from commlib import Report, Topology
 from commlib.arrays import is_on_gpu, module_of, to_host
 from commlib.tensorflow import DistributedGradients, array_of
 from commlib.tuning.profile import Profile
@@ -89,13 +89,9 @@ class Learner:
         if self.topology.world.size == 1 or not self.config.optimizer.adapts:
             return []
         numbered = list(enumerate(self.config.phases, 1))
-        names = {number: REDUCERS[self.config.reducer_config(phase)["name"]] for number, phase in numbered}
         sharded = [number for number, phase in numbered if self._shards(phase)]
-        carried = [number for number, reducer in names.items() if self._step_norms and reducer.carries]
-        lines = [f"norms travel with the mean gradient in phases {carried}"] if carried else []
-        if sharded:
-            lines.append(f"weights are updated in parts in phases {sharded}")
-        if set(names) - set(carried) - set(sharded):
+        lines = [f"weights are updated in parts in phases {sharded}"] if sharded else []
+        if len(sharded) < len(numbered):
             lines.append(self._how_all_norms_are_computed())
         return lines
 
@@ -185,10 +181,10 @@ class Learner:
             loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
         mean, report = self._reduce(gradient)
         if report.finite:
-            factor = self._clip(mean)
+            self._clip(mean)
             self._set(hyperparameters)
             if self._step_norms is not None and not isinstance(self.optimizer, ShardedUpdate):
-                self._step_norms.give(mean, factor)
+                self._step_norms.give(mean)
             self._update(mean)
         else:
             backward.put_back(found)
@@ -197,18 +193,12 @@ class Learner:
         return loss, report
 
     def _reduce(self, gradient: Any) -> tuple[Any, Report]:
-        """Return the mean over ranks, an array; where LARS' norms can travel with it, they have.
+        """Return the mean over ranks, an array.
 
         Its memory is that of another mean only after the array and TensorFlow's tensors of it are gone.
         """
-        norms = self._step_norms
-        array = array_of(gradient, self.topology.world.arrays)
-        if norms is not None:
-            norms.look()
         reducer = self.gradients.reducer
-        mean = reducer.reduce(array, out=self.gradients.room())
-        if norms is not None:
-            norms.look_away()
+        mean = reducer.reduce(array_of(gradient, self.topology.world.arrays), out=self.gradients.room())
         if is_on_gpu(mean):
             # TensorFlow knows nothing of CuPy's stream: what was lent to it is given back once read, and
             # the mean is kept until the next gradient is there, which comes after the update that reads it.
@@ -217,17 +207,14 @@ class Learner:
         assert reducer.last is not None
         return mean, reducer.last
 
-    def _clip(self, mean: Any) -> float:
-        """Scale the mean down to ``clip_norm``, in place, on all ranks alike; return the factor."""
+    def _clip(self, mean: Any) -> None:
+        """Scale the mean down to ``clip_norm``, in place, on all ranks alike."""
         if (most := self.config.clip_norm) is None:
-            return 1.0
+            return
         if self._norm_of is None:
             self._norm_of = norm_of(self.gradients.size, self.topology.world.arrays)
-        if (norm := self._norm_of(mean)) <= most:
-            return 1.0
-        factor = np.float32(most / norm)
-        mean *= factor
-        return float(factor)
+        if (norm := self._norm_of(mean)) > most:
+            mean *= np.float32(most / norm)
 
     def _set(self, hyperparameters: StepHyperparameters) -> None:
         self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
