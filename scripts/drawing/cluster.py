@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
 from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
 

@@ -10,7 +10,8 @@ from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, picture
 from scripts.drawing.text import table
 from training.bench.gpu import SWEEP
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 SUBJECT = "exact"
 LONGEST = 1 << 27  # that the paper shows

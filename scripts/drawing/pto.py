@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, legend, name_rows, note, open_up, picture
 from scripts.drawing.text import table
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 # How norms are computed, and how tensors are dealt out to ranks.
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}

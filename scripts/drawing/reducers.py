@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 TEXT = """## Reducers on simulated ranks
 

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import NOTHING, percent, table
-from training.bench.record import milliseconds, times
+from training.commands.printing import milliseconds, times
 
 TEXT = """## Selection
 

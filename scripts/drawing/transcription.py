@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import label, percent, table, world
-from training.bench.record import milliseconds, times
+from training.commands.printing import milliseconds, times
 
 TEXT = """## Ok-Topk against its transcription
 

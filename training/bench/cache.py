@@ -124,7 +124,7 @@ def _measure(setting: Setting) -> Iterator[Record]:
         seconds |= _alternate(
             {ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), setting.kept_batches)}, runs
         )
-    case = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
+    case: dict[str, Any] = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
     case |= {"rate": RATE, "latency_seconds": LATENCY_SECONDS, "quick": setting.quick}
     for subject, peers in PEERS.items():
         more = _memory(setting) if subject == LEVELS else {}

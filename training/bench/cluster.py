@@ -36,7 +36,7 @@ STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
 TIMEOUT_SECONDS = 3600.0
 TIMED_OUT = 124
 
-# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is compared with it.
+# Open MPI's own choice may send twice as much between nodes as the best, which would flatter the candidates.
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
@@ -254,7 +254,7 @@ def _run(
     what = " ".join(words[words.index("--size") :])
     _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
-        for line in cluster.lines(job, environment(algorithm) | settings, sweep.timeout):
+        for line in cluster.lines(job, {**environment(algorithm), **settings}, sweep.timeout):
             if line.startswith("{"):
                 reported = json.loads(line)
                 reported["case"] |= {"mpi_algorithm": algorithm}

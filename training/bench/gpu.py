@@ -21,9 +21,10 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.mstopk import paper_search
 from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, milliseconds, print_lines, print_table, times, version_of
+from training.bench.record import Record, print_lines, version_of
 from training.bench.selection import Options, note_of
 from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
+from training.commands.printing import milliseconds, print_table, times
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
@@ -121,8 +122,8 @@ def bench(as_json: bool, **options: Any) -> int:
             print_lines(records)
         else:
             _print_case(records)
-    for error in wrong:
-        log_error(str(error))
+    for each in wrong:
+        log_error(str(each))
     return FAILURE if wrong else 0
 
 

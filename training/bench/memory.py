@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import Communicator, Reducer
-from commlib.transport.base import Array, Request
+from commlib.arrays import Array
+from commlib.transport.base import Request
 from commlib.tuning.gradients import Gradients
 from commlib.vectors import VALUE_BYTES
 

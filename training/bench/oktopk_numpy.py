@@ -4,9 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import Topology
+from commlib.arrays import Array
 from commlib.density import entries
 from commlib.reducers.base import Outcome, Reducer
-from commlib.transport.base import Array
 from commlib.vectors import Float32, partition
 
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32  # τ and τ′

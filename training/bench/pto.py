@@ -16,10 +16,11 @@ from training.bench.interleaved import Interleaved, interleave
 from training.bench.jobs import lines
 from training.bench.norms import Tensors, check_squares
 from training.bench.plan import has_ranks
-from training.bench.record import Record, command, milliseconds, print_table, times
+from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, report
 from training.bench.shapes import SHAPES
 from training.bench.timing import WARM_UP_RUNS
+from training.commands.printing import milliseconds, print_table, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
 

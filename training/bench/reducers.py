@@ -132,7 +132,7 @@ def _dense_vectors(plan: Plan, candidate: BenchCandidate) -> float:
 def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str, Any] | None:
     """Return what the cost model says, or nothing of a reducer that it does not know."""
     density = plan.density if candidate.sparse else None
-    wire = {"wire": candidate.wire} if candidate.wire else {}
+    wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
     try:
         prediction = cost.predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
     except UnknownName:

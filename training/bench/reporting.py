@@ -9,8 +9,7 @@ from commlib import Communicator
 from training.bench.checks import WrongResult
 from training.bench.jobs import Failed
 from training.bench.record import Record, print_lines
-from training.process.job import FAILURE, exit_all, log_error
-from training.process.launch import INTERRUPTED
+from training.process.job import FAILURE, INTERRUPTED, exit_all, log_error
 
 JSONRecord = dict[str, Any]  # a record as its line has it
 

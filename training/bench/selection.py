@@ -16,8 +16,9 @@ from commlib.selection import make_selector
 from commlib.vectors import Float32
 from training.bench.checks import Order, WrongResult, check_selection, ranking
 from training.bench.inputs import LAWS, draw
-from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.record import Record, print_lines
 from training.bench.timing import WARM_UP_RUNS, alternate, rotations
+from training.commands.printing import milliseconds, print_table, times
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES, QUICK_SIZES = (1_000_000, 25_000_000), (1_000_000, 4_000_000)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from commlib.topology import LinkBytes
 from training.bench.options import BASELINE
-from training.bench.record import Record, milliseconds, print_table, times
+from training.bench.record import Record
 from training.bench.steps import CLOCKS
+from training.commands.printing import milliseconds, print_table, times
 
 STAGES = ("select", "intra", "inter", "combine")
 NOTHING = "–"

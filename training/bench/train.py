@@ -1,8 +1,8 @@
 """``cloudtrain bench train``: what the loop adds to a bare step, and what a flat gradient costs."""
 
 import tempfile
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def bench(as_json: bool, *, quick: bool) -> int:
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
     from training.bench.bare import bare_step
-    from training.run.progress import Progress
+    from training.process.progress import Progress
     from training.run.trainer import Trainer
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
@@ -61,10 +61,15 @@ def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
         batches = _endless(phase.data.training_batches)
         batch = next(batches)
         bare = bare_step(trainer.learner, phase, batch)
+
+        def train(batches: Iterable[Any]) -> None:
+            for each in islice(batches, steps):
+                trainer.train_step(phase, each)
+
         seconds = alternate(
             {
-                READING: lambda _: [trainer.train_step(phase, next(batches)) for _ in range(steps)],
-                LOOP: lambda _: [trainer.train_step(phase, batch) for _ in range(steps)],
+                READING: lambda _: train(batches),
+                LOOP: lambda _: train(repeat(batch)),
                 BARE: lambda _: [bare() for _ in range(steps)],
             },
             [None],

@@ -1,7 +1,8 @@
 """``cloudtrain cache``: fill, list, verify, repair and empty the folders in which a node keeps samples."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from commlib import Topology
 from datacache import management
@@ -10,10 +11,11 @@ from datacache.catalogue import superseded
 from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import Kept
-from training.bench.record import print_table
+from training.commands.printing import print_table
 from training.commands.train import load_together
-from training.config.config import ConfigurationError, load
+from training.config.config import load
 from training.config.records import Cache
+from training.config.schema import ConfigurationError
 from training.process.job import all_or_exit, as_rank, usage_error
 from training.run.data import PhaseData, cache_dirs_of, load_data
 
@@ -21,10 +23,10 @@ AUTO = Cache(disk="auto", memory="auto")
 
 
 def build(path: str, overrides: Sequence[str]) -> None:
-    """Fill the folders of this node for all phases, each rank a part; the first tells of its own."""
+    """Fill the folders of this node for all phases, each rank a part; rank 0 of each node reports its own."""
     for number, phase, topology in _phases(path, overrides):
-        what, silent = f"phase {number}", topology.node.rank > 0
-        phase.fill(lambda done, total, what=what, silent=silent: silent or _tell(what, done, total))
+        is_silent = topology.node.rank > 0
+        phase.fill(partial(_report, f"phase {number}", is_silent))
         topology.world.barrier()
 
 
@@ -36,7 +38,7 @@ def repair(path: str, overrides: Sequence[str]) -> None:
         topology.world.barrier()
 
 
-def _phases(path: str, overrides: Sequence[str]):
+def _phases(path: str, overrides: Sequence[str]) -> Iterator[tuple[int, PhaseData, Topology]]:
     """Yield the number and the data of each phase, on every rank of this job."""
     with as_rank() as comm:
         config = load_together(comm, path, overrides)
@@ -45,14 +47,14 @@ def _phases(path: str, overrides: Sequence[str]):
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
         data = all_or_exit(comm, lambda: load_data(config, topology))
         for number, phase in enumerate(config.phases, 1):
-            of_phase: PhaseData = data.of_phase(phase)
+            of_phase = data.of_phase(phase)
             yield number, of_phase, topology
             of_phase.close()
 
 
-def _tell(what: str, done: int, total: int) -> None:
+def _report(what: str, is_silent: bool, done: int, total: int) -> None:
     end = "\n" if done == total or not sys.stdout.isatty() else "\r"
-    if total and (done == total or sys.stdout.isatty()):
+    if total and not is_silent and (done == total or sys.stdout.isatty()):
         print(f"{what}: {done:,} of {total:,} samples", end=end, flush=True)
 
 

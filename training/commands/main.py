@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from commlib.version import __version__
-from training.bench.commands import benches
+from training.commands.bench import benches
 from training.commands.help import Group
 from training.process.program import PROGRAM, ProgramCommand, check_program
 

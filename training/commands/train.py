@@ -12,11 +12,11 @@ from training.config.config import Config, load_with_warnings
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
 from training.process.job import FAILURE, LocalRank, all_or_exit, as_rank, exit_all, log_error, on_rank0
+from training.process.progress import Progress, print_line
 from training.process.tf_logging import import_tensorflow
 from training.run.data import Data, load_data
 from training.run.dry_run import checked, generated, tiny
 from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
-from training.run.progress import Progress, print_line
 from training.run.summary import Summary, closing_lines
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: 
     from training.run.trainer import TrainingDiverged
 
     comm = trainer.topology.world
-    path = on_rank0(comm, lambda: folder.path.absolute())
+    own = None if folder is None else folder.path.absolute()
+    path = on_rank0(comm, lambda: own)
+    assert path is not None  # rank 0 has a folder
     try:
         with Progress(silent=folder is None) as progress:
             all_or_exit(comm, lambda: trainer.begin(folder, progress, path, resume=resume))

@@ -11,7 +11,7 @@ from commlib.tuning.probe import measure
 from commlib.tuning.profile import Profile
 from commlib.tuning.trials import try_out
 from commlib.tuning.tuner import ALONE, Choice, choose
-from training.bench.record import milliseconds, print_table, times
+from training.commands.printing import milliseconds, print_table, times
 from training.config.config import Config, load
 from training.config.records import Transport
 from training.models import MODELS

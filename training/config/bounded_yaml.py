@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
         self._level = self._nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._level, self._nodes = self._level + 1, self._nodes + 1
         _check_bounds(mark, nodes=self._nodes, level=self._level)
         node = super().compose_node(parent, index)

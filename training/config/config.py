@@ -256,7 +256,8 @@ class Config(Record):
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
-        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        text: str = yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
+        return text
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from commlib.errors import shown
-from datacache.urls import is_secret
+from datacache.urls import MASK, is_secret
 from training.config.bounded_yaml import DEEPEST, LONGEST_TEXT, MOST_NODES, Unreadable, parse
 from training.config.schema import written
-from training.config.secrets import MASK, REFERENCE, mask
+from training.config.secrets import REFERENCE, mask
 
 LocalRank = tuple[str | int, ...]
 

@@ -74,7 +74,8 @@ class Discreet(BaseModel):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        return mask(dict(super().__repr_args__())).items()
+        masked: dict[str | None, Any] = mask(dict(super().__repr_args__()))
+        return masked.items()
 
 
 class Record(Discreet):

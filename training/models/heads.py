@@ -21,7 +21,8 @@ def image_input(channels: int, *, normalised: bool) -> tuple[keras.KerasTensor, 
 
 
 def _compute_dtype() -> str:
-    return keras.config.dtype_policy().compute_dtype
+    dtype: str = keras.config.dtype_policy().compute_dtype
+    return dtype
 
 
 def with_logits(
@@ -54,7 +55,7 @@ def hidden_layers(maps: keras.KerasTensor, *, side: int, units: int) -> keras.Ke
     return x
 
 
-class AdaptiveAveragePooling2D(layers.Layer):
+class AdaptiveAveragePooling2D(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Average maps of any size over ``side`` × ``side`` bins that cover them.
 
     Takes ``(batch, height, width, channels)`` and returns ``(batch, side, side, channels)``, same dtype.

@@ -101,7 +101,7 @@ class _Announcement(event.Listener):
 @cache  # in a process, one is enough
 def announce_compiling() -> None:
     """Print one line when the first kernel has to be compiled in this process, from now on."""
-    event.register("numba:compile", _Announcement())
+    event.register("numba:compile", _Announcement())  # type: ignore[no-untyped-call]  # Numba has no types
 
 
 if __name__ == "__main__":

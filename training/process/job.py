@@ -108,7 +108,7 @@ def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     result, problem = comm.allgather_objects((result, problem))[0]
     if problem is not None:
         raise ValueError(problem)
-    return result  # type: ignore[return-value]
+    return result  # type: ignore[no-any-return]
 
 
 def exit_all(comm: Communicator, status: int) -> NoReturn:

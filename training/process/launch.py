@@ -20,7 +20,7 @@ from training.process import guard as guarding
 from training.process import start_rank
 from training.process.job import INTERRUPTED, USAGE_ERROR, log_error
 from training.process.loopback import preloading
-from training.run.progress import LIVE_MARK, LIVE_VARIABLE, Screen
+from training.process.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 SAID_ALREADY = re.compile(

@@ -113,6 +113,7 @@ def _first_rate(phase: Phase, number: int, samples: int, ranks: int) -> Linear:
             f"ranks together, got {phase.batch_size} on each"
         )
     steps = phase.steps or (phase.epochs or 0) * epoch_steps
+    assert phase.learning_rate is not None  # of a resolved configuration
     try:
         rate = phase.learning_rate.resolved(Span(steps, epoch_steps, global_batch)).at(0, steps)
     except ValueError as error:

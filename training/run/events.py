@@ -1,6 +1,6 @@
 """What happens in a run: the lines that tell a user of it, and its record in ``metrics.jsonl``.
 
-:mod:`training.run.progress` shows the lines, :class:`training.run.metrics.RunFolder` keeps the records.
+:mod:`training.process.progress` shows the lines, :class:`training.run.metrics.RunFolder` keeps the records.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -36,8 +36,10 @@ class PhaseRun:
         self._closing = threading.Event()
 
     def _resolved_rate(self) -> Schedule:
+        schedule = self.phase.learning_rate
+        assert schedule is not None  # of a resolved configuration
         try:
-            return self.phase.learning_rate.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
+            return schedule.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
         except ValueError as error:
             raise ValueError(f"phases[{self.number}].learning_rate.{error}") from error
 

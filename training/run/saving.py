@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,12 +69,10 @@ class Saving:
         """
         rank = self._learner.topology.world.rank
         for checkpoint in self._checkpoints.complete():
-            found = self._usable(checkpoint, lambda each=checkpoint: _contents(each, rank))
+            found = self._usable(checkpoint, partial(_contents, checkpoint, rank))
             if found is None:
                 continue
-            taken = self._usable(
-                checkpoint, lambda each=checkpoint, of=found: self._take_over(each, of, phases)
-            )
+            taken = self._usable(checkpoint, partial(self._take_over, checkpoint, found, phases))
             if taken is not None:
                 summary.restore(found.summary)
                 return taken

@@ -200,7 +200,11 @@ def _restore_extras(learner: Learner, shared: Any) -> list[str]:
 
 
 def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[str]:
-    _absorb(learner, lambda rank: checkpoint.own_of(rank)["reducer"], checkpoint.world_size)
+    def reducer_state(rank: int) -> Any:
+        own: Any = checkpoint.own_of(rank)
+        return own["reducer"]
+
+    _absorb(learner, reducer_state, checkpoint.world_size)
     now = learner.topology.world.size
     return [
         f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "

@@ -15,6 +15,7 @@ from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
 from training.process.job import LocalRank, on_rank0
+from training.process.progress import Progress, TimeLeft
 from training.run import events
 from training.run.autotune import profile_for
 from training.run.data import Data, load_data
@@ -24,7 +25,6 @@ from training.run.events import Event
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
 from training.run.phases import PhaseRun
-from training.run.progress import Progress, TimeLeft
 from training.run.saving import Saving
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, Summary
