@@ -96,13 +96,13 @@ class Topology:
         return "inter" if len(self.nodes) > 1 else "intra"
 
     def shard_bounds(self, size: int) -> npt.NDArray[np.int64]:
-        """Return the bounds of this node's shards: one a stream, nothing for the ranks beyond."""
+        """Return the bounds of this node's shards: one per stream, and empty ones for ranks without one."""
         beyond = self.node.size - self.streams
         return np.pad(partition(size, self.streams), (0, beyond), mode="edge")
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has exchanged over ``world``, ``node`` and ``stream``, since these were made."""
+        """The rank's payload over ``world``, ``node`` and ``stream`` since they were made."""
         return Traffic(
             self._by_link(self.world.sent_bytes, self.node.sent_bytes, self.stream.sent_bytes),
             self._by_link(self.world.received_bytes, self.node.received_bytes, self.stream.received_bytes),
@@ -116,7 +116,7 @@ class Topology:
 
 
 def _emulate(hosts: Sequence[str], ranks_per_node: int | Sequence[int]) -> list[int]:
-    """Return the node of every rank as it was asked for; no node may span machines."""
+    """Return the node of every rank for ``ranks_per_node``; no node may span machines."""
     nodes = node_of_ranks(len(hosts), ranks_per_node)
     for node in sorted(set(nodes)):
         machines = list(dict.fromkeys(host for host, own in zip(hosts, nodes, strict=True) if own == node))

@@ -16,7 +16,7 @@ from commlib.gpu import (
     GpuUnavailable,
     OutOfDeviceMemory,
     current_engine,
-    kept,
+    kernel_cache,
     make_device_selector,
 )
 from commlib.gpu.cupy_engine import CuPyEngine
@@ -177,7 +177,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
     cupy = FakeCuPy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     if place is None:
-        monkeypatch.setattr(kept, "user_cache", no_home)
+        monkeypatch.setattr(kernel_cache, "user_cache", no_home)
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", place)
     CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
