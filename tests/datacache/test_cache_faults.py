@@ -16,10 +16,10 @@ from datacache import (
     Order,
     StorageFailed,
     catalogue,
-    locks,
     manifest_of,
 )
 from datacache.storage import no_report
+from datacache.store import locks
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import counts, serve
 from tests.datacache.processes import FORK

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commlib import SparseVector
 from commlib.selection.blocks import block_maxima, reaching
 from commlib.selection.radix import keep_largest, kth_largest
+from tests.extent import examples
 
 SIZES = [0, 1, 63, 64, 65, 1000, 4099]
 
@@ -81,7 +82,7 @@ def test_enough_keeps_every_candidate_for_the_largest():
         assert np.isin(order, found.indices).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 3000),

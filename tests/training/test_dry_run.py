@@ -87,7 +87,7 @@ def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):
 
 @pytest.mark.launch
 def test_ranks_take_a_dry_run_together(tmp_path):
-    result = run("cloudtrain", "launch", "-np", "3", DIGITS, "--dry-run", "ranks_per_node=null", cwd=tmp_path)
+    result = run("cloudtrain", "launch", "-np", "2", DIGITS, "--dry-run", "ranks_per_node=null", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"dry run of {DIGITS}: all is built, and each phase took a step"
     assert list(tmp_path.iterdir()) == []
