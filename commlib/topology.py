@@ -50,7 +50,7 @@ class Topology:
     :func:`commlib.network.node_of_ranks`.
 
     ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
-    place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
+    number in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
     is j, across nodes, in the order of their ranks. ``streams``: how many of these reach every node: with
     uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
     part between the nodes.

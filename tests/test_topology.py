@@ -52,14 +52,14 @@ def test_an_impossible_layout_is_refused_with_received_and_expected(world_size, 
     assert str(caught.value) == message
 
 
-def places(topology):
+def nodes_and_ranks(topology):
     return topology.nodes, topology.node_index, topology.local_rank, topology.streams
 
 
 def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
     world_size, ranks_per_node, nodes = layout
-    discovered = simulated.run(lambda comm: places(Topology(comm)), world_size, ranks_per_node)
-    emulated = simulated.run(lambda comm: places(Topology(comm, ranks_per_node)), world_size)
+    discovered = simulated.run(lambda comm: nodes_and_ranks(Topology(comm)), world_size, ranks_per_node)
+    emulated = simulated.run(lambda comm: nodes_and_ranks(Topology(comm, ranks_per_node)), world_size)
     streams = min(map(len, nodes))
     expected = [
         (nodes, index, node.index(rank), streams)

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from commlib.errors import InvalidArgument
 from commlib.gpu.errors import OutOfDeviceMemory
 
-# What an engine's ``empty`` returns: a CuPy array, say. One dimension, with size, dtype, nbytes and slices.
+# What an engine's ``empty`` returns, such as a CuPy array: one dimension, with size, dtype, nbytes and slices.
 Array: TypeAlias = Any
 
-THREADS = 256  # of a block, where the kernel does not say otherwise
+THREADS = 256  # of a block, by default
 WARPS = THREADS // 32
 BLOCKS_PER_MULTIPROCESSOR = 5  # RESIDENT in kernels/common.cu
 ENTRIES: dict[str, "np.dtype[Any]"] = {
@@ -32,7 +32,7 @@ ENTRIES: dict[str, "np.dtype[Any]"] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file of kernels, for vectors of ``entry`` (a key of ``ENTRIES``) and indices of so many bits."""
+    """A file of kernels, for vectors of ``entry`` (a key of ``ENTRIES``) and indices of that many bits."""
 
     name: str
     entry: str = "float32"
@@ -107,7 +107,7 @@ class Engine(ABC):
         """Return where the array begins."""
 
     def aligned(self, *arrays: Array, entries: int = 4) -> np.int32:
-        """Return, as a kernel's argument, whether all arrays begin at a multiple of so many entries."""
+        """Return, as a kernel's argument, whether all arrays are aligned to ``entries`` entries."""
         return np.int32(all(self.address(each) % (entries * each.dtype.itemsize) == 0 for each in arrays))
 
 

@@ -1,4 +1,4 @@
-"""SparCML's selection: so many of every 512 consecutive entries (Renggli et al. 2019, section 8.3)."""
+"""SparCML's selection: a fixed share of every 512 consecutive entries (Renggli et al. 2019, section 8.3)."""
 
 import numpy as np
 

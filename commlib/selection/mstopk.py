@@ -45,8 +45,8 @@ def paper_search(
     ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
     the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference that tests and benchmarks
     compare with; it bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
-    counts everything) where the k-th value lies below the mean. ``arrays``: NumPy, or the
-    vector's own module.
+    counts everything) where the k-th value lies below the mean. ``arrays``: the vector's
+    module, NumPy or CuPy.
     """
     magnitudes = arrays.abs(vector)
     mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())

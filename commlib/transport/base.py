@@ -77,8 +77,8 @@ class Communicator(ABC):
         """Free the communicator; every later exchange over it raises ``UseAfterClose``.
 
         Collective, as freeing is in MPI: all its ranks call it, in the same order among their exchanges, and
-        with no message under way. The communicators that were split from it stay open, and whoever split them
-        closes them. Calls after the first one, or after MPI was finalized, do nothing.
+        with no message under way. The communicators that were split from it stay open; they are closed by the
+        code that split them. Calls after the first one, or after MPI was finalized, do nothing.
         """
         if not self._is_closed:
             self._free()

@@ -1,6 +1,6 @@
 """NCCL through CuPy: arrays on GPUs are sent from GPU to GPU, arrays in host memory by MPI.
 
-CuPy is imported by the first call of :func:`world`. Each communicator has a CUDA stream of its own. Its
+CuPy is imported by the first call of :func:`world`. Each communicator has its own CUDA stream. Its
 work there starts after the work that the caller's current stream holds at that moment, and the caller's
 stream waits for its end: so results are used like those of any kernel, and the host does not wait. The host
 waits for ``allgather_ints``, ``alltoall_ints`` and objects, which go by MPI.
@@ -262,8 +262,8 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
     this thread. ``between``: how communicators that span machines move what is on GPUs, by ``nccl`` or, in
     host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
-    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: each tells NCCL
-    that it is on a machine of its own.
+    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: NCCL sees
+    each of these on a machine of its own.
 
     Raises ``InvalidArgument`` where there is no GPU, CuPy or NCCL, or where ranks share a GPU.
     """
@@ -298,8 +298,8 @@ def obstacle(control: Communicator, *, share_gpus: bool = False) -> str | None:
     device.use()
     if share_gpus:
         os.environ[HOST_ID] = f"{control.host}-{number}"
-    place = _Place(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
-    return _shared_gpu(control.allgather_objects(place))
+    own = _RankGPU(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
+    return _shared_gpu(control.allgather_objects(own))
 
 
 def missing() -> str | None:
@@ -333,20 +333,20 @@ def _communicator(control: Communicator, between: str) -> GPUCommunicator:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A rank's machine, as it is and as NCCL is told, and its GPU there."""
+class _RankGPU:
+    """A rank's machine, the machine's name for NCCL, and the rank's GPU there."""
 
     host: str
     host_for_nccl: str
     gpu: str
 
 
-def _shared_gpu(places: Sequence[_Place]) -> str | None:
-    for rank, place in enumerate(places):
-        others = [other for other in range(rank) if places[other] == place]
+def _shared_gpu(gpus: Sequence[_RankGPU]) -> str | None:
+    for rank, gpu in enumerate(gpus):
+        others = [other for other in range(rank) if gpus[other] == gpu]
         if others:
             return (
-                f"ranks {others[0]} and {rank} share GPU {place.gpu} of {place.host}, and NCCL wants "
+                f"ranks {others[0]} and {rank} share GPU {gpu.gpu} of {gpu.host}, and NCCL wants "
                 "one for each rank: start fewer there, or, for tests, nccl.world(share_gpus=True)"
             )
     return None
@@ -364,7 +364,8 @@ def _are_contiguous(parts: Sequence[GPUArray]) -> bool:
     """Return whether the parts have equal lengths and follow each other in memory."""
     length, first = parts[0].nbytes, parts[0].data.ptr
     return all(
-        part.nbytes == length and part.data.ptr == first + place * length for place, part in enumerate(parts)
+        part.nbytes == length and part.data.ptr == first + position * length
+        for position, part in enumerate(parts)
     )
 
 

@@ -9,7 +9,7 @@ from commlib.wire.base import Message
 
 
 def bytes_of_bits(bits: int) -> int:
-    """Return the bytes of the 32-bit words that hold so many bits.
+    """Return the bytes of the 32-bit words that hold ``bits`` bits.
 
     >>> bytes_of_bits(32), bytes_of_bits(33)
     (4, 8)

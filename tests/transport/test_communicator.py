@@ -319,7 +319,7 @@ def test_objects_come_in_rank_order(ranks):
     assert ranks.run(lambda comm: comm.allgather_objects(objects(comm.rank))) == [expected] * ranks.size
 
 
-def test_nobody_leaves_a_barrier_before_the_last_has_come(ranks):
+def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks):
     def body(comm):
         name = tempfile.mkdtemp() if comm.rank == 0 else None
         folder = Path(comm.allgather_objects(name)[0])
