@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commlib.errors import InvalidArgument
 from commlib.gpu.errors import OutOfDeviceMemory
 
-# What an engine's ``empty`` returns, such as a CuPy array: one dimension, with size, dtype, nbytes and slices.
+# What an engine's ``empty`` returns, such as a CuPy array of one dimension, with size, dtype and slices.
 Array: TypeAlias = Any
 
 THREADS = 256  # of a block, by default
