@@ -23,8 +23,10 @@ from datacache.store import locks
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import counts, serve
 from tests.datacache.processes import FORK
+from tests.extent import ALL
 
-SAMPLES, SIDE, KILLS, RANKS = 60, 48, 30, 2
+SAMPLES, SIDE, RANKS = 60, 48, 2
+KILLS = 30 if ALL else 6
 ORDER = Order(SAMPLES, 1, 6, seed=3)
 CROP = CentreCrop(32, dtype="uint8")
 

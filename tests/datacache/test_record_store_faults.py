@@ -24,11 +24,12 @@ from datacache.order import Ids
 from datacache.store import locks, record_store
 from datacache.store.record_store import Misses, RecordStore
 from datacache.store.records import pack, seed_of, unpack
+from tests.extent import ALL
 
 FORK = multiprocessing.get_context("fork")
 IDS = np.arange(5, 1205, 2)
 PROCESSES = 3
-KILLS = 30
+KILLS = 30 if ALL else 6
 FINGERPRINT = "faults"
 SEED = seed_of(FINGERPRINT)
 SHM = Path("/dev/shm")
@@ -162,7 +163,7 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
 def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
     generator = np.random.default_rng(8)
     span = steps_to_fill(root)
-    for number in range(KILLS // 3):
+    for number in range(KILLS // 2):
         filling = Filling(root, 100 * number)
         filling.wait_for(int(generator.integers(span)))
         filling.processes[0].kill()
