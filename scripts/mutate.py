@@ -1,4 +1,4 @@
-"""Plant single faults, one at a time, and run the tests of their area: a fault that no test finds has survived.
+"""Plant single faults, one at a time, and run the tests of their area: which faults does no test find?
 
     python scripts/mutate.py                                    # all areas: some twenty minutes of a core
     python scripts/mutate.py --area wire --jobs 1

@@ -1,4 +1,4 @@
-"""The faults of ``scripts/mutate.py``: they fit the code, and the script sees which of them the tests find."""
+"""The faults of ``scripts/mutate.py`` fit the code, and the script sees which of them the tests find."""
 
 from collections import Counter
 
