@@ -1,4 +1,4 @@
-"""Plant single faults, one at a time, and run the tests of their area: which faults does no test find?
+"""Plant single faults, one at a time, and run the tests of their area: what no test finds has survived.
 
     python scripts/mutate.py                                    # all areas: some twenty minutes of a core
     python scripts/mutate.py --area wire --jobs 1
@@ -186,12 +186,32 @@ def _found(result: Result) -> str:
     return by if result.outcome == CAUGHT else f"{result.outcome} {by}".rstrip()
 
 
+def caught_in(before: Path) -> set[str]:
+    """Return the faults that tests have found in an earlier run."""
+    return {each["id"] for each in json.loads(before.read_text()) if each["outcome"] == CAUGHT}
+
+
 def lost(before: Path, results: Sequence[Result]) -> list[str]:
     """Return a line for each fault that was caught before and is not any more."""
-    caught = {each["id"] for each in json.loads(before.read_text()) if each["outcome"] == CAUGHT}
+    caught = caught_in(before)
     now = {each.id: each.outcome for each in results}
     missing = [each for each in sorted(caught) if now.get(each) != CAUGHT]
     return [f"{each}: {CAUGHT} before, {now.get(each, 'not in the table')} now" for each in missing]
+
+
+def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
+    """Return all areas and the faults that were asked for; a ``ValueError`` says what cannot be."""
+    areas, faults = load(given.faults)
+    if given.area not in (None, *areas):
+        raise ValueError(f"--area: expected one of {', '.join(areas)}, got {given.area}")
+    if given.jobs < 1:
+        raise ValueError(f"--jobs: expected at least 1, got {given.jobs}")
+    if given.before is not None:
+        caught_in(given.before)
+    chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
+    if not chosen:
+        raise ValueError(f"--only: no fault has {given.only!r} in its name")
+    return areas, chosen
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -208,17 +228,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     given = parser.parse_args(words)
-    for file in (given.faults, given.before):
-        if file is not None and not file.is_file():
-            parser.error(f"{file}: no such file")
-    areas, faults = load(given.faults)
-    if given.area is not None and given.area not in areas:
-        parser.error(f"--area: expected one of {', '.join(areas)}, got {given.area}")
-    if given.jobs < 1:
-        parser.error(f"--jobs: expected at least 1, got {given.jobs}")
-    chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
-    if not chosen:
-        parser.error(f"--only: no fault has {given.only!r} in its name")
+    try:
+        areas, chosen = choose(given)
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"mutate.py: {error}\n")
     results = examine_all(chosen, areas, given.jobs)
     print(table(results, markdown=given.markdown))
     if given.json is not None:

@@ -11,7 +11,7 @@ areas:
   density: {tests: [tests/test_density.py], options: [-k, rounded_share]}
 faults:
   density:
-    - {id: raises, file: commlib/density.py, old: 'GTOPK_WARM_UP = (', new: '1 / 0; GTOPK_WARM_UP = ('}
+    - {id: rounds, file: commlib/density.py, old: 'round(density * size)', new: 'int(density * size)'}
     - {id: same, file: commlib/density.py, old: '# Of the first four', new: '# Of the first 4'}
 """
 
@@ -30,7 +30,7 @@ def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, 
     before = file.stat().st_mtime_ns
     assert mutate.main(["--faults", str(table), "--jobs", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "raises  commlib/density.py  tests/test_density.py" in printed
+    assert "rounds  commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
     assert "same    commlib/density.py  SURVIVED" in printed
     assert file.stat().st_mtime_ns == before
 
@@ -39,12 +39,14 @@ def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, 
     ("words", "message"),
     [
         (["--area", "nowhere"], "--area: expected one of reducers, "),
-        (["--only", "nothing"], "--only: no fault has 'nothing' in its name"),
+        (["--only", "?"], "--only: no fault has '?' in its name"),
         (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
-        (["--before", "absent.json"], "absent.json: no such file"),
+        (["--before", "absent.json"], "No such file or directory: 'absent.json'"),
     ],
 )
 def test_bad_words_are_one_line(capsys, words, message):
     with pytest.raises(SystemExit, match="2"):
         mutate.main(words)
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mutate.py: ")
+    assert message in line
