@@ -28,9 +28,9 @@ if __name__ == "__main__":  # runs where the package is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from commlib import Communicator, Topology, make_reducer
-from commlib.gradients import Gradients
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request, check_color
+from commlib.tuning.gradients import Gradients
 from commlib.vectors import partition
 
 STEPS = 3
@@ -110,13 +110,13 @@ class Pipes(Communicator):
         key, members = f"{self._key}/{self._splits}.{color}", [self._members[rank] for rank in ranks]
         return Pipes(self._ends, key, ranks.index(self.rank), members)
 
-    def agree(self, values: Sequence[int]) -> Any:
-        """See :meth:`Communicator.agree`."""
+    def allgather_ints(self, values: Sequence[int]) -> Any:
+        """See :meth:`Communicator.allgather_ints`."""
         rows = self.allgather_objects([int(value) for value in values])
         return np.array(rows, np.int64).reshape(self.size, len(values))
 
-    def swap(self, values: Sequence[int]) -> Any:
-        """See :meth:`Communicator.swap`."""
+    def alltoall_ints(self, values: Sequence[int]) -> Any:
+        """See :meth:`Communicator.alltoall_ints`."""
         for rank, value in enumerate(values):
             self.give(int(value), rank)
         return np.array([self.take(rank) for rank in range(self.size)], np.int64)

@@ -21,7 +21,7 @@ from commlib.errors import (
     UnknownName,
 )
 from commlib.network import Link, Network
-from commlib.reducers import REDUCERS, Passenger, Reducer, Report, make_reducer
+from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
 from commlib.selection import SELECTORS, Selector, select
 from commlib.topology import LinkBytes, Topology, Traffic
 from commlib.transport import Communicator
@@ -41,7 +41,6 @@ __all__ = [
     "LinkBytes",
     "Network",
     "NonFiniteInput",
-    "Passenger",
     "PeerFailed",
     "RanksDisagree",
     "Reducer",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def digest(parts: Iterable[bytes]) -> int:
-    """Return a 64-bit signed digest of some bytes, as ``Communicator.agree`` takes it.
+    """Return a 64-bit signed digest of some bytes, as ``Communicator.allgather_ints`` takes it.
 
     >>> digest([b"ab", b"c"]) == digest([b"abc"]) != digest([b"abd"])
     True

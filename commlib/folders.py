@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make anew."""
+"""Where this program keeps what it can make again."""
 
 import os
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""The α-β model of a cluster's two links, as the virtual clock and the cost model use it."""
+"""A cluster's nodes, and the α-β model of its two links, as the virtual clock and the cost model use it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commlib.errors import InvalidArgument
@@ -61,3 +62,19 @@ class Network:
     def link(self, *, is_inter: bool) -> Link:
         """Return the link between nodes, or the one inside a node."""
         return self.inter if is_inter else self.intra
+
+
+def node_of_ranks(world_size: int, ranks_per_node: int | Sequence[int]) -> list[int]:
+    """Return the node of every rank: a number fills node after node, a sequence gives each node's count.
+
+    >>> node_of_ranks(5, 2), node_of_ranks(4, [3, 1])
+    ([0, 0, 1, 1, 2], [0, 0, 0, 1])
+    """
+    if isinstance(ranks_per_node, int):
+        if ranks_per_node < 1:
+            raise InvalidArgument(f"ranks_per_node: expected at least 1, got {ranks_per_node}")
+        return [rank // ranks_per_node for rank in range(world_size)]
+    if min(ranks_per_node, default=0) < 1 or sum(ranks_per_node) != world_size:
+        counts = list(ranks_per_node)
+        raise InvalidArgument(f"ranks_per_node: expected counts that add to {world_size} ranks, got {counts}")
+    return [node for node, count in enumerate(ranks_per_node) for _ in range(count)]

@@ -15,11 +15,12 @@ import numpy as np
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
-from commlib.quiet import without_noise
-from commlib.reducers import Passenger, Reducer, Report, make_reducer
+from commlib.memory import ALIGNMENT_BYTES
+from commlib.reducers import Reducer, Report, make_reducer
 from commlib.reducers.mean import Means
+from commlib.tf_logging import without_noise
 from commlib.topology import Topology
-from commlib.vectors import ALIGNMENT_BYTES, Float32
+from commlib.vectors import Float32
 
 with without_noise():
     import tensorflow as tf
@@ -100,38 +101,12 @@ class DistributedGradients:
         self.size = sum(self.sizes)
         # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
         self._means = Means(self.size, topology.world.arrays)
-        self._passenger: Passenger | None = None
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
         self._gpu: Any = None  # CuPy's device
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
         self.reducer = self._make(config)
-
-    @property
-    def passenger(self) -> Passenger | None:
-        """Whose numbers travel with the mean, wherever the reducer carries any (see ``carried``).
-
-        All ranks set theirs together.
-        """
-        return self._passenger
-
-    @passenger.setter
-    def passenger(self, passenger: Passenger | None) -> None:
-        self._passenger = passenger
-        self._board()
-
-    @property
-    def carried(self) -> bool:
-        """Whether the passenger's numbers arrive with each step; if not, they are the caller's to compute.
-
-        It may change with ``switch``, and is then another in a function that has been traced before.
-        """
-        return self.reducer.passenger is not None
-
-    def _board(self) -> None:
-        if self.reducer.carries and self.reducer.passenger is not self._passenger:
-            self.reducer.passenger = self._passenger
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
@@ -141,15 +116,13 @@ class DistributedGradients:
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
 
-        Takes effect in functions that are already traced, too. All ranks call it together. The passenger
-        changes over to a reducer that carries one, and is left aside by one that does not.
+        Takes effect in functions that are already traced, too. All ranks call it together.
         """
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
         residual = self.reducer.residual
         self.reducer = self._make(config)
-        self.reducer.absorb(residual)
-        self._board()
+        self.reducer.add_residual(residual)
 
     def room(self) -> Any:
         """Return an array for the mean, float32 of shape ``(size,)``, to be given to a reducer as ``out``.
@@ -158,25 +131,22 @@ class DistributedGradients:
         """
         return self._means.array()
 
-    def reduce(self, gradients: Sequence[Any], weights: Sequence[Any] = ()) -> tuple[list[Any], Any]:
+    def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
 
         ``gradients`` come in the order of the variables; IndexedSlices are made dense. ``None``, of a
         variable that the loss does not depend on here, is zero in float32, and warned of. The second result
-        is a scalar bool tensor: false where a NaN or an infinity on any rank voided the step on all of them.
+        is a scalar bool tensor: false where a NaN or an infinity on any rank made all of them skip the step.
         The memory of the means is used again for later ones after the tensors are gone, and not before.
-        ``weights``: what the passenger is to look at before, tensors or variables; they are not copied inside
-        ``tf.function``.
         """
         tensors = self._tensors(gradients)
         flat = tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
-        inputs = [flat, *map(tf.convert_to_tensor, weights)]
         results = [tf.float32, tf.bool]
         if self._gpu is None:
-            mean, finite = tf.numpy_function(self._reduce, inputs, results, stateful=True)
+            mean, finite = tf.numpy_function(self._reduce, [flat], results, stateful=True)
         else:
             with tf.device(self._device):
-                mean, finite = tf.py_function(self._reduce_on_gpu, inputs, results)
+                mean, finite = tf.py_function(self._reduce_on_gpu, [flat], results)
         mean.set_shape([self.size])
         finite.set_shape([])
         parts = cut_up(mean, self._shapes)
@@ -200,32 +170,23 @@ class DistributedGradients:
             for gradient, shape in zip(gradients, self._shapes, strict=True)
         ]
 
-    def reduce_flat(self, flat: Any, weights: Sequence[Any] = ()) -> tuple[Any, Report]:
+    def reduce_flat(self, flat: Any) -> tuple[Any, Report]:
         """Return the mean of all gradients as one tensor, and what the reducer did; outside ``tf.function``.
 
-        ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs;
-        ``weights`` as for ``reduce``. The mean is where ``flat`` is, and belongs to the caller.
+        ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs.
+        The mean is where ``flat`` is, and belongs to the caller.
         """
-        arrays = self.topology.world.arrays
         with nullcontext() if self._gpu is None else self._gpu:
-            mean = self._reduce(array_of(flat, arrays), *(array_of(weight, arrays) for weight in weights))[0]
+            mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
             assert self.reducer.last is not None
             return tensor_of(mean), self.reducer.last
 
-    def _reduce_on_gpu(self, flat: Any, *weights: Any) -> tuple[Any, Any]:
-        mean, report = self.reduce_flat(flat, weights)
+    def _reduce_on_gpu(self, flat: Any) -> tuple[Any, Any]:
+        mean, report = self.reduce_flat(flat)
         return mean, tf.constant(report.finite)
 
-    def _reduce(self, flat: Float32, *weights: Any) -> tuple[Float32, np.bool_]:
+    def _reduce(self, flat: Float32) -> tuple[Float32, np.bool_]:
         with self.guard():
-            return self._reduce_guarded(flat, *weights)
-
-    def _reduce_guarded(self, flat: Float32, *weights: Any) -> tuple[Float32, np.bool_]:
-        passenger = self.reducer.passenger
-        if passenger is not None:
-            passenger.look([weight if is_on_gpu(weight) else np.asarray(weight) for weight in weights])
-        mean = self.reducer.reduce(flat, out=self.room())
-        if passenger is not None:
-            passenger.look([])  # TensorFlow copies a variable that it updates while somebody holds its memory
+            mean = self.reducer.reduce(flat, out=self.room())
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)

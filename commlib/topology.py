@@ -2,34 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
+from commlib.network import node_of_ranks
+from commlib.transport.base import Communicator
 from commlib.vectors import partition
 
-if TYPE_CHECKING:
-    from commlib.transport.base import Communicator
-
 Bytes = npt.NDArray[np.int64]
-
-
-def node_of_ranks(world_size: int, ranks_per_node: int | Sequence[int]) -> list[int]:
-    """Return the node of every rank: a number fills node after node, a sequence gives each node's count.
-
-    >>> node_of_ranks(5, 2), node_of_ranks(4, [3, 1])
-    ([0, 0, 1, 1, 2], [0, 0, 0, 1])
-    """
-    if isinstance(ranks_per_node, int):
-        if ranks_per_node < 1:
-            raise InvalidArgument(f"ranks_per_node: expected at least 1, got {ranks_per_node}")
-        return [rank // ranks_per_node for rank in range(world_size)]
-    if min(ranks_per_node, default=0) < 1 or sum(ranks_per_node) != world_size:
-        counts = list(ranks_per_node)
-        raise InvalidArgument(f"ranks_per_node: expected counts that add to {world_size} ranks, got {counts}")
-    return [node for node, count in enumerate(ranks_per_node) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -63,8 +45,8 @@ class Traffic:
 class Topology:
     """The ranks of ``world`` by node, and the communicators of this rank.
 
-    Nodes are discovered by host name, or emulated with ``ranks_per_node`` (see :func:`node_of_ranks`), which
-    is kept as it was given.
+    Nodes are discovered by host name, or emulated with ``ranks_per_node``: the arguments of
+    :func:`commlib.network.node_of_ranks`.
 
     ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
     place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
@@ -73,7 +55,7 @@ class Topology:
     part between the nodes.
     """
 
-    def __init__(self, world: "Communicator", ranks_per_node: int | Sequence[int] | None = None) -> None:
+    def __init__(self, world: Communicator, ranks_per_node: int | Sequence[int] | None = None) -> None:
         hosts = world.allgather_objects(world.host)
         node_of_rank = _discover(hosts) if ranks_per_node is None else _emulate(hosts, ranks_per_node)
         self.world, self.ranks_per_node = world, ranks_per_node

@@ -26,10 +26,9 @@ from commlib.entries import (
     write_at,
 )
 from commlib.errors import InvalidArgument
+from commlib.memory import Room, copy_of, empty, new_array, zeros
 
 VALUE_BYTES = 4
-ALIGNMENT_BYTES = 64  # at such addresses TensorFlow takes an array over as it is, at others it copies
-ROW_MULTIPLE = 4  # entries: rows of such lengths all begin where a GPU loads as many at once
 
 
 def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
@@ -48,35 +47,6 @@ def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
     (500.0, 300.0)
     """
     return size * value_bytes / (index_dtype(size).itemsize + value_bytes)
-
-
-def empty(size: int, arrays: ModuleType = np) -> Float32:
-    """Return ``size`` float32 of whatever values, at an address that is a multiple of ``ALIGNMENT_BYTES``.
-
-    ``arrays``: the module to make it with, NumPy or CuPy.
-    """
-    if arrays is not np:
-        return arrays.empty(size, np.float32)  # type: ignore[no-any-return]
-    vector = np.empty(size + ALIGNMENT_BYTES // VALUE_BYTES, np.float32)
-    first = -vector.ctypes.data % ALIGNMENT_BYTES // VALUE_BYTES
-    return vector[first : first + size]
-
-
-def copy_of(vector: Float32) -> Float32:
-    """Return a copy of a vector, aligned as ``empty`` is."""
-    copy = empty(len(vector), module_of(vector))
-    copy[...] = vector
-    return copy
-
-
-def zeros(size: int, arrays: ModuleType = np) -> Float32:
-    """Return ``size`` zeros, made and aligned as ``empty`` does it.
-
-    ``np.zeros`` costs five times as much: a page fault every 4 KiB.
-    """
-    vector = empty(size, arrays)  # in huge pages, where the system has them
-    vector.fill(0)
-    return vector
 
 
 def partition(size: int, parts: int) -> npt.NDArray[np.int64]:
@@ -154,12 +124,12 @@ class SparseVector:
         return self.indices is None
 
     @property
-    def entries(self) -> int:
+    def nnz(self) -> int:
         """How many entries are held: all of them when dense."""
         return len(self.values)
 
     @property
-    def places(self) -> Index:
+    def indices_or_range(self) -> Index:
         """Return the indices of the entries: all of them when dense."""
         if self.indices is not None:
             return self.indices
@@ -167,7 +137,7 @@ class SparseVector:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
-        return SparseVector.trusted(self.size, self.places[mask], self.values[mask])
+        return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])
 
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
@@ -204,10 +174,6 @@ class SparseVector:
         else:
             subtract_at(vector, self.indices, self.values)
 
-    def add(self, other: "SparseVector") -> "SparseVector":
-        """Return the sum of the two, dense where δ may be passed."""
-        return total([self, other])
-
     def slice(self, low: int, high: int) -> "SparseVector":
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
         if self.indices is None:
@@ -222,7 +188,7 @@ class SparseVector:
         if k < 0:
             raise InvalidArgument(f"k: expected at least 0, got {k}")
         magnitudes = np.abs(self.values)
-        k = min(k, self.entries)
+        k = min(k, self.nnz)
         if k == 0:
             return SparseVector.empty(self.size, module_of(self.values))
         threshold = np.partition(magnitudes, -k)[-k]
@@ -233,8 +199,8 @@ class SparseVector:
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices ``others`` does not hold."""
         if is_on_gpu(self.values):
-            return self.where(~np.isin(self.places, others.places))
-        return self.where(are_missing(self.places, others.places))
+            return self.where(~np.isin(self.indices_or_range, others.indices_or_range))
+        return self.where(are_missing(self.indices_or_range, others.indices_or_range))
 
     @property
     def is_finite(self) -> bool:
@@ -254,7 +220,7 @@ def is_finite(vector: Float32) -> bool:
     return bool(are_finite(vector.view(np.uint32)))
 
 
-def void(size: int, arrays: ModuleType = np) -> SparseVector:
+def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
     """Return the sum that stands for one that is not finite: a NaN at index 0."""
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
@@ -276,15 +242,7 @@ def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
     return SparseVector.trusted(size, np.concatenate(indices), values)
 
 
-Room = Callable[[str, int, Any], npt.NDArray[Any]]
-
-
-def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return ``length`` entries of whatever values: what ``total`` takes without a workspace."""
-    return np.empty(length, dtype)
-
-
-def total(
+def sum_sparse(
     vectors: Sequence[SparseVector],
     *,
     dense: Callable[[int], Float32] | None = None,
@@ -299,7 +257,7 @@ def total(
     sparse one, as ``Workspace.get`` does: the sum is valid until they are asked for again.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
-    >>> total([a, a]).values
+    >>> sum_sparse([a, a]).values
     array([4., 6.], dtype=float32)
     """
     sizes = {vector.size for vector in vectors}
@@ -307,10 +265,6 @@ def total(
         raise InvalidArgument(f"vectors: expected one or more of equal size, got sizes {sorted(sizes)}")
     size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
-    if size and len(sparse) == len(vectors) and is_on_gpu(sparse[0]):
-        from commlib.kernels import kernels_of  # which needs this module
-
-        return kernels_of(module_of(sparse[0])).total(vectors)
     if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
         arrays = module_of(vectors[0].values)
         return _dense_total(vectors, empty(size, arrays) if dense is None else dense(size))

@@ -5,7 +5,7 @@ from datacache.batches import Batch
 from datacache.cache import DataCache
 from datacache.catalogue import manifest_of
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed
-from datacache.levels import Counts, Places, stand_in_lines
+from datacache.levels import CacheDirs, Counts, stand_in_lines
 from datacache.manifest import Manifest
 from datacache.order import Order, evaluation_part
 from datacache.sources import SOURCES, Arrays, ImageFolder, Source, TFRecord, make_source
@@ -25,7 +25,7 @@ __all__ = [
     "ImageFolder",
     "Manifest",
     "Order",
-    "Places",
+    "CacheDirs",
     "Source",
     "SourceChanged",
     "StorageFailed",

@@ -33,7 +33,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Draft:
+class BatchSpec:
     """What a batch is to be made of. ``epoch`` and ``seed``: what the crop draws from, beside the ids."""
 
     ids: Ids
@@ -42,7 +42,7 @@ class Draft:
     seed: int = 0
 
 
-class Assembly:
+class BatchBuilder:
     """Makes batches of one size: reads the samples, crops them into memory that is used again."""
 
     def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], crop: Crop, channels: int) -> None:
@@ -50,12 +50,12 @@ class Assembly:
         self._side = (crop.input_size, crop.input_size, channels)
         self._pools: dict[tuple[tuple[int, ...], str], Buffers] = {}
 
-    def make(self, draft: Draft) -> Batch:
+    def make(self, spec: BatchSpec) -> Batch:
         """Return the batch; threads may call it at the same time."""
-        samples = PackedImages.of(self._levels.read(draft.ids), self._pixels)
-        images = self._buffers((len(draft.ids), *self._side), self._crop.dtype).take()
-        self._crop.apply(samples, draft.ids, draft.epoch, draft.seed, images)
-        return Batch(images, self._labels[draft.ids], draft.ids, draft.counts)
+        samples = PackedImages.of(self._levels.read(spec.ids), self._pixels)
+        images = self._buffers((len(spec.ids), *self._side), self._crop.dtype).take()
+        self._crop.apply(samples, spec.ids, spec.epoch, spec.seed, images)
+        return Batch(images, self._labels[spec.ids], spec.ids, spec.counts)
 
     def _pixels(self, size: int) -> npt.NDArray[np.uint8]:
         """Return memory for ``size`` bytes, of few different lengths, so that it can be used again."""
@@ -65,7 +65,7 @@ class Assembly:
         return self._pools.setdefault((shape, dtype), Buffers(shape, dtype))
 
 
-def ahead(
+def prefetched(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, prefetch: int
 ) -> Iterator[Result]:
     """Return ``function(item)`` in the order of ``items``, up to ``prefetch`` of them computed ahead.
@@ -73,7 +73,7 @@ def ahead(
     The first of these are begun at once, before anybody asks. An exception is raised where its result would
     have come. What is under way ends when nobody asks any more.
 
-    >>> list(ahead(lambda number: 2 * number, range(5), threads=2, prefetch=3))
+    >>> list(prefetched(lambda number: 2 * number, range(5), threads=2, prefetch=3))
     [0, 2, 4, 6, 8]
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="datacache")

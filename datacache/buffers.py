@@ -1,4 +1,4 @@
-"""Memory for batches that is used again: no pages to touch anew, and none written while somebody reads."""
+"""Memory for batches that is used again: no pages to touch again, and none written while somebody reads."""
 
 import weakref
 from collections import deque

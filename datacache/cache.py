@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datacache.augmentation import Crop
-from datacache.batches import Assembly, Batch, Draft, Result, ahead
-from datacache.exchange import Exchanging, borrow
-from datacache.levels import Counts, Levels, Places
+from datacache.batches import Batch, BatchBuilder, BatchSpec, Result, prefetched
+from datacache.exchange import Exchanging, fetch_remote_samples
+from datacache.levels import CacheDirs, Counts, Levels
 from datacache.manifest import Manifest
 from datacache.order import Ids, Order, Remainder, evaluation_batch, evaluation_steps
 from datacache.preprocessing import Preprocessing
@@ -47,7 +47,7 @@ class DataCache:
         manifest: Manifest | None = None,
         shorter_side: int | None = None,
         part: Ids | None = None,
-        places: Places = Places(),  # noqa: B008 - it is immutable
+        places: CacheDirs = CacheDirs(),  # noqa: B008 - it is immutable
         threads: int = 2,
         prefetch: int = 4,
         verified: float = 1.0,
@@ -95,8 +95,8 @@ class DataCache:
         """
         if order.samples != len(self):
             raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
-        drafts = (
-            Draft(
+        specs = (
+            BatchSpec(
                 order.batch(epoch, step, rank, world_size),
                 order.counts(step, rank, world_size),
                 epoch,
@@ -104,17 +104,17 @@ class DataCache:
             )
             for step in range(start, order.steps(remainder))
         )
-        return self._assembled(crop, drafts)
+        return self._assembled(crop, specs)
 
     def evaluation_batches(
         self, crop: Crop, rank: int, world_size: int, *, batch_size: int
     ) -> Iterator[Batch]:
         """Yield this rank's batches, in a fixed order: as many on all ranks, each sample counted once."""
-        drafts = (
-            Draft(*evaluation_batch(len(self), step, rank, world_size, batch_size))
+        specs = (
+            BatchSpec(*evaluation_batch(len(self), step, rank, world_size, batch_size))
             for step in range(evaluation_steps(len(self), world_size, batch_size))
         )
-        return self._assembled(crop, drafts)
+        return self._assembled(crop, specs)
 
     def exchange(
         self,
@@ -135,10 +135,10 @@ class DataCache:
         homes = _joined(order.homes(epoch, step, comm.rank, comm.size) for step in steps)
         wanted, first = np.unique(ids, return_index=True)
         elsewhere = np.isin(wanted, self._part, assume_unique=True, invert=True)
-        self._levels.lend({})
-        lent = borrow(comm, wanted[elsewhere], homes[first][elsewhere], self._levels.read)
-        self._levels.lend(lent)
-        return len(lent)
+        self._levels.set_remote_samples({})
+        remote = fetch_remote_samples(comm, wanted[elsewhere], homes[first][elsewhere], self._levels.read)
+        self._levels.set_remote_samples(remote)
+        return len(remote)
 
     def dataset(self, batches: Callable[[], Iterable[Batch]], crop: Crop) -> "tf.data.Dataset":
         """Return what ``batches()`` yields, made with ``crop``: ``(images, labels, counts)``."""
@@ -147,18 +147,18 @@ class DataCache:
         return as_dataset(batches, crop, self.channels)
 
     def fill(
-        self, tell: Callable[[int, int], None] = lambda done, total: None, *, part: int = 0, of: int = 1
+        self, report: Callable[[int, int], None] = lambda done, total: None, *, part: int = 0, of: int = 1
     ) -> None:
         """Read all samples of the node's part that are not kept yet, so that training finds them.
 
         Ranks that fill it together each give another ``part`` of the same number ``of`` parts.
-        ``tell(done, total)`` counts samples; what it raises ends the filling.
+        ``report(done, total)`` counts samples; what it raises ends the filling.
         """
         missing, done = self._levels.missing(), 0
         missing = missing[len(missing) * part // of : len(missing) * (part + 1) // of]
         for count in self._in_parts(self._levels.fill, missing):
             done += count
-            tell(done, len(missing))
+            report(done, len(missing))
 
     def repair(self) -> int:
         """Read all samples of the node's part at every level, mend what is damaged, return how many were."""
@@ -178,11 +178,11 @@ class DataCache:
 
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
         parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)
-        return ahead(function, parts, threads=self._threads, prefetch=self._prefetch)
+        return prefetched(function, parts, threads=self._threads, prefetch=self._prefetch)
 
-    def _assembled(self, crop: Crop, drafts: Iterable[Draft]) -> Iterator[Batch]:
-        assembly = Assembly(self._levels, self.manifest.labels, crop, self.channels)
-        return ahead(assembly.make, drafts, threads=self._threads, prefetch=self._prefetch)
+    def _assembled(self, crop: Crop, specs: Iterable[BatchSpec]) -> Iterator[Batch]:
+        builder = BatchBuilder(self._levels, self.manifest.labels, crop, self.channels)
+        return prefetched(builder.make, specs, threads=self._threads, prefetch=self._prefetch)
 
 
 def _joined(parts: Iterable[Ids]) -> Ids:

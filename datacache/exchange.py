@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from datacache.levels import Sample
 from datacache.order import Ids
-from datacache.records import pack, unpack
+from datacache.store.records import pack, unpack
 
 ROUND_SAMPLES = 256  # that a rank asks for at once: what is under way stays far below what memory holds
 
@@ -19,24 +19,24 @@ class Exchanging(Protocol):
     rank: int
     size: int
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return every rank's ``values``, shape ``(size, len(values))``."""
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Give ``values[r]`` to each rank ``r``; return what they gave, shape ``(size,)``."""
 
     def exchange(self, outgoing: Sequence[npt.NDArray[Any]], incoming: Sequence[npt.NDArray[Any]]) -> None:
         """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with what ``r`` sent here."""
 
 
-def borrow(
+def fetch_remote_samples(
     comm: Exchanging, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
 ) -> dict[int, Sample]:
     """Return the samples ``wanted``, by id; ``holders`` names the rank that is asked for each.
 
     ``read`` gives the samples that others ask this rank for. All ranks call it together.
     """
-    rounds = int(comm.agree([-(-len(wanted) // ROUND_SAMPLES)]).max())
+    rounds = int(comm.allgather_ints([-(-len(wanted) // ROUND_SAMPLES)]).max())
     samples: dict[int, Sample] = {}
     for each in range(rounds):
         part = slice(each * ROUND_SAMPLES, (each + 1) * ROUND_SAMPLES)
@@ -63,7 +63,7 @@ def _one_round(
 
 def _swapped(comm: Exchanging, outgoing: list[Ids]) -> list[Ids]:
     """Return the ids that every rank has for this one."""
-    counts = comm.swap([len(ids) for ids in outgoing])
+    counts = comm.alltoall_ints([len(ids) for ids in outgoing])
     incoming = [np.empty(count, np.int64) for count in counts.tolist()]
     comm.exchange(outgoing, incoming)
     return incoming

@@ -15,21 +15,21 @@ from xxhash import xxh3_128_hexdigest
 from datacache.capacity import existing
 from datacache.errors import BadSample, CacheFull
 from datacache.escaping import escaped
-from datacache.folders import note_reads
-from datacache.generation import Generation, Unread, Use
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.preprocessing import Preprocessing
-from datacache.private import check_folder
-from datacache.records import pack, seed_of, unpack
 from datacache.sources import Source
+from datacache.store.folders import note_reads
+from datacache.store.private import check_folder
+from datacache.store.record_store import Misses, RecordStore, Use
+from datacache.store.records import pack, seed_of, unpack
 
 Sample = npt.NDArray[np.uint8]
 STAND_INS = 32  # samples of a label that are tried in the place of one that cannot be decoded
 
 
 @dataclass(frozen=True)
-class Places:
+class CacheDirs:
     """Folders in which the ranks of a node keep samples together; ``None``: they do not.
 
     ``disk``: level 1, samples as central storage has them. ``memory``: level 2, pre-processed ones, in a
@@ -64,7 +64,7 @@ class Counts:
     disk: int = 0
     storage: int = 0
     storage_bytes: int = 0
-    lent: int = 0
+    remote: int = 0
     """By other nodes, for an epoch."""
     damaged_in_memory: int = 0
     damaged_on_disk: int = 0
@@ -73,14 +73,14 @@ class Counts:
 
 
 class Level:
-    """A generation of the ids of ``part``, or nothing where there is no folder or no room for it.
+    """A record store of the ids of ``part``, or nothing where there is no folder or no room for it.
 
     Nothing that goes wrong with it stops anybody: it is done without, with one warning.
     """
 
     def __init__(
         self,
-        places: Places,
+        places: CacheDirs,
         folder: Path | None,
         fingerprint: str,
         part: Ids,
@@ -88,7 +88,7 @@ class Level:
         note: Mapping[str, Any],
     ) -> None:
         self._places = places
-        self.generation: Generation | None = None
+        self.generation: RecordStore | None = None
         self.seed = seed_of(fingerprint)
         """Of the checksums of its records."""
         self._asked = self._found = 0
@@ -96,8 +96,8 @@ class Level:
         if folder is None or len(part) == 0:
             return
         try:
-            self.generation = Generation(folder, fingerprint, part, sizes, note=note)
-            self.generation.freeze()  # what a killed process has filled, but not frozen any more
+            self.generation = RecordStore(folder, fingerprint, part, sizes, note=note)
+            self.generation.seal()  # what a killed process has filled, but not sealed
             if self.generation.no_room is not None:
                 message = f"what is there is read, and nothing more kept: {self.generation.no_room}"
                 places.warn_full(folder, message)
@@ -106,28 +106,28 @@ class Level:
         except (OSError, RuntimeError) as error:
             warnings.warn(f"level {note['level']} of the cache is done without: {error}", stacklevel=3)
 
-    def read(self, ids: Ids, use: Use) -> Unread:
-        """See :meth:`Generation.read_many`."""
+    def read(self, ids: Ids, use: Use) -> Misses:
+        """See :meth:`RecordStore.read_many`."""
         if self.generation is None:
-            return Unread(list(range(len(ids))), [])
-        unread = self.generation.read_many(ids, use)
+            return Misses(list(range(len(ids))), [])
+        misses = self.generation.read_many(ids, use)
         with self._counting:
             self._asked += len(ids)
-            self._found += len(ids) - len(unread.missing) - len(unread.damaged)
-        return unread
+            self._found += len(ids) - len(misses.missing) - len(misses.damaged)
+        return misses
 
-    def keep(self, ids: Ids, unread: Unread, records: Mapping[int, bytes]) -> None:
-        """Keep the records of what was unread, by position in ``ids``."""
+    def keep(self, ids: Ids, misses: Misses, records: Mapping[int, bytes]) -> None:
+        """Keep the records of what was missed, by position in ``ids``."""
         if self.generation is None:
             return
-        damaged, missing = (np.array(each, np.int64) for each in (unread.damaged, unread.missing))
+        damaged, missing = (np.array(each, np.int64) for each in (misses.damaged, misses.missing))
         missing = missing[self.generation.holds(ids[missing])]
         if len(damaged):
             self.generation.replace(ids[damaged], [records[position] for position in damaged.tolist()])
         if len(missing):
             try:
                 self.generation.put_many(ids[missing], [records[position] for position in missing.tolist()])
-                self.generation.freeze()
+                self.generation.seal()
             except CacheFull as error:
                 self._places.warn_full(self.generation.folder, str(error))
 
@@ -153,14 +153,14 @@ class Levels:
         manifest: Manifest,
         preprocessing: Preprocessing,
         part: Ids,
-        places: Places,
+        places: CacheDirs,
         *,
         verified: float = 1.0,
     ) -> None:
         if not 0 <= verified <= 1:
             raise ValueError(f"verified: expected a share from 0 to 1, got {verified}")
         self.counts = Counts()
-        self._lent: dict[int, Sample] = {}
+        self._remote: dict[int, Sample] = {}
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
         self._verified = verified
@@ -181,16 +181,16 @@ class Levels:
         What was not in memory is kept there from now on. Raises what the source raises where it cannot be
         read, and :class:`BadSample` where neither a sample nor others of its label can be decoded.
         """
-        lent = [self._lent.get(number) for number in ids.tolist()] if self._lent else []
-        if not any(sample is not None for sample in lent):
+        remote = [self._remote.get(number) for number in ids.tolist()] if self._remote else []
+        if not any(sample is not None for sample in remote):
             return self._read_here(ids)
-        here = iter(self._read_here(ids[[sample is None for sample in lent]]))
-        self._count(lent=sum(sample is not None for sample in lent))
-        return [next(here) if sample is None else sample for sample in lent]
+        here = iter(self._read_here(ids[[sample is None for sample in remote]]))
+        self._count(remote=sum(sample is not None for sample in remote))
+        return [next(here) if sample is None else sample for sample in remote]
 
-    def lend(self, samples: Mapping[int, Sample]) -> None:
+    def set_remote_samples(self, samples: Mapping[int, Sample]) -> None:
         """Hold samples of other nodes, by id, in place of those that were lent before."""
-        self._lent = dict(samples)
+        self._remote = dict(samples)
 
     def _read_here(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}
@@ -202,14 +202,14 @@ class Levels:
                 self._note_stand_in(int(ids[position]), shape[3])
             samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])
 
-        unread = self.memory.read(ids, use)
-        positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
-        self._count(memory=len(ids) - len(positions), damaged_in_memory=len(unread.damaged))
+        misses = self.memory.read(ids, use)
+        positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)
+        self._count(memory=len(ids) - len(positions), damaged_in_memory=len(misses.damaged))
         if len(positions):
             prepared = self._prepare(ids[positions])
             samples |= dict(zip(positions.tolist(), (sample for sample, _ in prepared), strict=True))
             records = dict(zip(positions.tolist(), (record for _, record in prepared), strict=True))
-            self.memory.keep(ids, unread, records)
+            self.memory.keep(ids, misses, records)
         return [samples[position] for position in range(len(ids))]
 
     def payloads(self, ids: Ids) -> list[bytes]:
@@ -219,16 +219,16 @@ class Levels:
         def use(position: int, record: memoryview) -> None:
             found[position] = bytes(unpack(int(ids[position]), record, verify=True, seed=self.disk.seed)[0])
 
-        unread = self.disk.read(ids, use)
-        positions = np.array(sorted([*unread.missing, *unread.damaged]), np.int64)
-        self._count(disk=len(ids) - len(positions), damaged_on_disk=len(unread.damaged))
+        misses = self.disk.read(ids, use)
+        positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)
+        self._count(disk=len(ids) - len(positions), damaged_on_disk=len(misses.damaged))
         if len(positions):
             fetched = self._source.read(self._manifest, ids[positions])
             self._count(storage=len(fetched), storage_bytes=sum(map(len, fetched)))
             found |= dict(zip(positions.tolist(), fetched, strict=True))
             seed = self.disk.seed
             records = {each: pack(int(ids[each]), found[each], seed=seed) for each in positions.tolist()}
-            self.disk.keep(ids, unread, records)
+            self.disk.keep(ids, misses, records)
         return [found[position] for position in range(len(ids))]
 
     def missing(self) -> Ids:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from datacache.errors import Damaged
-from datacache.folders import (
+from datacache.store.filling import RECORDS, RecordFile, all_entries
+from datacache.store.folders import (
     BROKEN,
     COMPLETE,
     PREFIX,
@@ -19,10 +20,9 @@ from datacache.folders import (
     reads_of,
     remove,
 )
-from datacache.frozen import Frozen
-from datacache.private import check_folder
-from datacache.records import key_of, seed_of, unpack
-from datacache.store import RECORDS, RecordFile, all_entries
+from datacache.store.private import check_folder
+from datacache.store.records import key_of, seed_of, unpack
+from datacache.store.sealed import SealedStore
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Verdict:
 def verify(kept: Kept) -> Verdict:
     """Read all records of a folder, whole or being filled, and look at every checksum."""
     if kept.state == "unusable":
-        return Verdict(kept, unreadable="damaged or of another format: made anew at the next start")
+        return Verdict(kept, unreadable="damaged or of another format: made again at the next start")
     seed = seed_of(kept.folder.name.removeprefix(PREFIX))
     try:
         records = list(_records(kept.folder, seed))
@@ -103,8 +103,8 @@ def verify(kept: Kept) -> Verdict:
 def _records(folder: Path, seed: int) -> Iterator[Callable[[], memoryview]]:
     """Yield what reads each record that is there."""
     if (folder / COMPLETE).exists():
-        frozen = Frozen(folder, seed)
-        yield from (partial(frozen.record, place) for place in range(len(frozen)))
+        sealed = SealedStore(folder, seed)
+        yield from (partial(sealed.record, place) for place in range(len(sealed)))
         return
     file = RecordFile(folder / RECORDS)
     for entry in all_entries(folder, seed):

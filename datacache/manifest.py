@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from datacache.private import open_file, read_file
+from datacache.store.private import open_file, read_file
 
 FORMAT = 1
 Column = npt.NDArray[np.int64]
@@ -214,7 +214,7 @@ class Manifest:
         object.__setattr__(self, name, _frozen(getattr(self, name), kind))
 
 
-_REMEDY = "delete it and it is built anew"
+_REMEDY = "delete it and it is built again"
 _DAMAGED = f"no manifest, or a damaged one; {_REMEDY}"
 
 

@@ -22,7 +22,7 @@ Remainder = Literal["drop", "pad"]
 ROUNDS = 8
 SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never come up
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
-_ORDER, _PLACEMENT, _TURN, _TRAVEL = range(1, 5)  # so that keys of different uses differ
+_ORDER, _PLACEMENT, _TURN, _EXCHANGE = range(1, 5)  # so that keys of different uses differ
 
 # --------------------------------------------------------------------------------------- keys
 
@@ -231,15 +231,15 @@ class Order:
         """Return the shard of the sample at each position of a shard's order, and its place in that shard."""
         order = key_of(_ORDER, self.seed, epoch)
         drawn = self._permuted(shards, positions, order)
-        travellers = int(self.exchange * (self.samples // self.shards))
-        if travellers == 0:
+        exchanged = int(self.exchange * (self.samples // self.shards))
+        if exchanged == 0:
             return shards, drawn
         # The first so many of what is drawn in each shard change places; a second order says which these are.
-        travels = drawn < travellers
-        tickets = (shards * travellers + drawn)[travels]
-        to = Permutation(travellers * self.shards, _TRAVEL, self.seed, epoch).at(tickets)
+        is_exchanged = drawn < exchanged
+        positions = (shards * exchanged + drawn)[is_exchanged]
+        to = Permutation(exchanged * self.shards, _EXCHANGE, self.seed, epoch).at(positions)
         shards = shards.copy()
-        shards[travels], drawn[travels] = np.divmod(to, travellers)
+        shards[is_exchanged], drawn[is_exchanged] = np.divmod(to, exchanged)
         return shards, self._permuted(shards, drawn, key_of(_TURN, self.seed, epoch))
 
     def _permuted(self, shards: Ids, positions: Ids, key: np.uint64) -> Ids:

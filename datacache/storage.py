@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import sync
 
-from datacache.crew import Crew
 from datacache.errors import SourceChanged, StorageFailed
 from datacache.ranges import Range, Request, joined
+from datacache.thread_pool import ThreadPool
 from datacache.urls import without_secrets
 
-Tell = Callable[[int, int], None]
-"""``tell(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
+ProgressCallback = Callable[[int, int], None]
+"""``report(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
 
 LONGEST_WAIT_SECONDS = 10.0
 DEEPEST_FOLDER = 32
@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def untold(done: int, total: int) -> None:
+def no_report(done: int, total: int) -> None:
     """Tell nobody."""
 
 
@@ -93,7 +93,7 @@ class Storage:
         self._threads = threads
         self._connect()
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """Return all files below the URL, sorted by path; ``tell`` counts folders, those found so far in all.
 
         Links to files and folders are followed. ``FileNotFoundError`` if the URL is not there.
@@ -106,7 +106,7 @@ class Storage:
             level = self._level(folders)
             found += level.files
             done, total = total, total + len(level.folders)
-            tell(done, total)
+            report(done, total)
             if not level.folders:
                 return sorted(found, key=lambda file: file.path)
             folders = level.folders
@@ -301,14 +301,14 @@ class Storage:
 
     def _connect(self) -> None:
         self._process = os.getpid()
-        self._crew = Crew()
+        self._pool = ThreadPool()
         self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
         self._root = root.rstrip("/")
 
-    def _connected(self) -> "Crew":
+    def _connected(self) -> "ThreadPool":
         if self._process != os.getpid():  # neither threads nor connections come along in a fork
             self._connect()
-        return self._crew
+        return self._pool
 
 
 def _is_missing(error: Exception) -> bool:
@@ -320,7 +320,7 @@ def _is_missing(error: Exception) -> bool:
     return cause is None or missing
 
 
-def progress(total: int, tell: Tell) -> Callable[[int], None]:
+def progress(total: int, report: ProgressCallback) -> Callable[[int], None]:
     """Return a function that adds to what is done and tells it, for many threads."""
     lock = threading.Lock()
     done = 0
@@ -329,6 +329,6 @@ def progress(total: int, tell: Tell) -> Callable[[int], None]:
         nonlocal done
         with lock:
             done += amount
-            tell(done, total)
+            report(done, total)
 
     return add

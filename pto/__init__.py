@@ -15,7 +15,6 @@ from pto.errors import DependsOnRank, InvalidArgument, PtoError, RanksDisagree
 from pto.norms import Norms, sum_of_squares
 from pto.parallel import Parallel, parallel
 from pto.partition import Partition, Piece, by_layer, by_slices, by_tensor
-from pto.shard_norms import ShardNorms
 
 __all__ = [
     "Choice",
@@ -29,7 +28,6 @@ __all__ = [
     "PtoError",
     "RanksDisagree",
     "Seconds",
-    "ShardNorms",
     "by_layer",
     "by_slices",
     "by_tensor",

@@ -52,11 +52,11 @@ def rounds(comm: Comm, action: Callable[[], object]) -> npt.NDArray[np.float64]:
     """
     nanoseconds = []
     for _ in range(WARM_UP_RUNS + RUNS):
-        comm.agree([])
+        comm.allgather_ints([])
         start = comm.now()
         action()
         nanoseconds.append(round(1e9 * (comm.now() - start)))
-    return comm.agree(nanoseconds[WARM_UP_RUNS:]) / 1e9
+    return comm.allgather_ints(nanoseconds[WARM_UP_RUNS:]) / 1e9
 
 
 def slowest(seconds: npt.NDArray[np.float64]) -> float:

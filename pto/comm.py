@@ -21,7 +21,7 @@ class Comm(Protocol):
     def now(self) -> float:
         """Return the seconds of a clock that only goes forward; differences of it are durations."""
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return every rank's ``values``, shape ``(size, len(values))``; none of them make a barrier."""
 
     def allgather_objects(self, value: Any) -> list[Any]:
@@ -38,7 +38,7 @@ def agree_on(comm: Comm, what: str, facts: Mapping[str, str]) -> None:
     they are the same.
     """
     digest = hashlib.blake2b(repr(list(facts.items())).encode(), digest_size=8).digest()
-    digests = comm.agree([int.from_bytes(digest, "little", signed=True)])
+    digests = comm.allgather_ints([int.from_bytes(digest, "little", signed=True)])
     if (digests == digests[0]).all():
         return
     raise RanksDisagree(f"{what}: {first_difference(comm.allgather_objects(dict(facts)))}")

@@ -46,11 +46,10 @@ class Measures(Protocol):
 
 
 class GivenSquares:
-    """Sums of squares that are there before a step, such as those that travelled with its mean gradient.
+    """Sums of squares that are computed before a step.
 
-    ``give`` them before each step; the step reads a variable, and hands no tensor to anybody. They are NaN
-    until then. For LARS, whose norms are those of weights and mean gradients; of LAMB's moments nobody knows
-    any before the step.
+    ``give`` them before each step, which reads them from a variable. They are NaN until then. For LARS, whose
+    norms are those of weights and mean gradients; LAMB's are of moments, which the step itself makes.
     """
 
     def __init__(self, tensors: int) -> None:
@@ -87,16 +86,18 @@ def advance(
     aims, states = [], []
     for part in parts:
         own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
-        aim, state = rule.aim(part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf)
-        aims.append(aim)
+        direction, state = rule.direction(
+            part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf
+        )
+        aims.append(direction)
         states.append(state)
     ratios = rule.ratio(measure([part.weight for part in parts], aims), tf) if rule.adapts else None
     moved = []
-    for number, (part, aim, state) in enumerate(zip(parts, aims, states, strict=True)):
+    for number, (part, direction, state) in enumerate(zip(parts, aims, states, strict=True)):
         rate = tf.cast(learning_rate, part.weight.dtype)
         if ratios is not None and part.adapted:
             rate *= tf.cast(ratios[number], part.weight.dtype)
-        moved.append(rule.move(part.weight, aim, state, rate, adapted=part.adapted))
+        moved.append(rule.apply(part.weight, direction, state, rate, adapted=part.adapted))
     return moved
 
 

@@ -2,7 +2,7 @@
 
 A step has three stages: the norms of all tensors are computed at once, between the first and the last::
 
-    aim     what a tensor's step moves along, and the new moments
+    direction     what a tensor's step moves along, and the new moments
     ratio   of each tensor, from the sums of squares of its weights and its aim
     move    the new weights, and the new velocity
 
@@ -46,7 +46,7 @@ class Rule(ABC):
         """Return what :meth:`aim` needs of the number of this step, a float64 scalar from 1 on."""
         return ()
 
-    def aim(
+    def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
         """Return what the step moves along and the new state; ``corrections`` in the dtype of the weight."""
@@ -60,8 +60,8 @@ class Rule(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def move(
-        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    def apply(
+        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
         """Return the new weight and state; ``rate`` is the learning rate times the ratio."""
 
@@ -89,13 +89,13 @@ class Sgd(Rule):
         """``velocity``, where there is momentum."""
         return ("velocity",) if self.momentum else ()
 
-    def move(
-        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    def apply(
+        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
         """Move along the decayed gradient and the velocity."""
         if adapted and self.weight_decay:
-            aim = aim + self.weight_decay * weight
-        step = aim * rate
+            direction = direction + self.weight_decay * weight
+        step = direction * rate
         if not state:
             return weight - step, ()
         velocity = state[0] * self.momentum - step
@@ -168,7 +168,7 @@ class Adam(Rule):
         # In float64: float32 keeps four digits of 1 − 0.999.
         return 1 - self.beta_1**step, 1 - self.beta_2**step
 
-    def aim(
+    def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
         """Return ``m̂ / (√v̂ + epsilon)`` and the new moments."""
@@ -181,11 +181,11 @@ class Adam(Rule):
         square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
         return (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon), (mean, square)
 
-    def move(
-        self, weight: Array, aim: Array, state: State, rate: Array, *, adapted: bool
+    def apply(
+        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
-        """Move along ``aim``; the moments are new already."""
-        return weight - aim * rate, state
+        """Move along ``direction``; the moments are new already."""
+        return weight - direction * rate, state
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,14 @@ class AdamW(Adam):
     Loshchilov and Hutter 2019, algorithm 2.
     """
 
-    def aim(
+    def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
         """Return ``u`` and the new moments."""
-        aim, state = self._along(gradient, state, corrections, xp)
+        direction, state = self._along(gradient, state, corrections, xp)
         if adapted and self.weight_decay:
-            aim = aim + self.weight_decay * weight
-        return aim, state
+            direction = direction + self.weight_decay * weight
+        return direction, state
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ class Lamb(AdamW):
     def ratio(self, squares: Array, xp: Any) -> Array:
         """``φ(‖w‖) / ‖u‖``."""
         norms = xp.sqrt(squares)
-        weight, aim = xp.maximum(norms[0], self.least_norm), norms[1]
+        weight, direction = xp.maximum(norms[0], self.least_norm), norms[1]
         if self.largest_norm is not None:
             weight = xp.minimum(weight, self.largest_norm)
-        return _ratio_or_one(weight, aim, (weight == 0) | (aim == 0), xp)
+        return _ratio_or_one(weight, direction, (weight == 0) | (direction == 0), xp)
 
 
 @dataclass(frozen=True)

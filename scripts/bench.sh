@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
-# then makes benchmarks/README.md, docs/pto.md, docs/validation.md and their pictures anew. On an otherwise idle machine.
+# then makes benchmarks/README.md, docs/pto.md, docs/validation.md and their pictures again. On an otherwise idle machine.
 # The emulated clusters take two hours; they need root on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."

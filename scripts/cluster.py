@@ -51,7 +51,7 @@ def up(cluster: Cluster, nodes: int, rate: str) -> int:
             return 0
         with cluster.in_use():  # not under the feet of a run
             if fault:
-                say(f"{fault}: building it anew")
+                say(f"{fault}: building it again")
             cluster.destroy()
         cluster.build(wanted)
     say(f"is up: {_counted(nodes)} at {rate}")

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
 HEAD = """# Benchmarks
 
-What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it anew and keeps the records
+What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it again and keeps the records
 in [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×"
 says how many times as fast as the peer named; subject and peer take turns in one run. Seconds are medians.
 Processes run as those of a training do, with the C library's own allocator settings; each record has what its

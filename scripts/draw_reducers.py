@@ -94,8 +94,8 @@ def simulate(name: str) -> Step:
 
 
 def note_meetings(comm: commlib.Communicator, rank: int, meetings: list[tuple[int, float, float]]) -> None:
-    """From now on add each ``agree`` and ``swap`` of ``comm`` to ``meetings``: no record holds these."""
-    for exchange in (comm.agree, comm.swap):
+    """Add each exchange of integers of ``comm`` to ``meetings`` from now on: no record holds these."""
+    for exchange in (comm.allgather_ints, comm.alltoall_ints):
 
         def noted(values: Sequence[int], exchange: Callable[[Sequence[int]], Any] = exchange) -> Any:
             begun = comm.now()

@@ -70,6 +70,6 @@ exec 8>&2
 logged "$root/scripts/build_horovod.sh" "$wheels"
 logged pip install "$(cat "$venv/.horovod-wheel")"
 say "compiling kernels, once (half a minute)"
-(cd "$root" && logged "$venv/bin/python" -m training.compile_kernels)
+(cd "$root" && logged "$venv/bin/python" -m training.process.compile_kernels)
 echo "$stamp" >"$stamp_file"
 say "ready: .venv (activate it with: source .venv/bin/activate)"

@@ -21,10 +21,11 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from commlib import REDUCERS, Communicator, Topology, cost, make_reducer, tuner
-from commlib.gradients import Gradients
-from commlib.profile import Profile
+from commlib import REDUCERS, Communicator, Topology, cost, make_reducer
 from commlib.transport import simulated
+from commlib.tuning import tuner
+from commlib.tuning.gradients import Gradients
+from commlib.tuning.profile import Profile
 from training.bench.record import command, machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,16 +115,16 @@ def gbit(rate: str) -> float:
     return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
 
 
-Contender = tuple[str, str | None]  # a reducer, and its codec if it takes one
+BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one
 
 
 @cache
-def runs() -> list[tuple[Cell, dict[Contender, float]]]:
+def runs() -> list[tuple[Cell, dict[BenchCandidate, float]]]:
     """Return the median seconds of all reducers that one command measured in a cell with a profile.
 
     Dense reducers are in all cells of their size.
     """
-    found: dict[tuple[str, Cell], dict[Contender, float]] = {}
+    found: dict[tuple[str, Cell], dict[BenchCandidate, float]] = {}
     records = [json.loads(line) for path in cluster_records() for line in path.read_text().splitlines()]
     records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
     densities = sorted({each["case"]["density"] for each in records} - {None})
@@ -141,7 +142,7 @@ def runs() -> list[tuple[Cell, dict[Contender, float]]]:
 @cache
 def measured() -> dict[tuple[Cell, str, str | None], float]:
     """Return the median seconds of every reducer in every cell, of the last run that measured it."""
-    return {(cell, *contender): seconds for cell, run in runs() for contender, seconds in run.items()}
+    return {(cell, *candidate): seconds for cell, run in runs() for candidate, seconds in run.items()}
 
 
 @cache
@@ -411,7 +412,7 @@ def with_blocks(page: str, given: Mapping[str, str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Predict, or write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--predict", action="store_true", help="predict anew, into benchmarks/results")
+    parser.add_argument("--predict", action="store_true", help="predict again, into benchmarks/results")
     if parser.parse_args(arguments).predict:
         source = cluster_records()[0]
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]

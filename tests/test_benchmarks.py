@@ -41,7 +41,7 @@ def line(subject: str, median: float, density: float | None = None, **keys) -> d
         "peer_seconds": seconds(0.8),
         "ratio": 0.8 / median,
         "bytes": {"intra": 5000, "inter": 2_500_000},
-        "beside": {"mpi": seconds(0.8), "horovod": seconds(0.9), "bare": seconds(0.1)},
+        "baselines": {"mpi": seconds(0.8), "horovod": seconds(0.9), "bare": seconds(0.1)},
         "stages": dict.fromkeys(("select", "intra", "inter", "combine"), stage),
         "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
         "command": "cloudtrain bench reducers --cluster --json",
@@ -51,7 +51,7 @@ def line(subject: str, median: float, density: float | None = None, **keys) -> d
 
 def allreduce(subject: str, median: float, density: float | None = None) -> dict:
     alone = line(subject, median, density, peer=None, peer_seconds=None, ratio=None, bytes=None)
-    del alone["beside"]
+    del alone["baselines"]
     return alone | ({} if density else {"stages": None})
 
 
@@ -85,7 +85,7 @@ def keep(folder, name: str, records: list[dict]) -> None:
 
 
 def test_the_page_is_of_the_newest_results():
-    # To write it anew: python scripts/draw_benchmarks.py
+    # To write it again: python scripts/draw_benchmarks.py
     assert (FOLDER / "README.md").read_text() == page(newest(FOLDER / "results"))
 
 
@@ -169,7 +169,7 @@ def test_a_cluster_s_section_says_how_it_was_measured_and_what_mpi_can_do(folder
 def test_what_was_measured_again_is_shown_with_its_range_and_the_machines(folder):
     keep(folder, "2026-01-01-cluster", [])
     assert "Between machines" not in page(newest(folder / "results"))
-    slower = [line("hitopk", 0.25, 0.01, beside={"bare": seconds(0.2)}), allreduce("mpi", 0.8)]
+    slower = [line("hitopk", 0.25, 0.01, baselines={"bare": seconds(0.2)}), allreduce("mpi", 0.8)]
     elsewhere = {"machine": {"cpu": "slide rule", "cores": 1, "memory_gib": 1.0}}
     keep(folder, "2026-01-01-cluster", [each | elsewhere for each in slower])
     text = page(newest(folder / "results"))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from commlib import REDUCERS, transport
-from commlib.probe import MESSAGE_BYTES
-from commlib.profile import Profile
+from commlib.tuning.probe import MESSAGE_BYTES
+from commlib.tuning.profile import Profile
 from tests import cluster_program
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
 
@@ -212,7 +212,7 @@ def test_up_again_says_so_and_changes_nothing(cluster):
 def test_other_settings_build_another_one(cluster):
     result = cluster("up", "--nodes", "2", "--rate", "200mbit")
     assert result.returncode == 0
-    assert "found one with other settings: building it anew" in result.stderr
+    assert "found one with other settings: building it again" in result.stderr
     status = cluster("status")
     assert status.stderr == "cluster: is up: 2 nodes at 200mbit\n"
     assert [line.split()[:4] for line in status.stdout.splitlines()] == [
@@ -231,7 +231,7 @@ def test_a_node_that_died_is_shown_and_mended(cluster):
     assert "node2   10.18.0.2     down: mend it" in status.stdout
     assert cluster("run", "hostname").returncode == 2
     result = cluster("up", "--nodes", "4", "--rate", "1gbit")
-    assert "found node2 down: building it anew" in result.stderr
+    assert "found node2 down: building it again" in result.stderr
     assert cluster.run("ssh", "node2", "hostname") == "node2\n"
 
 

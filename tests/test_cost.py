@@ -4,7 +4,7 @@ import pytest
 
 from commlib import REDUCERS, LinkBytes, cost
 from commlib.cost import sparse_bytes
-from commlib.topology import node_of_ranks
+from commlib.network import node_of_ranks
 
 
 def layout(world_size, ranks_per_node):

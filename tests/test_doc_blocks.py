@@ -11,8 +11,8 @@ import pytest
 import typer.main
 
 from tests.launching import DIGITS, ROOT, run, tail
-from training.cli import app
-from training.config import load
+from training.commands.main import app
+from training.config.config import load
 
 PAGES = ["README.md", "CONTRIBUTING.md", "datacache/README.md", "benchmarks/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]

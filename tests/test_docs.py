@@ -114,7 +114,7 @@ def test_the_examples_print_what_the_page_shows():
 
 @pytest.mark.parametrize("name", REDUCERS)
 def test_the_picture_is_of_the_code_as_it_is(name):
-    # The caption holds the bytes and the time. To draw it anew: python scripts/draw_reducers.py
+    # The caption holds the bytes and the time. To draw it again: python scripts/draw_reducers.py
     assert simulate(name).caption in texts(ROOT / "docs" / "reducers" / f"{name}.svg")
 
 

@@ -11,7 +11,7 @@ from scripts.drawing.pages import BEGIN, END
 from scripts.drawing.results import newest
 from tests.launching import DIGITS, ROOT
 from tests.test_benchmarks import fingerprint, keep, seconds, texts
-from training.config import load
+from training.config.config import load
 
 PATH = ROOT / "docs" / "pto.md"
 PAGE = PATH.read_text()
@@ -78,7 +78,7 @@ def test_every_link_leads_somewhere():
 
 @pytest.mark.parametrize("measured", PAGES, ids=lambda measured: measured.kind)
 def test_the_page_shows_the_newest_results(measured):
-    # To write it anew: python scripts/draw_benchmarks.py
+    # To write it again: python scripts/draw_benchmarks.py
     text = (ROOT / measured.path).read_text()
     assert measured.with_measured(text, newest(ROOT / "benchmarks" / "results")) == text
 

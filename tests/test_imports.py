@@ -1,11 +1,16 @@
-"""What importing our packages brings along, and what they promise to hold."""
+"""What importing our packages brings along, what they promise to hold, and which may import which."""
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
+
+from tests.launching import ROOT
 
 HEAVY = ["tensorflow", "keras", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a GPU, or a started MPI
 PACKAGES = [
@@ -19,9 +24,151 @@ PACKAGES = [
     "datacache",
     "pto",
 ]
+LIBRARIES = {"commlib", "datacache", "pto"}
+# What each room may import of ours, also inside functions. A module is in the room with the longest name that
+# its own begins with.
+ROOMS = {
+    "commlib": set(),
+    "datacache": set(),
+    "pto": set(),
+    "training.datasets": {"commlib", "datacache"},
+    "training.models": {"commlib"},
+    "training.config": {*LIBRARIES, "training.datasets", "training.models"},
+    "training.process": {*LIBRARIES, "training.config"},
+    "training.checkpoint": {"commlib", "datacache", "training.config", "training.process"},
+    "training.run": {
+        *LIBRARIES,
+        *(
+            "training.checkpoint",
+            "training.config",
+            "training.datasets",
+            "training.models",
+            "training.process",
+        ),
+    },
+    "training": {"training.run"},
+    "training.commands": {
+        *LIBRARIES,
+        *("training.checkpoint", "training.config", "training.models", "training.process", "training.run"),
+    },
+    "training.bench": {
+        *LIBRARIES,
+        *("training.commands", "training.config", "training.process", "training.run"),
+    },
+    # the command line: names every command, imports one when it is asked for
+    "training.commands.bench": {"training.bench", "training.commands"},
+    "training.commands.main": {
+        *("commlib", "training.commands", "training.commands.bench"),
+        *("training.config", "training.process", "training.run"),
+    },
+}
+# Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
+ADAPTERS = {
+    "tensorflow": {"commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"},
+    "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
+    "horovod": set(),
+    "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
+    "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},
+}
+LIGHT = {*LIBRARIES, "training.config", "training.checkpoint", "training.datasets"}
 
 
-@pytest.mark.parametrize("statement", ["import commlib, datacache, pto", "from commlib.transport import mpi"])
+def module_name(path):
+    """Return the dotted name of a file of ours."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {
+    module_name(path): ast.parse(path.read_text())
+    for package in (*sorted(LIBRARIES), "training")
+    for path in (ROOT / package).rglob("*.py")
+}
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is below a node, but for what only type checkers import."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from statements(child)
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of the modules that a file imports, inside functions too."""
+    for node in statements(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            for each in node.names:
+                inner = f"{node.module}.{each.name}"
+                yield inner if inner in SOURCES else node.module
+
+
+IMPORTS = {name: set(imported(tree)) for name, tree in SOURCES.items()}
+
+
+def inside(name: str, package: str) -> bool:
+    return f"{name}.".startswith(f"{package}.")
+
+
+def room_of(name: str) -> str:
+    return max((room for room in ROOMS if inside(name, room)), key=len)
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the nodes of a circle, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle({name: (each & SOURCES.keys()) - {name} for name, each in IMPORTS.items()}) == []
+
+
+def test_a_circle_is_found():
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+
+
+def test_each_room_imports_only_the_rooms_that_it_may():
+    found = {
+        (name, other)
+        for name, others in IMPORTS.items()
+        for other in others & SOURCES.keys()
+        if room_of(other) not in ROOMS[room_of(name)] | {room_of(name)}
+    }
+    assert found == set()
+    assert {room_of(name) for name in SOURCES} == set(ROOMS)
+
+
+def test_no_two_rooms_import_each_other():
+    assert circle(ROOMS) == []
+
+
+@pytest.mark.parametrize("heavy", ADAPTERS)
+def test_only_adapters_import_what_is_heavy(heavy):
+    found = {
+        name
+        for name, others in IMPORTS.items()
+        if any(inside(name, package) for package in LIGHT)
+        and any(inside(other, heavy) for other in others)
+        and not any(inside(name, adapter) for adapter in ADAPTERS[heavy])
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import commlib, datacache, pto",
+        "from commlib.transport import mpi",
+        "import training.config.config, training.checkpoint.folders, training.commands.main",
+    ],
+)
 def test_importing_loads_no_framework_and_starts_no_mpi(statement):
     program = f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

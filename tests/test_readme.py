@@ -8,7 +8,7 @@ import pytest
 
 from commlib import REDUCERS
 from tests.launching import DIGITS, ROOT, mpirun, python_on_ranks, run, tail
-from training.config import load
+from training.config.config import load
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, LinkBytes, Topology, Traffic
-from commlib.topology import node_of_ranks
+from commlib.network import node_of_ranks
 from commlib.transport import simulated
 
 # World size and ranks per node, and the nodes that they make.
@@ -83,7 +83,11 @@ def test_ranks_dealt_to_hosts_in_turn_are_grouped_by_host_in_order_of_appearance
         comm.host = ["zebra", "ant", "mule"][comm.rank % 3]  # as horovodrun places them with --map-by node
         topology = Topology(comm)
         world_ranks = [
-            array.tolist() for array in (topology.node.agree([comm.rank]), topology.stream.agree([comm.rank]))
+            array.tolist()
+            for array in (
+                topology.node.allgather_ints([comm.rank]),
+                topology.stream.allgather_ints([comm.rank]),
+            )
         ]
         return topology.nodes, topology.node_index, topology.local_rank, world_ranks
 
@@ -99,7 +103,10 @@ def test_node_and_stream_join_the_ranks_they_name(layout):
 
     def body(comm):
         topology = Topology(comm, ranks_per_node)
-        node, stream = topology.node.agree([comm.rank])[:, 0], topology.stream.agree([comm.rank])[:, 0]
+        node, stream = (
+            topology.node.allgather_ints([comm.rank])[:, 0],
+            topology.stream.allgather_ints([comm.rank])[:, 0],
+        )
         return topology.node.rank, node.tolist(), topology.stream.rank, stream.tolist()
 
     for rank, (node_rank, node, stream_rank, stream) in enumerate(simulated.run(body, world_size)):
@@ -145,7 +152,7 @@ def test_traffic_is_counted_by_link_exactly(layout):
         world = topology.traffic
         exchange(topology.node, topology.nodes[topology.node_index])
         node = topology.traffic
-        exchange(topology.stream, topology.stream.agree([comm.rank])[:, 0].tolist())
+        exchange(topology.stream, topology.stream.allgather_ints([comm.rank])[:, 0].tolist())
         return fresh, world - fresh, node - world, topology.traffic - node
 
     for rank, (fresh, world, in_node, in_stream) in enumerate(simulated.run(body, world_size)):

@@ -16,17 +16,15 @@ from commlib import (
     Topology,
     cost,
     make_reducer,
-    probe,
-    trials,
-    tuner,
 )
 from commlib.cost import Speeds
-from commlib.gradients import Gradients
-from commlib.probe import job_of
-from commlib.profile import WIRES, Candidate, Job, Profile, Trial
 from commlib.transport import machines, simulated
-from commlib.trials import try_out
-from commlib.tuner import Case
+from commlib.tuning import probe, trials, tuner
+from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import job_of
+from commlib.tuning.profile import WIRES, Candidate, Job, Profile, Trial
+from commlib.tuning.trials import try_out
+from commlib.tuning.tuner import Case
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout
 

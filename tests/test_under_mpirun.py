@@ -13,7 +13,11 @@ def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not
     result = run(
         *("env", f"CLOUDTRAIN_VERIFY={verify}", *MPIRUN, str(processes)),
         *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
-        *("tests/reducers/test_promises.py", "tests/test_around.py", "tests/transport/test_communicator.py"),
+        *(
+            "tests/reducers/test_promises.py",
+            "tests/test_wrappers.py",
+            "tests/transport/test_communicator.py",
+        ),
     )
     assert result.returncode == 0, tail(result)
     assert result.stdout.count(" passed in ") == processes, tail(result)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
-from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, total
+from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, sum_sparse
 
 
 def sparse(size, entries):
@@ -89,14 +89,14 @@ def test_from_dense_switches_exactly_at_delta(size, last_sparse):
     below[:last_sparse] = 1 + np.arange(last_sparse)
     at[: last_sparse + 1] = 1 + np.arange(last_sparse + 1)
     assert not SparseVector.from_dense(below).is_dense
-    assert SparseVector.from_dense(below).entries == last_sparse
+    assert SparseVector.from_dense(below).nnz == last_sparse
     assert SparseVector.from_dense(at).is_dense
-    assert SparseVector.from_dense(at).entries == size
+    assert SparseVector.from_dense(at).nnz == size
 
 
 def test_an_empty_vector_is_dense_and_holds_nothing():
     vector = SparseVector.from_dense(np.zeros(0, np.float32))
-    assert (vector.is_dense, vector.entries, vector.to_dense().shape) == (True, 0, (0,))
+    assert (vector.is_dense, vector.nnz, vector.to_dense().shape) == (True, 0, (0,))
 
 
 def test_to_dense_is_a_new_array_of_either_representation():
@@ -133,7 +133,7 @@ def test_a_sparse_vector_cannot_be_reassigned():
     ids=["before", "after", "interleaved", "overlapping", "same", "one-empty", "both-empty"],
 )
 def test_a_sum_holds_the_union_of_the_indices_and_the_sums_of_the_values(first, second):
-    added = sparse(100, first).add(sparse(100, second))
+    added = sum_sparse([sparse(100, first), sparse(100, second)])
     union = {index: first.get(index, 0) + second.get(index, 0) for index in first | second}
     assert not added.is_dense
     assert dict(zip(added.indices.tolist(), added.values.tolist(), strict=True)) == union
@@ -147,7 +147,7 @@ def test_a_total_is_the_float64_sum_whatever_the_overlap(seed, size, number):
     vectors = [drawn(rng, size, rng.integers(0, size + 1)) for _ in range(number)]
     reference = np.sum([vector.to_dense() for vector in vectors], axis=0, dtype=np.float64)
     magnitude = np.sum([np.abs(vector.to_dense()) for vector in vectors], axis=0, dtype=np.float64)
-    error = np.abs(total(vectors).to_dense() - reference)
+    error = np.abs(sum_sparse(vectors).to_dense() - reference)
     # each of the additions rounds a partial sum, at most the magnitude, by half an ulp
     assert (error <= number * 2.0**-24 * magnitude).all()
 
@@ -158,35 +158,35 @@ def test_a_total_is_bitwise_the_same_sparse_dense_or_mixed(seed, size, number):
     rng = np.random.default_rng(seed)
     vectors = [drawn(rng, size, rng.integers(0, size // (2 * number) + 1)) for _ in range(number)]
     mixed = [as_dense(vector) if rng.random() < 0.5 else vector for vector in vectors]
-    expected = total(vectors).to_dense().tobytes()
-    assert total([as_dense(vector) for vector in vectors]).to_dense().tobytes() == expected
-    assert total(mixed).to_dense().tobytes() == expected
+    expected = sum_sparse(vectors).to_dense().tobytes()
+    assert sum_sparse([as_dense(vector) for vector in vectors]).to_dense().tobytes() == expected
+    assert sum_sparse(mixed).to_dense().tobytes() == expected
 
 
 @pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
 def test_a_total_adds_in_the_order_given(representation):
     large, one, minus = (representation(sparse(9, {4: value})) for value in (2.0**24, 1.0, -(2.0**24)))
     # a float32 of 2**24 has no room for a one
-    assert total([large, one, minus]).to_dense()[4] == 0
-    assert total([large, minus, one]).to_dense()[4] == 1
+    assert sum_sparse([large, one, minus]).to_dense()[4] == 0
+    assert sum_sparse([large, minus, one]).to_dense()[4] == 1
 
 
 def test_a_total_switches_to_dense_when_the_entries_together_reach_delta():
-    below = total([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4})])
-    at = total([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four places
-    assert (below.is_dense, below.entries) == (False, 3)
-    assert (at.is_dense, at.entries) == (True, 10)
+    below = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4})])
+    at = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four places
+    assert (below.is_dense, below.nnz) == (False, 3)
+    assert (at.is_dense, at.nnz) == (True, 10)
     np.testing.assert_array_equal(at.to_dense(), [1, 5, 4, 5, 0, 0, 0, 0, 0, 0])
 
 
 def test_a_total_with_one_dense_vector_is_dense():
-    assert total([sparse(10, {0: 1}), as_dense(sparse(10, {1: 2}))]).is_dense
+    assert sum_sparse([sparse(10, {0: 1}), as_dense(sparse(10, {1: 2}))]).is_dense
 
 
 def test_adding_changes_neither():
     first, second = sparse(100, {1: 2.0, 4: 3.0}), sparse(100, {4: 5.0})
     for left, right in ((first, second), (as_dense(first), second), (first, as_dense(second))):
-        left.add(right).values[:] = np.nan
+        sum_sparse([left, right]).values[:] = np.nan
         np.testing.assert_array_equal(left.to_dense(), first.to_dense())
         np.testing.assert_array_equal(right.to_dense(), second.to_dense())
     np.testing.assert_array_equal(first.values, [2, 3])
@@ -196,7 +196,7 @@ def test_adding_changes_neither():
 def test_beyond_32_bits_nothing_is_cut_off():
     size = 2**31 + 10
     first, second = sparse(size, {3: 1.0, 2**31 + 5: 2.0}), sparse(size, {2**31 + 5: 3.0, 2**31 + 9: -9.0})
-    added = first.add(second)
+    added = sum_sparse([first, second])
     np.testing.assert_array_equal(added.indices, [3, 2**31 + 5, 2**31 + 9])
     np.testing.assert_array_equal(added.values, [1, 5, -9])
     np.testing.assert_array_equal(added.top_k(1).indices, [2**31 + 9])
@@ -243,7 +243,7 @@ def test_top_k_takes_the_largest_magnitudes_ties_by_lowest_index(representation)
 def test_top_k_of_more_than_there_is_returns_all_entries():
     vector = sparse(20, {2: 1.0, 5: -4.0})
     np.testing.assert_array_equal(vector.top_k(3).indices, [2, 5])
-    assert as_dense(vector).top_k(99).entries == 20
+    assert as_dense(vector).top_k(99).nnz == 20
 
 
 def test_top_k_beyond_delta_is_still_sparse_and_the_same_vector():
@@ -309,9 +309,9 @@ def test_what_is_no_sparse_vector_is_refused_with_received_and_expected(size, in
 def test_vectors_of_different_sizes_are_not_added():
     vectors = [SparseVector.from_dense(np.ones(size, np.float32)) for size in (5, 9)]
     with pytest.raises(InvalidArgument, match=r"vectors: expected .* of equal size, got sizes \[5, 9\]"):
-        vectors[0].add(vectors[1])
+        sum_sparse(vectors)
     with pytest.raises(InvalidArgument, match=r"got sizes \[\]"):
-        total([])
+        sum_sparse([])
 
 
 def test_a_negative_count_and_a_matrix_of_values_are_refused():

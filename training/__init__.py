@@ -10,7 +10,7 @@ on all ranks, or ``cloudtrain launch -np 4 configs/digits.yaml``.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.loop import Trainer
+    from training.run.trainer import Trainer
 
 __all__ = ["Trainer"]
 
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """Import what imports TensorFlow only when it is asked for."""
     if name != "Trainer":
         raise AttributeError(f"module 'training' has no attribute {name!r}")
-    from training.loop import Trainer
+    from training.run.trainer import Trainer
 
     return Trainer

@@ -1,8 +1,8 @@
 """What each reducer costs, in closed form: the bytes that it sends and the seconds that these take."""
 
-from commlib.cost.computing import Speeds
+from commlib.cost.compute import Speeds
 from commlib.cost.seconds import Prediction, predict
-from commlib.cost.sent import (
+from commlib.cost.traffic import (
     FORMULAS,
     Formula,
     allgather,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from commlib.cost.computing import WORK, Speeds
-from commlib.cost.sent import FORMULAS, Nodes, sparse_bytes
+from commlib.cost.compute import WORK, Speeds
 from commlib.cost.step import HEADER_BYTES, Group, Step, union
+from commlib.cost.traffic import FORMULAS, Nodes, sparse_bytes
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, look_up
 from commlib.network import Network
@@ -50,20 +50,20 @@ def dense(step: Step) -> Stages:
     """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
     hops = 2 * (step.world.size - 1)
     part = VALUE_BYTES * step.size / step.world.size
-    return _flat(step, hops * step.world.slowest.seconds(part) + step.agree())
+    return _flat(step, hops * step.world.slowest.seconds(part) + step.synchronize_step())
 
 
 def torus2d(step: Step) -> Stages:
     """``(n − 1)·(α + d/n·β)`` twice inside, ``(m − 1)·(α + d/(n·m)·β)`` twice between (HiTopKComm, 5.3)."""
     inside = step.node.exchange(VALUE_BYTES * step.shard) + step.node.ring(VALUE_BYTES * step.shard)
     between = step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes)
-    intra, inter = _flat(step, step.agree())
+    intra, inter = _flat(step, step.synchronize_step())
     return intra + inside, inter + 2 * between
 
 
 def allgather(step: Step) -> Stages:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    return _flat(step, step.agree(1) + step.world.ring(step.message(step.k, step.size)))
+    return _flat(step, step.synchronize_step(1) + step.world.ring(step.message(step.k, step.size)))
 
 
 def gtopk(step: Step) -> Stages:
@@ -84,7 +84,7 @@ def gtopk(step: Step) -> Stages:
         for rank in range(0, world.size - distance, 2 * distance):
             done[rank] += hop
             done[rank + distance] = done[rank]
-    return _flat(step, step.agree() + max(done))
+    return _flat(step, step.synchronize_step() + max(done))
 
 
 def ssar_doubling(step: Step) -> Stages:
@@ -94,7 +94,7 @@ def ssar_doubling(step: Step) -> Stages:
     """
     world = step.world
     within = 1 << (world.size.bit_length() - 1)
-    seconds = step.agree()
+    seconds = step.synchronize_step()
     beyond = world.size - within
     for exponent in range(within.bit_length() - 1):
         ranks = (1 << exponent) + min(1 << exponent, beyond)
@@ -119,14 +119,14 @@ def _split(step: Step) -> float:
     """Agree, swap lengths, and send each range's ``k/P`` entries to its owner."""
     world = step.world
     part = step.message(step.k / world.size, step.size / world.size)
-    return step.agree() + world.agree(1) + world.exchange(part)
+    return step.synchronize_step() + world.allgather_ints(1) + world.exchange(part)
 
 
 def ssar_split(step: Step) -> Stages:
     """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
     own = step.size / step.world.size
     sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
-    return _flat(step, _split(step) + step.world.agree(1) + step.world.ring(sums))
+    return _flat(step, _split(step) + step.world.allgather_ints(1) + step.world.ring(sums))
 
 
 def dsar_split(step: Step) -> Stages:
@@ -137,17 +137,17 @@ def dsar_split(step: Step) -> Stages:
 
 def oktopk(step: Step) -> Stages:
     """``6k·(P − 1)/P`` words at most (Ok-Topk, equation 3), on average over the steps of its periods."""
-    return _flat(step, step.agree() + _oktopk(step, step.world, step.k, step.size))
+    return _flat(step, step.synchronize_step() + _oktopk(step, step.world, step.k, step.size))
 
 
 def _oktopk(step: Step, group: Group, k: float, size: float) -> float:
     """Split and reduce, then balance and gather, among the ranks of ``group``."""
     parts = k / group.size
-    split = group.agree(1) + group.exchange(step.message(parts, size / group.size))
+    split = group.allgather_ints(1) + group.exchange(step.message(parts, size / group.size))
     indices, values = index_dtype(round(size)).itemsize * parts, VALUE_BYTES * parts
-    gather = 3 * group.agree(1) + group.ring(indices) + group.ring(values)
+    gather = 3 * group.allgather_ints(1) + group.ring(indices) + group.ring(values)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
-    regions = 2 * group.agree(1) / REPARTITION_EVERY
+    regions = 2 * group.allgather_ints(1) / REPARTITION_EVERY
     threshold = group.ring(magnitudes) / REEVALUATE_EVERY
     return split + gather + regions + threshold
 
@@ -156,20 +156,20 @@ def hitopk(step: Step) -> Stages:
     """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
     k = entries(step.density, round(step.shard))
     between = step.stream.ring(step.message(k, step.shard))
-    return _hierarchical(step, step.agree(1), between, union(step.world.nodes, k, step.shard))
+    return _hierarchical(step, step.synchronize_step(1), between, union(step.world.nodes, k, step.shard))
 
 
 def hioktopk(step: Step) -> Stages:
     """HiTopKComm's equations 7 and 10 inside the node, Ok-Topk's 3 between nodes."""
     k = entries(step.density, round(step.shard))
-    return _hierarchical(step, step.agree(), _oktopk(step, step.stream, k, step.shard), k)
+    return _hierarchical(step, step.synchronize_step(), _oktopk(step, step.stream, k, step.shard), k)
 
 
 def _hierarchical(step: Step, agreement: float, between: float, applied: float) -> Stages:
     """Reduce-scatter inside, ``between``, and all-gather the ``applied`` entries of each shard inside."""
     node = step.node
     scatter = node.exchange(VALUE_BYTES * step.shard)
-    gather = node.agree(3) + node.ring(sparse_bytes(round(applied), round(step.shard)))
+    gather = node.allgather_ints(3) + node.ring(sparse_bytes(round(applied), round(step.shard)))
     intra, inter = _flat(step, agreement)
     return intra + scatter + gather, inter + between
 

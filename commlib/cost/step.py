@@ -31,7 +31,7 @@ class Group:
         """Return the link that a meeting or a ring of the group waits for."""
         return self.network.link(is_inter=self.nodes > 1)
 
-    def agree(self, integers: int) -> float:
+    def allgather_ints(self, integers: int) -> float:
         """Return the seconds in which all learn ``integers`` of each, or each gives each one of them."""
         return self.slowest.agreement_seconds(self.size, integers)
 
@@ -107,9 +107,9 @@ class Step:
         """Return the bytes of ``count`` entries of ``size``."""
         return self.codec.message_bytes(round(count), round(size))
 
-    def agree(self, values: int = 0) -> float:
+    def synchronize_step(self, values: int = 0) -> float:
         """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
-        return self.world.agree(2 + values)
+        return self.world.allgather_ints(2 + values)
 
 
 def union(ranks: int, k: float, size: float) -> float:

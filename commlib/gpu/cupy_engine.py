@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.gpu import kept
+from commlib.gpu import kernel_cache as kept
 from commlib.gpu.engine import THREADS, Array, Engine, Source
 from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
 
@@ -118,7 +118,7 @@ class CuPyEngine(Engine):
 class _Prepared:
     """A kernel whose arguments lie ready for the driver, eight bytes each; a call writes its own before them.
 
-    CuPy's launch looks at every argument anew, which takes longer than many a kernel.
+    CuPy's launch looks at every argument again, which takes longer than many a kernel.
     """
 
     def __init__(

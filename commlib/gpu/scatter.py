@@ -7,7 +7,8 @@ import numpy as np
 from commlib.errors import InvalidArgument
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, blocks_for, check_entries
-from commlib.vectors import ROW_MULTIPLE, SparseVector, index_dtype
+from commlib.memory import ROW_MULTIPLE
+from commlib.vectors import SparseVector, index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu
 MOST_RANGES = 2048  # blocks of a sparse sum, each of which adds up how many entries those before it have
@@ -17,7 +18,7 @@ class RankSum:
     """Adds sparse vectors of ``size`` up, one after the other.
 
     An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
-    ``commlib.vectors.total`` makes of the same vectors on the CPU, in every run and on every device.
+    ``commlib.vectors.sum_sparse`` makes of the same vectors on the CPU, in every run and on every device.
 
     The vectors are read where they lie, and what is returned is the caller's. Between calls nothing is held,
     so threads and streams need not have one each.
@@ -44,7 +45,7 @@ class RankSum:
         The host waits for the device and copies eight bytes: how many places there are. The arrays returned
         begin larger ones, with room for the entries of all vectors.
         """
-        buffers, named = self._buffers(vectors), sum(vector.entries for vector in vectors)
+        buffers, named = self._buffers(vectors), sum(vector.nnz for vector in vectors)
         if named == 0:
             return SparseVector(self.size, *self._entries(buffers, "sums", 0))
         tiles = -(-self.size // TILE)
@@ -79,11 +80,11 @@ class RankSum:
             found = f"a {'dense' if vector.is_dense else 'sparse'} one of {vector.size}"
             raise InvalidArgument(f"vectors: expected sparse ones of {self.size}, got {found}")
         for array in (vector.indices, vector.values):
-            if vector.entries > 1 and array.strides[0] != array.dtype.itemsize:
+            if vector.nnz > 1 and array.strides[0] != array.dtype.itemsize:
                 stride = array.strides[0]
                 raise InvalidArgument(f"vectors: expected contiguous entries, got a stride of {stride} bytes")
         address = self.engine.address
-        return address(vector.indices), address(vector.values), vector.entries
+        return address(vector.indices), address(vector.values), vector.nnz
 
 
 def add_rows(others: Array, own: Array, place: int, *, engine: Engine | None = None) -> Array:

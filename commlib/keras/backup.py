@@ -74,7 +74,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
         if step != int(optimizer.iterations):
             self._say_that_it_is_lost(f"it is of step {step}, the model of {int(optimizer.iterations)}")
             return
-        optimizer.gradients.reducer.absorb(residual)
+        optimizer.gradients.reducer.add_residual(residual)
 
     def _say_that_it_is_lost(self, why: str) -> None:
         warnings.warn(f"residual: {self._residual_path} is not used, it begins at zero: {why}", stacklevel=3)

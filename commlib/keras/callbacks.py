@@ -106,7 +106,7 @@ class AverageMetrics(DistributedCallback):
         self._trained = self._tested = 0.0
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Keep the number of samples trained on: validation counts anew."""
+        """Keep the number of samples trained on: validation counts again."""
         self._trained = self._counted()
 
     def on_test_end(self, logs: Logs = None) -> None:

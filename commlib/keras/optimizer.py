@@ -33,7 +33,7 @@ class DistributedOptimizer:
     and its class is what ``isinstance`` and a saved model see. So a model is saved with the optimizer inside,
     and can be loaded where there is no commlib; :func:`load_model` makes it distributed again.
 
-    A step that is void on any rank changes no weight on all of them. Under the global dtype policy
+    A step that is skipped on any rank changes no weight on all of them. Under the global dtype policy
     ``mixed_float16`` the optimizer gets a loss scale (``keras.optimizers.LossScaleOptimizer``), equal on all
     ranks: gradients are divided by it before they are reduced, and it is halved on all ranks when one of them
     overflows. The ranks begin with equal variables (:class:`commlib.keras.BroadcastVariables`), which is

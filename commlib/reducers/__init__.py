@@ -1,9 +1,7 @@
 """Reducers: all-reduce algorithms for gradients. One file each, one line in the table."""
 
-import inspect
 from typing import Any
 
-from commlib.errors import InvalidArgument, look_up, suggestion
 from commlib.reducers.allgather import AllGather
 from commlib.reducers.base import Reducer, Report, StageSeconds
 from commlib.reducers.dense import Dense
@@ -11,11 +9,11 @@ from commlib.reducers.gtopk import GTopK
 from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
 from commlib.reducers.oktopk import OkTopK
-from commlib.reducers.passenger import Passenger
 from commlib.reducers.sparse import SelectingReducer, SparseReducer
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
+from commlib.registry import check_options, options_of, resolve
 from commlib.topology import Topology
 
 REDUCERS: dict[str, type[Reducer]] = {
@@ -31,9 +29,10 @@ REDUCERS: dict[str, type[Reducer]] = {
     "hioktopk": HiOkTopK,
 }
 
+POSITIONAL = 2  # arguments of a reducer's constructor before its options: topology and size
+
 __all__ = [
     "REDUCERS",
-    "Passenger",
     "Reducer",
     "Report",
     "SelectingReducer",
@@ -45,20 +44,15 @@ __all__ = [
 
 
 def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Reducer:
-    """Return a new reducer of the table ``REDUCERS`` for gradients of ``size`` entries.
+    """Return a new reducer for gradients of ``size`` entries; all ranks of the topology call it together.
 
-    Sparse ones take ``density`` in (0, 1], ``selector`` (see ``SELECTORS``), ``wire`` (see ``CODECS``), and
-    what their own class names beside. An option that has no effect is refused with ``InvalidArgument``.
-    All ranks of the topology call it together.
+    ``name``: an entry of ``REDUCERS``, an entry point of the group ``cloudtrain.reducers``, or an import path
+    ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` in (0, 1], ``selector``
+    (see ``SELECTORS``), ``wire`` (see ``CODECS``), and the options of their own class; an option that the
+    class does not take raises ``InvalidArgument``.
     """
-    reducer = look_up(REDUCERS, "reducer", name)
-    allowed = reducer_options(name)
-    for option in options:
-        if option not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise InvalidArgument(
-                f"{option}: {name} has no such option (its options: {known}){suggestion(option, allowed)}"
-            )
+    reducer = _reducer_class(name)
+    check_options(name, reducer, options, POSITIONAL)
     return reducer(topology, size, **options)
 
 
@@ -68,9 +62,8 @@ def reducer_options(name: str) -> dict[str, Any]:
     >>> reducer_options("dense"), reducer_options("hitopk")
     ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    options: dict[str, Any] = {}
-    for ancestor in reversed(look_up(REDUCERS, "reducer", name).__mro__):
-        if constructor := vars(ancestor).get("__init__"):
-            parameters = inspect.signature(constructor).parameters.values()
-            options |= {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    return options
+    return options_of(_reducer_class(name), POSITIONAL)
+
+
+def _reducer_class(name: str) -> type[Reducer]:
+    return resolve(REDUCERS, "reducer", name, subclass_of=Reducer)

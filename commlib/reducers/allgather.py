@@ -10,10 +10,10 @@ class AllGather(SelectingReducer):
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         message = self.encode(selected)
-        lengths = self.agree(finite, len(message))
+        lengths = self.synchronize_step(finite, len(message))
         if lengths is None:
             return None
         with self.measure(self.link):
             messages = gather_messages(self.comm, message, lengths[self.peers, 0], self.workspace)
         with self.measure("combine"):
-            return self.total([self.codec.decode(each, self.length) for each in messages])
+            return self.sum_sparse([self.codec.decode(each, self.length) for each in messages])

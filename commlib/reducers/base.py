@@ -5,7 +5,7 @@ agreement on whether the step counts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,11 +19,10 @@ from commlib.agreement import CROSSED, differences, differing, digest
 from commlib.arrays import expect_module, is_on_gpu, to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
+from commlib.memory import Workspace
 from commlib.reducers.mean import Mean, Means
-from commlib.reducers.passenger import Carriage, Float64, Passenger
 from commlib.topology import Topology, Traffic
 from commlib.vectors import Float32, is_finite
-from commlib.workspace import Workspace
 
 
 @dataclass
@@ -43,8 +42,9 @@ class StageSeconds:
 class Report:
     """What one call of ``reduce`` did on this rank.
 
-    ``finite``: false when a NaN or an infinity on any rank voided the step. ``selected``: entries this rank
-    picked; ``applied``: entries of the result, as held on the wire (all ``d`` where it travelled dense).
+    ``finite``: false when a NaN or an infinity on any rank made all ranks skip the step. ``selected``:
+    entries this rank picked; ``applied``: entries of the result, as held on the wire (all ``d`` where it
+    travelled dense).
     """
 
     finite: bool
@@ -56,15 +56,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an algorithm returns: the mean, or ``None`` for a step that does not count.
-
-    ``numbers``: the passenger's about each part, where there is one.
-    """
+    """What an algorithm returns: the mean, or ``None`` for a skipped step."""
 
     mean: Float32 | None
     selected: int = 0
     applied: int = 0
-    numbers: Sequence[Float64] = ()
 
 
 def as_gradient(
@@ -81,7 +77,7 @@ def as_gradient(
         raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
     if given.shape != (size,):
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and voids the step
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and skips the step
         if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
             return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
         converted: Float32 = workspace.get("gradient", size)
@@ -103,13 +99,11 @@ def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
-    ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``carries``: whether it has
-    room for a :class:`commlib.reducers.passenger.Passenger`. ``arrays``: the module whose arrays gradient,
-    mean and residual are, NumPy, or CuPy where the topology's transport moves those.
+    ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``arrays``: the module
+    whose arrays gradient, mean and residual are, NumPy, or CuPy where the topology's transport moves those.
     """
 
     sparse: ClassVar[bool]
-    carries: ClassVar[bool] = False
 
     def __init__(self, topology: Topology, size: int) -> None:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
@@ -126,16 +120,15 @@ class Reducer(ABC):
         self._measured: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
         self._carried: Float32 | None = None
-        self._carriage: Carriage | None = None
         self._shared = repr(self.settings())  # settings do not change: written out once, not at every step
-        self.agree(True)
+        self.synchronize_step(True)
 
     def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
         """Return the mean over ranks, float32 of shape ``(size,)``, bitwise equal on all of them.
 
         ``gradient``: shape ``(size,)``, any float or integer type, left as it is. What this call does not
-        apply stays in the residual. A NaN or an infinity on any rank voids the step on all: the result is all
-        NaN, ``last.finite`` is false and every residual is as before.
+        apply stays in the residual. A NaN or an infinity on any rank makes all ranks skip the step: the
+        result is all NaN, ``last.finite`` is false and every residual is as before.
 
         The mean is memory of the reducer, and in host memory not to be written to. It is valid until the next
         ``reduce``, and beyond that as long as it is held: the memory is used again for the first mean that is
@@ -176,10 +169,10 @@ class Reducer(ABC):
         return out
 
     def _step(self, vector: Float32) -> Float32 | None:
-        """Take a step and report it; return the mean, or ``None`` where the step is void."""
+        """Take a step and report it; return the mean, or ``None`` where the step is skipped."""
         before = self.topology.traffic
         self.seconds = StageSeconds()
-        # NaNs and infinities: the ranks agree to void such a step instead.
+        # NaNs and infinities: the ranks agree to skip such a step instead.
         with np.errstate(invalid="ignore", over="ignore"), self.memory_errors():
             if self._carried is not None:
                 vector = vector + self._carried
@@ -190,8 +183,6 @@ class Reducer(ABC):
             self._carried = None
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self.seconds)
-        if finite and self._carriage is not None:
-            self._carriage.deliver(outcome.numbers)
         return outcome.mean
 
     @property
@@ -247,29 +238,7 @@ class Reducer(ABC):
             return Outcome(None)
         mean = self.step_mean.overwrite()
         mean[...] = gradient
-        numbers = [] if self._carriage is None else [self._carriage.load(0, mean)]
-        return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
-
-    @property
-    def passenger(self) -> Passenger | None:
-        """Who computes numbers about the mean that travel with it, or ``None``.
-
-        All ranks set theirs between the same two steps: they agree on how many numbers there are. A reducer
-        that carries none refuses with ``InvalidArgument``.
-        """
-        return None if self._carriage is None else self._carriage.passenger
-
-    @passenger.setter
-    def passenger(self, passenger: Passenger | None) -> None:
-        if passenger is not None and not self.carries:
-            name = type(self).__name__
-            raise InvalidArgument(f"passenger: expected a reducer that carries one, {name} does not")
-        self._carriage = None if passenger is None else Carriage(passenger, self._parts())
-        self.agree(True)
-
-    def _parts(self) -> list[tuple[int, int]]:
-        """Return which entries of the mean, ``low … high − 1``, the numbers of each rank are about."""
-        raise NotImplementedError(f"{type(self).__name__} carries no passenger")
+        return Outcome(mean, selected=self.size, applied=self.size)
 
     @property
     def residual(self) -> Float32:
@@ -278,7 +247,7 @@ class Reducer(ABC):
             return self.arrays.zeros(self.size, np.float32)  # type: ignore[no-any-return]
         return self._carried.copy()
 
-    def absorb(self, residual: Float32) -> None:
+    def add_residual(self, residual: Float32) -> None:
         """Add a vector of shape ``(size,)`` to this rank's next gradient that counts.
 
         So a predecessor's residual is flushed into the first step of its successor. One in host memory, such
@@ -312,19 +281,17 @@ class Reducer(ABC):
         """Return what must be equal on all ranks, by name."""
         return {"reducer": type(self).__name__, "size": self.size, "nodes": self.topology.nodes}
 
-    def agree(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
+    def synchronize_step(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
         """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.
 
         One exchange of a few bytes. A digest of what must be equal rides on it; where it is not,
         :class:`commlib.errors.RanksDisagree` is raised on every rank.
         """
-        seats = None if self._carriage is None else self._carriage.seats
-        here = f"{self._shared}, step {self.steps}, passenger {seats}"
+        here = f"{self._shared}, step {self.steps}"
         with self.measure(self.topology.slowest_link):
-            rows = self.topology.world.agree([finite, digest([here.encode()]), *values])
+            rows = self.topology.world.allgather_ints([finite, digest([here.encode()]), *values])
         if differing(rows[:, 1]):
-            others = {"step": self.steps, "numbers of the passenger": seats}
-            everywhere = self.topology.world.allgather_objects(self.settings() | others)
+            everywhere = self.topology.world.allgather_objects(self.settings() | {"step": self.steps})
             why = differences(everywhere) or CROSSED
             raise RanksDisagree(f"the reducer is not the same on all ranks: {why}")
         return rows[:, 2:] if rows[:, 0].all() else None

@@ -6,7 +6,7 @@ import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
-from commlib.transport.ring import Ring
+from commlib.transport.base import Ring
 from commlib.vectors import Float32, is_finite, partition
 
 
@@ -34,7 +34,7 @@ class Dense(Reducer):
             complete = parts[self.topology.world.rank]
             complete /= np.float32(self.topology.world.size)
             finite = is_finite(complete)
-        if self.agree(finite) is None:
+        if self.synchronize_step(finite) is None:
             return Outcome(None)
         with self.measure(link):
             ring.allgather(parts)

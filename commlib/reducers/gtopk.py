@@ -2,7 +2,7 @@
 
 from commlib.reducers.messages import receive_message, send_message
 from commlib.reducers.sparse import SelectingReducer
-from commlib.vectors import SparseVector, void
+from commlib.vectors import SparseVector, non_finite
 
 
 class GTopK(SelectingReducer):
@@ -13,7 +13,7 @@ class GTopK(SelectingReducer):
     """
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.agree(finite) is None:
+        if self.synchronize_step(finite) is None:
             return None
         comm = self.comm
         held, distance = selected, 1
@@ -38,9 +38,9 @@ class GTopK(SelectingReducer):
         """Return the ``k`` largest of the sum with what ``source`` sends, and drop the others."""
         received = self.codec.decode(receive_message(self.comm, source, self.workspace), self.length)
         with self.measure("combine"):
-            merged = self.total([held, received])
+            merged = self.sum_sparse([held, received])
             if not merged.is_finite:  # finite parts may add up to an infinity; it has to reach the root
-                return void(self.length, self.arrays)
+                return non_finite(self.length, self.arrays)
             kept = merged.top_k(self.k)
             self.drop(merged.without(kept))
         return kept

@@ -7,7 +7,8 @@ from types import ModuleType
 import numpy as np
 
 from commlib.entries import clear_at
-from commlib.vectors import Float32, SparseVector, empty, index_dtype
+from commlib.memory import empty
+from commlib.vectors import Float32, SparseVector, index_dtype
 
 MOST_MEANS = 2
 ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
@@ -35,7 +36,7 @@ class Mean:
         written, self._written = self._written, None
         if written is not None:
             clear_at(self.array, self._places[:written])
-        entries = sum(vector.entries for _, vector in parts)
+        entries = sum(vector.nnz for _, vector in parts)
         is_noted = (
             isinstance(self.array, np.ndarray)
             and entries * ENTRIES_A_LINE < len(self.array)
@@ -51,9 +52,9 @@ class Mean:
                 part.fill(0)
             vector.write_to(part)
             if is_noted and vector.indices is not None:
-                places = self._places[filled : filled + vector.entries]
+                places = self._places[filled : filled + vector.nnz]
                 np.add(vector.indices, low, out=places, dtype=places.dtype)  # a part's own may be narrower
-                filled += vector.entries
+                filled += vector.nnz
         if is_noted:
             self._written = filled
 

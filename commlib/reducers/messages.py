@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.memory import Workspace
 from commlib.transport.base import Communicator, Request
 from commlib.vectors import partition
 from commlib.wire import Message
-from commlib.workspace import Workspace
 
 WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples of their size
 
@@ -31,7 +31,7 @@ def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Wo
 
     They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
     """
-    lengths = comm.swap([len(message) for message in outgoing])
+    lengths = comm.alltoall_ints([len(message) for message in outgoing])
     incoming = _room_for(lengths, outgoing[comm.rank], comm.rank, workspace)
     comm.exchange(outgoing, incoming)
     return incoming

@@ -11,7 +11,7 @@ from commlib.reducers.messages import even_out
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.transport.base import Request
-from commlib.vectors import SparseVector, concatenate, index_dtype, partition, void
+from commlib.vectors import SparseVector, concatenate, index_dtype, non_finite, partition
 from commlib.wire import Message
 
 BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
@@ -50,7 +50,7 @@ class OkTopK(SelectingReducer):
             raise InvalidArgument(f"leftovers: expected sender or owner, got {leftovers!r}")
         self._repartition_every, self._reevaluate_every = repartition_every, reevaluate_every
         self._sender_keeps = leftovers == "sender"
-        self._counted = 0  # steps that were not void: t of the paper
+        self._counted = 0  # steps that were not skipped: t of the paper
         self._global_threshold = np.float32(0)
         super().__init__(topology, size, selector=selector, **settings)
 
@@ -59,20 +59,22 @@ class OkTopK(SelectingReducer):
         self._regions = partition(self.length, self.comm.size)
 
     def set_density(self, density: float) -> None:
-        """See :meth:`SparseReducer.set_density`; the global threshold is found anew in the next step."""
+        """See :meth:`SparseReducer.set_density`; the global threshold is found again in the next step."""
         super().set_density(density)
         self._global_threshold = np.float32(np.inf)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.agree(finite) is None:
+        if self.synchronize_step(finite) is None:
             return None
         with self.measure(self.link):
             if self._counted % self._repartition_every == 0:
                 self._regions = self._repartition(selected)
             messages = self._split(selected)
             reduced = self._reduce_region(messages)
-            if not self.comm.agree([reduced.is_finite]).all():  # finite parts may add up to an infinity
-                return void(self.length, self.arrays)
+            if not self.comm.allgather_ints(
+                [reduced.is_finite]
+            ).all():  # finite parts may add up to an infinity
+                return non_finite(self.length, self.arrays)
             kept = self._above_global_threshold(reduced)
             combined = self._balance_and_allgather(kept)
         with self.measure("combine"):
@@ -85,14 +87,14 @@ class OkTopK(SelectingReducer):
 
     def _repartition(self, selected: SparseVector) -> npt.NDArray[np.int64]:
         """Return the mean over ranks of the bounds that halve, third, … what each rank has selected."""
-        comm, places = self.comm, selected.places
+        comm, places = self.comm, selected.indices_or_range
         if len(places):
             inner = [int(places[len(places) * region // comm.size]) for region in range(1, comm.size)]
         else:
             inner = [int(bound) for bound in partition(self.length, comm.size)[1:-1]]
         # Rank r averages the r-th bound of all ranks; then all learn all of them.
-        of_this_region = comm.swap([0, *inner])
-        averages = comm.agree([int(of_this_region.sum()) // comm.size])[:, 0]
+        of_this_region = comm.alltoall_ints([0, *inner])
+        averages = comm.allgather_ints([int(of_this_region.sum()) // comm.size])[:, 0]
         return np.array([0, *averages[1:], self.length], np.int64)
 
     def _split(self, selected: SparseVector) -> list[Message]:
@@ -106,7 +108,7 @@ class OkTopK(SelectingReducer):
     def _reduce_region(self, messages: list[Message]) -> SparseVector:
         """Return the sum of this rank's region: each sends to its right neighbour first, and goes round."""
         comm, size = self.comm, self.comm.size
-        lengths = comm.swap([len(message) for message in messages])
+        lengths = comm.alltoall_ints([len(message) for message in messages])
         reduced, previous = self._decode(messages[comm.rank], comm.rank), list[Message]()
         for start in range(1, size, BUCKET_RANKS):
             distances = range(start, min(size, start + BUCKET_RANKS))
@@ -131,7 +133,7 @@ class OkTopK(SelectingReducer):
     def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
         with self.measure("combine"):
             low, rank = int(self._regions[self.comm.rank]), self.comm.rank
-            return self.total([reduced, *(self._decode(message, rank) for message in messages)], at=low)
+            return self.sum_sparse([reduced, *(self._decode(message, rank) for message in messages)], at=low)
 
     def _decode(self, message: Message, region: int) -> SparseVector:
         return self.codec.decode(message, int(self._regions[region + 1] - self._regions[region]))
@@ -141,7 +143,7 @@ class OkTopK(SelectingReducer):
         is_due = self._counted % self._reevaluate_every == 0
         if not is_due:
             count = int(np.count_nonzero(np.abs(reduced.values) >= self._global_threshold))
-            everywhere = self.comm.agree([count, reduced.entries]).sum(axis=0)
+            everywhere = self.comm.allgather_ints([count, reduced.nnz]).sum(axis=0)
             is_due = not min(self.k, everywhere[1]) <= 2 * everywhere[0] <= 4 * self.k
         if not is_due:
             return reduced.where(np.abs(reduced.values) >= self._global_threshold)
@@ -150,7 +152,7 @@ class OkTopK(SelectingReducer):
     def _exact_global_top_k(self, reduced: SparseVector) -> SparseVector:
         """Gather all magnitudes, find the threshold (lines 9–12) and cut ties off at the highest indices."""
         comm, magnitudes = self.comm, np.abs(reduced.values)
-        counts = comm.agree([reduced.entries])[:, 0]
+        counts = comm.allgather_ints([reduced.nnz])[:, 0]
         gathered = [self.arrays.empty(int(count), np.float32) for count in counts]
         comm.allgather(magnitudes, gathered)
         everything = np.concatenate(gathered)
@@ -166,9 +168,9 @@ class OkTopK(SelectingReducer):
     def _balance_and_allgather(self, kept: SparseVector) -> SparseVector:
         """Return the kept entries of all regions, gathered from parts that are not too uneven."""
         comm = self.comm
-        indices = kept.places.astype(index_dtype(self.length))
+        indices = kept.indices_or_range.astype(index_dtype(self.length))
         indices += indices.dtype.type(self._regions[comm.rank])
-        values, counts = kept.values, comm.agree([kept.entries])[:, 0]
+        values, counts = kept.values, comm.allgather_ints([kept.nnz])[:, 0]
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
             counts = np.diff(partition(int(counts.sum()), comm.size))

@@ -10,9 +10,10 @@ from commlib.arrays import to_host
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
+from commlib.memory import empty
 from commlib.reducers.base import Outcome, Reducer, check_settings
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector, empty, total
+from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Codec, Message
 
 
@@ -102,13 +103,13 @@ class SelectingReducer(SparseReducer):
         super().set_density(density)
         self.k = entries(self.density, self.length)
 
-    def given_away(self, mean: Float32) -> Index:
+    def sent_indices(self, mean: Float32) -> Index:
         """Return the places of the gradient whose entries left this rank in the latest step.
 
         ``mean`` is what that step returned. With one rank, there is nobody to give them to.
         """
-        held = self._residual[self._selected.places]
-        return self._selected.where(held != self._selected.values).places
+        held = self._residual[self._selected.indices_or_range]
+        return self._selected.where(held != self._selected.values).indices_or_range
 
     def _reduce(self, gradient: Float32) -> Outcome:
         self._encoded = 0
@@ -119,7 +120,7 @@ class SelectingReducer(SparseReducer):
             with self.measure("combine"):
                 selected.subtract_from(accumulated)
         combined = self._combine(selected, finite)
-        outcome = Outcome(None) if combined is None else self._spread(combined, selected.entries)
+        outcome = Outcome(None) if combined is None else self._spread(combined, selected.nnz)
         if outcome.mean is None:
             self._take_back(remembered)
         else:
@@ -132,7 +133,7 @@ class SelectingReducer(SparseReducer):
         return {"selector": self.selector.state_dict()}
 
     def _take_back(self, remembered: Mapping[str, Any]) -> None:
-        """Restore what ``_remember`` returned: a void step changes nothing."""
+        """Restore what ``_remember`` returned: a skipped step changes nothing."""
         self.selector.load_state_dict(remembered["selector"])
 
     def _collect(self, gradient: Float32) -> Float32:
@@ -154,15 +155,17 @@ class SelectingReducer(SparseReducer):
         with self.measure("combine"):
             mean = combined.divided_by(self.topology.world.size, out=combined.values)
             self.step_mean.write([(0, mean)])
-        return Outcome(self.step_mean.array, selected, combined.entries)
+        return Outcome(self.step_mean.array, selected, combined.nnz)
 
-    def total(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
+    def sum_sparse(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
         """Return the sum of vectors that begin at ``at`` of the own range, in their order.
 
-        It is valid until the next ``total`` of this step. A dense one lies where the mean will be: as the
-        first of the vectors, it is added to in place.
+        It is valid until the next ``sum_sparse`` of this step. A dense one lies where the mean will be: as
+        the first of the vectors, it is added to in place.
         """
-        return total(vectors, dense=lambda size: self.room_in_mean(at, size), room=self.workspace.get)
+        return self.kernels.sum_sparse(
+            vectors, dense=lambda size: self.room_in_mean(at, size), room=self.workspace.get
+        )
 
     def room_in_mean(self, at: int, size: int) -> Float32:
         """Return the part of the mean that begins at ``at`` of the own range, to be overwritten.

@@ -26,13 +26,13 @@ class SplitReducer(SelectingReducer):
         """Return the sum of this rank's range, or ``None`` where a rank is not finite."""
         comm = self.comm
         messages = [self.encode(selected.slice(low, high), at=low) for low, high in self._ranges]
-        if self.agree(finite) is None:
+        if self.synchronize_step(finite) is None:
             return None
         with self.measure(self.link):
             received = swap_messages(comm, messages, self.workspace)
         with self.measure("combine"):
             low, high = self._ranges[comm.rank]
-            return self.total([self.codec.decode(message, high - low) for message in received], at=low)
+            return self.sum_sparse([self.codec.decode(message, high - low) for message in received], at=low)
 
     def _gather_ranges(self, message: Message, lengths: npt.NDArray[np.int64], codec: Codec) -> SparseVector:
         """Return the vector of which every rank sends its range, ``lengths[r]`` bytes from rank ``r``.
@@ -76,7 +76,7 @@ class SSARSplit(SplitReducer):
             return None
         message = self.encode(own, at=self._ranges[self.comm.rank][0])
         with self.measure(self.link):
-            lengths = self.comm.agree([len(message)])[:, 0]
+            lengths = self.comm.allgather_ints([len(message)])[:, 0]
         return self._gather_ranges(message, lengths, self.codec)
 
 

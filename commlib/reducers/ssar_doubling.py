@@ -14,7 +14,7 @@ class SSARDoubling(SelectingReducer):
     """
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.agree(finite) is None:
+        if self.synchronize_step(finite) is None:
             return None
         comm = self.comm
         within = 1 << (comm.size.bit_length() - 1)  # the largest power of two that is not above P
@@ -43,4 +43,4 @@ class SSARDoubling(SelectingReducer):
 
     def _add(self, first: Message, second: Message) -> SparseVector:
         with self.measure("combine"):
-            return self.total([self.codec.decode(message, self.length) for message in (first, second)])
+            return self.sum_sparse([self.codec.decode(message, self.length) for message in (first, second)])

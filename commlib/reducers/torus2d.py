@@ -6,7 +6,7 @@ import numpy as np
 
 from commlib.reducers.base import Outcome, Reducer
 from commlib.topology import Topology
-from commlib.transport.ring import Ring
+from commlib.transport.base import Ring
 from commlib.vectors import Float32, is_finite, partition
 
 
@@ -15,14 +15,9 @@ class Torus2D(Reducer):
 
     Between nodes ``2·(d/n)·(m − 1)/m`` values a rank, where ``dense`` sends about ``n`` times as many. Uneven
     nodes share as many shards as the smallest node has ranks.
-
-    A passenger's numbers are about the part of its shard that a rank adds up: one of ``P`` parts. They travel
-    with the agreement on the step, as its other few bytes do, and not with a shard: there is no place for
-    them between shards that stand side by side in the mean.
     """
 
     sparse: ClassVar[bool] = False
-    carries: ClassVar[bool] = True
 
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)
@@ -30,8 +25,6 @@ class Torus2D(Reducer):
         low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
         self._slices = partition(int(high - low), topology.stream.size)
         self._ring = Ring(topology.stream, range(topology.stream.size))
-        own = low + self._slices[topology.stream.rank :][:2]
-        self._slice_of_rank = topology.world.agree([int(bound) for bound in own])
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
@@ -48,17 +41,10 @@ class Torus2D(Reducer):
             complete = parts[topology.stream.rank]
             complete /= np.float32(topology.world.size)
             finite = is_finite(complete)
-            carriage, rank = self._carriage, topology.world.rank
-            sent = [] if carriage is None else carriage.load_integers(rank, complete)
-        rows = self.agree(finite, *sent)
-        if rows is None:
+        if self.synchronize_step(finite) is None:
             return Outcome(None)
-        numbers = [] if carriage is None else carriage.unload_integers(rows)
         with self.measure("inter"):
             self._ring.allgather(parts)
         with self.measure("intra"):
             topology.node.allgather(own_shard, shards)
-        return Outcome(mean, selected=self.size, applied=self.size, numbers=numbers)
-
-    def _parts(self) -> list[tuple[int, int]]:
-        return [(int(low), int(high)) for low, high in self._slice_of_rank]
+        return Outcome(mean, selected=self.size, applied=self.size)

@@ -6,10 +6,10 @@ import numpy as np
 
 from commlib.compiled import compiled
 from commlib.entries import MAGNITUDE, Bits
+from commlib.memory import Room, Workspace, new_array
 from commlib.selection.base import Selector
 from commlib.selection.blocks import BLOCK, block_maxima, check_finite
-from commlib.vectors import Float32, Room, SparseVector, new_array
-from commlib.workspace import Workspace
+from commlib.vectors import Float32, SparseVector
 
 
 class BlockSelector(Selector):

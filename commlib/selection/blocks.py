@@ -10,7 +10,8 @@ import numpy as np
 from commlib.compiled import compiled
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
-from commlib.vectors import Float32, Index, Room, SparseVector, index_dtype, new_array
+from commlib.memory import Room, new_array
+from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 BLOCK = 64  # entries: as many as a uint64 has bits
 

@@ -41,7 +41,7 @@ class DGC(BlockSelector):
             candidates = reaching(vector, maxima, lowest, at_most=at_most, enough=k, room=self.room)
             if candidates is None:
                 break
-            if candidates.entries >= k:
+            if candidates.nnz >= k:
                 return keep_largest(candidates, k)
             rank *= 2
         return MSTopK(self.room).select_by_blocks(vector, maxima, k)

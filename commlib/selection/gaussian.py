@@ -40,7 +40,7 @@ class Gaussian(BlockSelector):
             selected = reaching(vector, maxima, lowest, at_most, room=self.room)
             if selected is None:
                 return MSTopK(self.room).select_by_blocks(vector, maxima, at_most)
-            if 4 * selected.entries >= 3 * k:
+            if 4 * selected.nnz >= 3 * k:
                 return selected
             threshold *= LOWER
         return MSTopK(self.room).select_by_blocks(vector, maxima, k)

@@ -18,7 +18,7 @@ def keep_largest(candidates: SparseVector, k: int) -> SparseVector:
 
     It is made of the arrays of ``candidates``, which are overwritten.
     """
-    indices, values = candidates.places, candidates.values
+    indices, values = candidates.indices_or_range, candidates.values
     _filter(indices, values.view(np.uint32), k)
     return SparseVector.trusted(candidates.size, indices[:k], values[:k])
 

@@ -16,7 +16,7 @@ class Reused(BlockSelector):
     """Exactly ``k`` entries every τ′ = ``every`` calls; between, all that reach the last of those thresholds.
 
     Gradients drift, and the count with them. Where fewer than ``k/2`` or more than ``2k`` reach the
-    threshold, it is found anew at once: the count is bounded, also for ties and for gradients that grow.
+    threshold, it is found again at once: the count is bounded, also for ties and for gradients that grow.
     """
 
     at_most = 2
@@ -32,7 +32,7 @@ class Reused(BlockSelector):
         selected = None
         if self._calls % self._every:
             selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k, room=self.room)
-        if selected is None or 2 * selected.entries < k:
+        if selected is None or 2 * selected.nnz < k:
             selected = MSTopK(self.room).select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
 from commlib.kernels import kernels_of
-from commlib.transport.ring import Ring
+from commlib.memory import ROW_MULTIPLE, Workspace
 from commlib.transport.watchdog import Watchdog
-from commlib.vectors import ROW_MULTIPLE, Float32
-from commlib.workspace import Workspace
+from commlib.vectors import Float32
 
 
 def check_color(color: int) -> int:
@@ -46,8 +45,8 @@ class Communicator(ABC):
 
     ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
-    int64 arrays of shape ``(size,)``. The few bytes of ``agree``, ``swap``, headers and object exchanges are
-    no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+    int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
+    object exchanges are no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     """
 
     arrays: ModuleType = np
@@ -68,11 +67,11 @@ class Communicator(ABC):
         """Return a communicator of the ranks that gave the same color (0 or more), ordered by rank."""
 
     @abstractmethod
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
 
     @abstractmethod
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Give ``values[r]``, a 64-bit integer, to each rank ``r``; return what they gave, ``(size,)``."""
 
     @abstractmethod
@@ -113,7 +112,7 @@ class Communicator(ABC):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        self.agree([])
+        self.allgather_ints([])
 
     def watchdog(self, seconds: float) -> Watchdog:
         """Return what ends the job when a rank waits longer than ``seconds``; all ranks call it together.
@@ -172,3 +171,43 @@ class Communicator(ABC):
         if parts[self.rank] is not own:
             parts[self.rank][...] = own
         Ring(self, range(self.size)).allgather(parts)
+
+
+class Ring:
+    """The ranks of ``comm`` in a circle that visits them in ``order``."""
+
+    def __init__(self, comm: Communicator, order: Sequence[int]) -> None:
+        self._comm = comm
+        place = order.index(comm.rank)
+        # Seen from here: this rank, its left neighbour, the left neighbour of that, … its right neighbour.
+        self._leftwards = [order[place - step] for step in range(comm.size)]
+
+    def reduce_scatter(self, given: Sequence[Float32], sums: Sequence[Float32]) -> None:
+        """Leave in ``sums[rank]`` the sum over ranks of ``given[rank]``; the rest of ``sums`` is overwritten.
+
+        ``P − 1`` hops. Part ``r`` sets out from the right neighbour of rank ``r``, is added up in the order
+        of the ring, and arrives at ``r``. ``given`` is left as it is.
+        """
+        own, *others = self._leftwards
+        if not others:
+            sums[own][...] = given[own]
+            return
+        outgoing = given[others[0]]
+        for part in [*others[1:], own]:
+            self._pass_on(outgoing, sums[part])
+            outgoing = np.add(sums[part], given[part], out=sums[part])
+
+    def allgather(self, parts: Sequence[Array]) -> None:
+        """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all know all lengths."""
+        for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
+            self._pass_on(parts[outgoing], parts[incoming])
+
+    def _pass_on(self, outgoing: Array, incoming: Array) -> None:
+        """Send to the right neighbour what came from the left one a hop ago; empty arrays cost no message."""
+        requests = []
+        if incoming.size:
+            requests.append(self._comm.receive(incoming, self._leftwards[1]))
+        if outgoing.size:
+            requests.append(self._comm.send(outgoing, self._leftwards[-1]))
+        for request in requests:
+            request.wait()

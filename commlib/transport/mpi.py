@@ -82,8 +82,8 @@ class MPICommunicator(Communicator):
             comm = self._comm.Split(check_color(color), self.rank)
         return MPICommunicator(comm, self._watch)
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.agree`."""
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.allgather_ints`."""
         if not values:
             self._wait_for_all(self._comm.Ibarrier())
             return np.empty((self.size, 0), np.int64)
@@ -97,8 +97,8 @@ class MPICommunicator(Communicator):
             )
         return everyone[:, 1:].copy()
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.swap`."""
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.alltoall_ints`."""
         received = np.empty(self.size, np.int64)
         self._wait_for_all(self._comm.Ialltoall(np.array(values, np.int64), received))
         return received
@@ -217,7 +217,7 @@ def world(*, verify: bool = False) -> Communicator:
     _check_launch(MPI.COMM_WORLD.Get_size())
     comm = MPICommunicator(MPI.COMM_WORLD.Dup(), _watch())
     wanted = verify or os.environ.get(VERIFY) == "1"
-    everywhere = comm.agree([wanted])[:, 0]
+    everywhere = comm.allgather_ints([wanted])[:, 0]
     if differing(everywhere):
         settings = [{"verify": bool(each)} for each in everywhere]
         raise RanksDisagree(f"messages are checked by some ranks only: {differences(settings)}")

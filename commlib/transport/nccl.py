@@ -3,7 +3,7 @@
 CuPy is imported by the first call of :func:`world`. Each communicator has a CUDA stream of its own. What it
 does there begins when the work that the caller's current stream holds at that moment is done, and the
 caller's stream waits for the end of it: so results are used like those of any kernel, and the host does not
-wait. It waits for ``agree``, ``swap`` and objects, which go by MPI.
+wait. It waits for ``allgather_ints``, ``alltoall_ints`` and objects, which go by MPI.
 
 **The same bits in all runs.** Nothing here is left to NCCL to add up: parts are exchanged and added in the
 order of the ranks, as on every transport, so sums are bitwise those of ``mpi`` and ``simulated``, on all
@@ -77,15 +77,15 @@ class GPUCommunicator(Communicator):
         self.start()
         return _communicator(self._control.split(color), self.between)
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.agree`."""
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.allgather_ints`."""
         self.start()
-        return self._control.agree(values)
+        return self._control.allgather_ints(values)
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.swap`."""
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.alltoall_ints`."""
         self.start()
-        return self._control.swap(values)
+        return self._control.alltoall_ints(values)
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
-from commlib.network import Network
-from commlib.topology import node_of_ranks
+from commlib.network import Network, node_of_ranks
 from commlib.transport.base import Communicator, Request, check_color
 from commlib.transport.clock import Clock
 from commlib.transport.machines import Cluster, Processors, Transfer
@@ -138,16 +137,16 @@ class SimulatedCommunicator(Communicator):
         members = [self._members[rank] for rank in ranks]
         return SimulatedCommunicator(self._job, key, ranks.index(self.rank), members)
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.agree`."""
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.allgather_ints`."""
         rows = self._meet(list(values), list, len(values))
         if any(len(row) != len(values) for row in rows):
             lengths = [len(row) for row in rows]
             raise PeerFailed(f"{self}: expected {len(values)} integers from every rank, got {lengths}")
         return np.array(rows, np.int64).reshape(self.size, len(values))
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.swap`."""
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.alltoall_ints`."""
         given = self._meet(list(values), lambda each: np.array(each, np.int64), 1)
         return given[:, self.rank].copy()  # type: ignore[no-any-return]
 
@@ -210,7 +209,7 @@ def run(
 ) -> list[Result]:
     """Call ``function(comm)`` on ``world_size`` ranks, a thread each, and return their results in rank order.
 
-    ``ranks_per_node`` places the ranks on nodes (see :func:`commlib.topology.node_of_ranks`): ``comm.host``
+    ``ranks_per_node`` places the ranks on nodes (see :func:`commlib.network.node_of_ranks`): ``comm.host``
     differs between nodes, so that ``Topology(comm)`` discovers them. All ranks share one node without it.
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.
@@ -224,7 +223,7 @@ def run(
     The first rank to raise ends the run and its exception is raised here; ranks that wait for each other and
     nothing else raise :class:`commlib.errors.PeerFailed`.
 
-    >>> run(lambda comm: int(comm.agree([comm.rank]).sum()), world_size=3)
+    >>> run(lambda comm: int(comm.allgather_ints([comm.rank]).sum()), world_size=3)
     [3, 3, 3]
     """
     if world_size < 1:

@@ -48,7 +48,7 @@ class _Checked(_Both):
 class VerifiedCommunicator(Communicator):
     """Ranks that check every message from one rank to another, over another communicator.
 
-    The few bytes of ``agree``, ``swap`` and exchanges of objects have no digest.
+    The few bytes of ``allgather_ints``, ``alltoall_ints`` and exchanges of objects have no digest.
 
     What was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks. Payload is
     counted without the digests. What lies on GPUs is copied to host memory to be checked.
@@ -73,13 +73,13 @@ class VerifiedCommunicator(Communicator):
         """See :meth:`Communicator.watchdog`."""
         return self._comm.watchdog(seconds)
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.agree`."""
-        return self._comm.agree(values)
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.allgather_ints`."""
+        return self._comm.allgather_ints(values)
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.swap`."""
-        return self._comm.swap(values)
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.alltoall_ints`."""
+        return self._comm.alltoall_ints(values)
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""
@@ -100,7 +100,7 @@ def verified(comm: Communicator) -> Communicator:
     """Return ``comm`` with a digest behind every message; itself, where it has them. All ranks do it or none.
 
     >>> from commlib.transport import simulated
-    >>> simulated.run(lambda comm: int(verified(comm).agree([comm.rank]).sum()), world_size=3)
+    >>> simulated.run(lambda comm: int(verified(comm).allgather_ints([comm.rank]).sum()), world_size=3)
     [3, 3, 3]
     """
     return comm if isinstance(comm, VerifiedCommunicator) else VerifiedCommunicator(comm)

@@ -90,10 +90,10 @@ class Codec:
         """
         if vector.indices is None:
             return self._values.encode(vector.values if room else vector.to_dense())
-        if vector.entries == 0:
+        if vector.nnz == 0:
             return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
         indices = self._indices.encode(vector.indices, vector.size)
-        sparse = len(indices) + self._values.message_bytes(vector.entries)
+        sparse = len(indices) + self._values.message_bytes(vector.nnz)
         if sparse >= self._values.message_bytes(vector.size):
             return self._values.encode(vector.to_dense())
         out = room(sparse) if room else None

@@ -47,8 +47,8 @@ class Plain(ValueCodec):
     def encode(self, values: Float32) -> Message:
         """See :meth:`ValueCodec.encode`."""
         if not self.lossless:
-            # A value beyond the type goes as its largest, the rest later: as an infinity it would void the
-            # step, and every step after it. What is infinite or NaN by itself stays so.
+            # A value beyond the type goes as its largest, the rest later: as an infinity it would make all
+            # ranks skip the step, and every step after it. What is infinite or NaN by itself stays so.
             values = np.where(np.isfinite(values), np.clip(values, -self.largest, self.largest), values)
         return values.astype(self.dtype, copy=False).view(np.uint8)
 

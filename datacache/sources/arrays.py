@@ -13,7 +13,7 @@ from datacache.errors import SourceChanged
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.sources.base import Source, StoredSource, check_ids, names, stamps
-from datacache.storage import File, Tell, untold
+from datacache.storage import File, ProgressCallback, no_report
 
 Images = npt.NDArray[np.uint8]
 npy: Any = np.lib.format  # without types
@@ -31,10 +31,10 @@ class Arrays(Source):
         self._images = images
         self._labels = labels
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts samples."""
         manifest = _manifest([self._file()], self._images.shape, 0, self._labels)
-        tell(len(manifest), len(manifest))
+        report(len(manifest), len(manifest))
         return manifest
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
@@ -70,11 +70,11 @@ class StoredArrays(StoredSource):
         self._images = images
         self._labels = labels
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """See :meth:`StoredSource.files`: images and labels, in this order."""
         return [self._storage.file(self._images), self._storage.file(self._labels)]
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts samples."""
         files = self.files()
         shape, header_bytes = self._header(files[0])
@@ -85,7 +85,7 @@ class StoredArrays(StoredSource):
             raise ValueError(f"{place}: expected a .npy file: {error}") from error
         _check_labels(place, labels, shape[0])
         manifest = _manifest(files, shape, header_bytes, labels)
-        tell(len(manifest), len(manifest))
+        report(len(manifest), len(manifest))
         return manifest
 
     def _header(self, file: File) -> tuple[tuple[int, ...], int]:

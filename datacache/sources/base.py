@@ -12,7 +12,7 @@ from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
 from datacache.ranges import Range
-from datacache.storage import File, Storage, Tell, untold
+from datacache.storage import File, ProgressCallback, Storage, no_report
 
 
 class Source(ABC):
@@ -22,7 +22,7 @@ class Source(ABC):
     """What :meth:`read` returns: ``"image"``, ``"array"`` or ``"text"``."""
 
     @abstractmethod
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """Return what there is; ``ValueError`` if there is nothing, or not what the source expects."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class StoredSource(Source):
         self.url = self._storage.url
 
     @abstractmethod
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """Return the files that samples come from, always in the same order."""
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
@@ -89,7 +89,7 @@ def changed_files(place: str, changed: Sequence[str]) -> SourceChanged:
     count = "one file" if len(changed) == 1 else f"{len(changed)} files"
     return SourceChanged(
         f"{place}: {count} came, went or changed after the manifest was made, such as {changed[0]}; "
-        "build the manifest anew"
+        "build the manifest again"
     )
 
 

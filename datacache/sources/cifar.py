@@ -10,7 +10,7 @@ from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.sources.base import StoredSource, names, stamps
-from datacache.storage import File, Tell, progress, untold
+from datacache.storage import File, ProgressCallback, no_report, progress
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -40,15 +40,15 @@ class CIFAR10(StoredSource):
         super().__init__(url, storage=storage)
         self._names = PARTS[part]
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """See :meth:`StoredSource.files`: the batches by number."""
         return [self._file(name) for name in self._names]
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts bytes."""
         files = self.files()
         counts = [self._count(file) for file in files]
-        add = progress(sum(file.size for file in files), tell)
+        add = progress(sum(file.size for file in files), report)
         labels = self._storage.in_parallel(lambda file: self._labels(file, add), files)
         first_records = [RECORD_BYTES * np.arange(count, dtype=np.int64) for count in counts]
         return Manifest(

@@ -11,7 +11,7 @@ from datacache.order import Ids
 from datacache.ranges import Range
 from datacache.sources.base import StoredSource, count_folders, names, stamps
 from datacache.split import Split
-from datacache.storage import File, Tell, untold
+from datacache.storage import File, ProgressCallback, no_report
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 
@@ -37,13 +37,13 @@ class ImageFolder(StoredSource):
         self._split = split
         self._classes = None if classes is None else tuple(classes)
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """See :meth:`StoredSource.files`."""
-        return [file for file in self._storage.files(tell) if _is_image(file.path)]
+        return [file for file in self._storage.files(report) if _is_image(file.path)]
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts folders."""
-        files = self.files(tell)
+        files = self.files(report)
         if not files:
             raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
         paths = names(files)

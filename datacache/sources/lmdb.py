@@ -14,7 +14,7 @@ from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
 from datacache.sources.base import Source, changed_files, check_ids, count_folders, stamps
-from datacache.storage import File, Tell, untold
+from datacache.storage import File, ProgressCallback, no_report
 
 LABEL_BYTES = 8
 TOLD_EVERY = 1000  # keys
@@ -42,11 +42,11 @@ class LMDB(Source):
         self._environment: lmdb.Environment | None = None
         self._process = 0
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts keys."""
         stamp = self._stamp()
         sizes, labels = array("q"), array("q")
-        keys = Texts.of(self._keys(sizes, labels, tell))
+        keys = Texts.of(self._keys(sizes, labels, report))
         by_value = np.array(labels, np.int64), ()
         numbers, classes = by_value if self._label_bytes else count_folders(str(self._path), keys)
         return Manifest(
@@ -78,17 +78,17 @@ class LMDB(Source):
         """See :meth:`Source.check`: any transaction since counts as a change of all."""
         if (manifest.stamps != self._stamp()).any():
             raise SourceChanged(
-                f"{self._path}: was written to after the manifest was made; build the manifest anew"
+                f"{self._path}: was written to after the manifest was made; build the manifest again"
             )
 
-    def _keys(self, sizes: "array[int]", labels: "array[int]", tell: Tell) -> Iterator[str]:
+    def _keys(self, sizes: "array[int]", labels: "array[int]", report: ProgressCallback) -> Iterator[str]:
         """Yield the key of each sample, having added its bytes and its label."""
         environment = self._opened()
         total = environment.stat()["entries"]
         with environment.begin(buffers=True) as transaction:
             for done, (found, value) in enumerate(transaction.cursor()):
                 if done % TOLD_EVERY == 0:
-                    tell(done, total)
+                    report(done, total)
                 key = bytes(found)
                 if key.startswith(b"__"):
                     continue
@@ -96,7 +96,7 @@ class LMDB(Source):
                     labels.append(self._label(key, value))
                 sizes.append(len(value) - self._label_bytes)
                 yield key.decode("utf-8", "surrogateescape")
-        tell(total, total)
+        report(total, total)
 
     def _label(self, key: bytes, value: memoryview) -> int:
         label = int.from_bytes(value[:LABEL_BYTES], "big", signed=True)

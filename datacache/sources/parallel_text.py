@@ -12,7 +12,7 @@ from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.ranges import Range
 from datacache.sources.base import StoredSource, check_ids, names, stamps
-from datacache.storage import File, Tell, progress, untold
+from datacache.storage import File, ProgressCallback, no_report, progress
 
 BLOCK_BYTES = 8 << 20
 Offsets = npt.NDArray[np.int64]
@@ -32,14 +32,14 @@ class ParallelText(StoredSource):
         super().__init__(url, storage=storage)
         self._names = (source, target)
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """See :meth:`StoredSource.files`: source and target, in this order."""
         return [self._storage.file(name) for name in self._names]
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts bytes."""
         files = self.files()
-        add = progress(sum(file.size for file in files), tell)
+        add = progress(sum(file.size for file in files), report)
         source, target = self._storage.in_parallel(lambda file: self._lines(file, add), files)
         if len(source) != len(target):
             raise ValueError(

@@ -18,7 +18,7 @@ from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.sources.base import StoredSource, names, stamps
 from datacache.sources.crc32c import masked_crc32c
-from datacache.storage import File, Storage, Tell, progress, untold
+from datacache.storage import File, ProgressCallback, Storage, no_report, progress
 
 BLOCK_BYTES = 8 << 20
 HEADER_BYTES = 12
@@ -51,14 +51,14 @@ class TFRecord(StoredSource):
         self._label_key = label_key.encode()
         self._label_offset = label_offset
 
-    def files(self, tell: Tell = untold) -> list[File]:
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
         """See :meth:`StoredSource.files`."""
-        return [file for file in self._storage.files(tell) if fnmatch(file.path, self._pattern)]
+        return [file for file in self._storage.files(report) if fnmatch(file.path, self._pattern)]
 
-    def scan(self, tell: Tell = untold) -> Manifest:
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
         """See :meth:`Source.scan`; ``tell`` counts bytes."""
         files = self.files()
-        add = progress(sum(file.size for file in files), tell)
+        add = progress(sum(file.size for file in files), report)
         parts = self._storage.in_parallel(lambda file: self._scan_file(file, add), files)
         if not any(parts):
             raise ValueError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from scripts.drawing.results import Results
 from scripts.drawing.style import STAGES, WHOLE, picture
 from scripts.drawing.text import NOTHING, microseconds, table
-from training.bench.record import times
+from training.commands.printing import times
 
 TEXT = """## Batches from the cache
 
@@ -33,7 +33,7 @@ def tables(results: Results) -> Iterator[str]:
         ]
         for each in results.records
     ]
-    yield table(["", "µs", "beside", "µs", "× as fast"], rows)
+    yield table(["", "µs", "baseline", "µs", "× as fast"], rows)
 
 
 def draw(results: Results, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What reducers take on emulated clusters, beside all-reduces."""
+"""What reducers take on emulated clusters, against all-reduces."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
 from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
 
@@ -18,7 +19,7 @@ TEXT = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
 slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
-named; `memory kept`: where the C library keeps what processes free. "× peer" is beside the fastest of them.
+named; `memory kept`: where the C library keeps what processes free. "× peer" is against the fastest of them.
 `bare` is the exchange of `hitopk`'s bytes through MPI alone, without the work. Stages are ms, means over
 ranks; the rest of a step is waiting for the slowest.
 """
@@ -81,8 +82,8 @@ def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
 
 
 def is_allreduce(record: Record) -> bool:
-    """Return whether it is beside what the others were measured."""
-    return "beside" not in record.more
+    """Return whether it is a baseline of the others."""
+    return "baselines" not in record.more
 
 
 def tables(results: Results) -> Iterator[str]:
@@ -103,8 +104,8 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def row_of(record: Record) -> list[str]:
-    """Return the row of one contender."""
-    stages, bare = record.more["stages"] or {}, record.more.get("beside", {}).get("bare")
+    """Return the row of one candidate."""
+    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
     seconds = record.seconds
     return [
         *(f"`{label(record)}`", percent(record.case["density"])),
@@ -118,7 +119,7 @@ def row_of(record: Record) -> list[str]:
 
 def probed(cell: Cell) -> str:
     """Return the line about MPI's algorithms."""
-    beside = [
+    others = [
         f"{record.case['mpi_algorithm']} {milliseconds(record.peer_seconds.median)} ms"
         f" ({times(record.seconds.median / record.peer_seconds.median)} × `dense`)"
         for record in cell.records
@@ -126,9 +127,9 @@ def probed(cell: Cell) -> str:
     ]
     chosen = cell.measured[0].case["mpi_algorithm"]
     steps = cell.measured[0].seconds.runs
-    if not beside:
+    if not others:
         return f"All-reduce of Open MPI: {chosen}. {steps} steps."
-    return f"All-reduce of Open MPI, by algorithm: {', '.join(beside)}; used: {chosen}. {steps} steps."
+    return f"All-reduce of Open MPI, by algorithm: {', '.join(others)}; used: {chosen}. {steps} steps."
 
 
 def draw(cell: Cell, path: Path) -> None:
@@ -152,7 +153,7 @@ def draw(cell: Cell, path: Path) -> None:
 
 
 def draw_time(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw a bar for each contender; above it how many times as fast it is as its peer."""
+    """Draw a bar for each candidate; above it how many times as fast it is as its peer."""
     for place, record in enumerate(records):
         for color, low, high in bars(record):
             axes.bar(place, high - low, bottom=low, color=color, width=0.75)

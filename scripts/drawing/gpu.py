@@ -10,7 +10,8 @@ from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, picture
 from scripts.drawing.text import table
 from training.bench.gpu import SWEEP
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 SUBJECT = "exact"
 LONGEST = 1 << 27  # that the paper shows
@@ -29,7 +30,7 @@ UNITS = ((1 << 20, "M"), (1 << 10, "K"))
 
 TEXT = """## Selection on a GPU
 
-Selecting exactly, beside what one would call instead and the paper's thirty passes. "Of a read": times
+Selecting exactly, against what one would call instead and the paper's thirty passes. "Of a read": times
 what reading the vector once takes, at the rate of a copy. The sweep adds the residual, selects, and leaves
 the next residual.
 """
@@ -37,7 +38,7 @@ the next residual.
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of one contender at each length."""
+    """Seconds of one candidate at each length."""
 
     name: str
     sizes: list[int]

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, legend, name_rows, note, open_up, picture
 from scripts.drawing.text import table
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 # How norms are computed, and how tensors are dealt out to ranks.
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
@@ -40,7 +41,18 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
     yield table(header, ([*place_of(each), *balances(each)] for each in chosen))
     if lars:
         yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
-        header = ["network", "ranks", "norms", "beside", "CPU ms", "its", "× less", "ms", "its", "× as fast"]
+        header = [
+            "network",
+            "ranks",
+            "norms",
+            "baseline",
+            "CPU ms",
+            "its",
+            "× less",
+            "ms",
+            "its",
+            "× as fast",
+        ]
         rows = ([*place_of(each), f"`{each.subject}`", f"`{each.peer}`", *numbers_of(each)] for each in lars)
         yield table(header, rows)
 
@@ -64,7 +76,7 @@ def network_of(record: Record) -> str:
 
 
 def numbers_of(record: Record) -> list[str]:
-    """Return the processor's time and the wall time, beside the peer's."""
+    """Return the processor's time and the wall time, against the peer's."""
     more = record.more
     return [
         milliseconds(more["cpu_seconds"]["median"]),

@@ -1,15 +1,16 @@
-"""What reducers take on simulated ranks, beside dense."""
+"""What reducers take on simulated ranks, against dense."""
 
 from collections.abc import Iterator
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 TEXT = """## Reducers on simulated ranks
 
 By the virtual clock: messages take what the α-β model predicts. Sent is what the busiest rank sends in a
-step; memory is what a rank holds beside its gradient, in vectors as long as that.
+step; memory is what a rank holds besides its gradient, in vectors as long as that.
 """
 
 

@@ -5,11 +5,11 @@ from itertools import groupby
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import NOTHING, percent, table
-from training.bench.record import milliseconds, times
+from training.commands.printing import milliseconds, times
 
 TEXT = """## Selection
 
-Selecting on one core, beside what one would call instead, and beside a bare read of the vector.
+Selecting on one core, against what one would call instead, and against a bare read of the vector.
 """
 
 
@@ -21,9 +21,9 @@ def tables(results: Results) -> Iterator[str]:
         for (size, density, subject), own in groupby(
             of_law, key=lambda record: (record.case["size"], record.case["density"], record.subject)
         ):
-            beside = {record.peer: record for record in own}
-            seconds = next(iter(beside.values())).seconds
-            ratios = [times(beside[peer].ratio) if peer in beside else NOTHING for peer in peers]
+            by_peer = {record.peer: record for record in own}
+            seconds = next(iter(by_peer.values())).seconds
+            ratios = [times(by_peer[peer].ratio) if peer in by_peer else NOTHING for peer in peers]
             rows.append(
                 [f"`{subject}`", f"{size:,}", percent(density), milliseconds(seconds.median), *ratios]
             )

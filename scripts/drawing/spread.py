@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import NOTHING, label, percent, table, world
-from training.bench.record import Record, milliseconds, times
+from training.bench.record import Record
+from training.commands.printing import milliseconds, times
 
 Numbers = dict[str, float]  # by the name of a column
 
@@ -36,8 +37,8 @@ def place_of(record: Record) -> tuple[str, str, str, str]:
 
 def numbers_of(record: Record, results: Results) -> Numbers:
     """Return the ratios of a record; of selections those of all records of the same."""
-    if (beside := record.more.get("beside")) is not None:
-        own, bare = record.seconds.median, beside["bare"]["median"]
+    if (baselines := record.more.get("baselines")) is not None:
+        own, bare = record.seconds.median, baselines["bare"]["median"]
         return {"× peer": record.ratio or 0.0, "× bare": bare / own, "bare ms": bare}
     own = [each for each in results.records if place_of(each) == place_of(record)]
     return {f"× {each.peer}": each.ratio for each in own if each.ratio is not None}

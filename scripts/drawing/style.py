@@ -41,7 +41,7 @@ def open_up(axes: Axes) -> None:
 
 
 def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Say beside the first of each row of axes what is high there."""
+    """Write beside the first of each row of axes what is high there."""
     for axes, name in zip(rows[:, 0], names, strict=True):
         axes.set_ylabel(name)
         axes.margins(y=0.1)  # for what is written above the bars

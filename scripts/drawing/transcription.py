@@ -1,12 +1,12 @@
-"""What Ok-Topk takes of the processor, beside the paper's algorithm as NumPy has it."""
+"""What Ok-Topk takes of the processor, against the paper's algorithm as NumPy has it."""
 
 from collections.abc import Iterator
 
 from scripts.drawing.results import Results
 from scripts.drawing.text import label, percent, table, world
-from training.bench.record import milliseconds, times
+from training.commands.printing import milliseconds, times
 
-TEXT = """## Ok-Topk beside its transcription
+TEXT = """## Ok-Topk against its transcription
 
 Processor time of a rank; the peer is the paper's algorithm 1, written down in NumPy.
 """

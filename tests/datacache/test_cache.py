@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datacache import Arrays, CentreCrop, DataCache, Order, Places, manifest_of
+from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Order, manifest_of
 from datacache.augmentation import Augmentation
 
 SAMPLES = 23
@@ -32,7 +32,7 @@ def order_of(global_batch=6, shards=1, samples=SAMPLES):
 
 @pytest.fixture(params=["none", "disk", "memory", "both"])
 def places(request, tmp_path):
-    return Places(
+    return CacheDirs(
         disk=tmp_path / "disk" if request.param in ("disk", "both") else None,
         memory=tmp_path / "memory" if request.param in ("memory", "both") else None,
     )
@@ -54,7 +54,7 @@ def test_batches_hold_the_images_with_their_own_labels(places, input_size):
 
 
 def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
-    places, source, order = Places(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
+    places, source, order = CacheDirs(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
     ranks = [DataCache(source, places=places) for _ in range(2)]
     for epoch in range(4):
         for rank, cache in enumerate(ranks):
@@ -71,10 +71,10 @@ def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
 
 def test_what_memory_has_lost_comes_from_disk(tmp_path):
     source, order = Counted(), order_of()
-    disk = Places(tmp_path / "disk", tmp_path / "memory")
+    disk = CacheDirs(tmp_path / "disk", tmp_path / "memory")
     DataCache(source, places=disk).fill()
     before = source.reads.sum()
-    cache = DataCache(source, places=Places(tmp_path / "disk", tmp_path / "other memory"))
+    cache = DataCache(source, places=CacheDirs(tmp_path / "disk", tmp_path / "other memory"))
     list(cache.batches(order, CentreCrop(8), 0, 1, epoch=0))
     assert source.reads.sum() == before
     assert (cache.counts.disk, cache.counts.memory) == (18, 0)
@@ -99,7 +99,7 @@ def test_the_same_inputs_come_from_the_source_and_from_each_level(tmp_path):
         return [batch.images.copy() for batch in cache.batches(order_of(), crop, 0, 1, epoch=1)]
 
     expected = batches()
-    places = Places(tmp_path / "disk", tmp_path / "memory")
+    places = CacheDirs(tmp_path / "disk", tmp_path / "memory")
     for _ in range(2):
         for got, wanted in zip(batches(places=places, threads=3), expected, strict=True):
             assert np.array_equal(got, wanted)
@@ -119,7 +119,7 @@ def test_evaluation_counts_every_sample_once_in_equally_many_batches():
 def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
     source, order = Counted(24), order_of(shards=2, samples=24)
     part = order.part([0], 2)
-    cache = DataCache(source, part=part, places=Places(tmp_path / "disk", tmp_path / "memory"))
+    cache = DataCache(source, part=part, places=CacheDirs(tmp_path / "disk", tmp_path / "memory"))
     cache.fill()
     assert np.flatnonzero(source.reads).tolist() == part.tolist() == list(range(12))
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
 
 def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("datacache.cache.FILL_SAMPLES", 5)
-    cache, told = DataCache(Counted(), places=Places(memory=tmp_path)), []
+    cache, told = DataCache(Counted(), places=CacheDirs(memory=tmp_path)), []
     cache.fill(lambda done, total: told.append((done, total)))
     assert told[-1] == (SAMPLES, SAMPLES)
     assert len(told) == 5
@@ -139,7 +139,7 @@ def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
 
 
 def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache(tmp_path):
-    cache = DataCache(Counted(), places=Places(memory=tmp_path))
+    cache = DataCache(Counted(), places=CacheDirs(memory=tmp_path))
     for _ in range(2):
         for batch in cache.evaluation_batches(CentreCrop(8, dtype="uint8"), 0, 1, batch_size=SAMPLES):
             assert batch.images.max() == SAMPLES - 1

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from datacache import (
+    CacheDirs,
     CentreCrop,
     DataCache,
     ImageFolder,
     Order,
-    Places,
     StorageFailed,
     catalogue,
     locks,
     manifest_of,
 )
-from datacache.storage import untold
-from datacache.synthetic import generate
-from datacache.throttled import counts, serve
+from datacache.storage import no_report
+from datacache.testing.synthetic import generate
+from datacache.testing.throttled import counts, serve
 from tests.datacache.processes import FORK
 
 SAMPLES, SIDE, KILLS, RANKS = 60, 48, 30, 2
@@ -38,7 +38,7 @@ def pictures(tmp_path_factory):
 
 def cache_of(url, folder, *, side=SIDE, attempts=10):
     source = ImageFolder(str(url), storage={"attempts": attempts})
-    places = Places(folder / "disk", folder / "memory")
+    places = CacheDirs(folder / "disk", folder / "memory")
     manifest = manifest_of(source, places.disk, "pictures")
     return DataCache(source, manifest=manifest, shorter_side=side, places=places)
 
@@ -180,7 +180,7 @@ def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limi
     ready = FORK.Event()
 
     class Slow(ImageFolder):
-        def scan(self, tell=untold):
+        def scan(self, tell=no_report):
             ready.set()
             time.sleep(60)
 

@@ -6,7 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from datacache import Arrays, CentreCrop, DataCache, Manifest, Order, Places, make_source
+from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order, make_source
 from datacache.errors import BadSample, SourceChanged, StorageFailed
 from datacache.sources import cifar
 
@@ -99,9 +99,9 @@ def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
         cache.close()
         return made, counts
 
-    places = Places(disk=tmp_path / "disk", memory=tmp_path / "memory")
+    places = CacheDirs(disk=tmp_path / "disk", memory=tmp_path / "memory")
     made, counts = batches(make_source("cifar10", url), places)
-    expected, _ = batches(Arrays(IMAGES, LABELS), Places())
+    expected, _ = batches(Arrays(IMAGES, LABELS), CacheDirs())
     assert len(made) == len(expected) == 6
     for (images, labels), (expected_images, expected_labels) in zip(made, expected, strict=True):
         np.testing.assert_array_equal(images, expected_images)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from datacache.errors import CacheFull
-from datacache.generation import Generation, Unread
 from datacache.order import Ids
-from datacache.records import pack, seed_of, unpack
+from datacache.store.record_store import Misses, RecordStore
+from datacache.store.records import pack, seed_of, unpack
 from tests.datacache.processes import FORK
 
 IDS = np.arange(3, 123, 2)
@@ -70,15 +70,15 @@ def damage(path: Path, change: str, generator: random.Random) -> None:
         path.write_bytes(function(content, generator))
 
 
-def make(root: Path) -> Generation:
-    return Generation(root, FINGERPRINT, IDS, SIZES)
+def make(root: Path) -> RecordStore:
+    return RecordStore(root, FINGERPRINT, IDS, SIZES)
 
 
-def put(cache: Generation, ids: Ids) -> None:
+def put(cache: RecordStore, ids: Ids) -> None:
     cache.put_many(ids, [pack(key, PAYLOADS[key], seed=SEED) for key in ids.tolist()])
 
 
-def read_right(cache: Generation) -> Unread:
+def read_right(cache: RecordStore) -> Misses:
     def use(position: int, record: memoryview) -> None:
         key = int(IDS[position])
         assert unpack(key, record, verify=True, seed=SEED)[0] == PAYLOADS[key]
@@ -86,12 +86,12 @@ def read_right(cache: Generation) -> Unread:
     return cache.read_many(IDS, use)
 
 
-def recover(cache: Generation) -> None:
+def recover(cache: RecordStore) -> None:
     """Do what training does: put what is missing, replace what is damaged."""
-    unread = read_right(cache)
-    damaged = IDS[unread.damaged]
+    misses = read_right(cache)
+    damaged = IDS[misses.damaged]
     cache.replace(damaged, [pack(key, PAYLOADS[key], seed=SEED) for key in damaged.tolist()])
-    put(cache, IDS[unread.missing])
+    put(cache, IDS[misses.missing])
     cache.freeze()
 
 
@@ -111,10 +111,10 @@ def survive(whole: Path, root: Path, name: str, change: str, number: int, is_ope
         damage(path, change, generator)
     with make(root) as cache:
         recover(cache)
-        assert read_right(cache) == Unread([], [])
+        assert read_right(cache) == Misses([], [])
     with make(root) as cache:
         assert cache.is_frozen
-        assert read_right(cache) == Unread([], [])
+        assert read_right(cache) == Misses([], [])
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -164,7 +164,7 @@ def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_
 def another(root: Path) -> Path:
     """Make a complete level of other samples with the same ids and sizes; return its folder."""
     seed = seed_of("another")
-    with Generation(root, "another", IDS, SIZES) as cache:
+    with RecordStore(root, "another", IDS, SIZES) as cache:
         others = [pack(key, bytes(len(PAYLOADS[key])), seed=seed) for key in IDS.tolist()]
         cache.put_many(IDS, others)
         assert cache.freeze()
@@ -192,7 +192,7 @@ def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ou
         warnings.simplefilter("ignore")
         with make(tmp_path) as cache:
             recover(cache)
-            assert read_right(cache) == Unread([], [])
+            assert read_right(cache) == Misses([], [])
 
 
 def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_once(folder: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_
             put(cache, IDS[20:30])
         put(cache, IDS[30:])
         assert cache.is_full
-        assert read_right(cache) == Unread(list(range(20, len(IDS))), [])
+        assert read_right(cache) == Misses(list(range(20, len(IDS))), [])
         assert not cache.freeze()
     with make(folder / "cache") as cache:
         recover(cache)
@@ -220,5 +220,5 @@ def test_a_level_made_anew_by_others_is_not_touched_by_who_fills_the_removed_one
             assert not first.freeze()
             assert second.missing_ids().tolist() == [*IDS[:20], *IDS[30:]]
             recover(second)
-            assert read_right(second) == Unread([], [])
-        assert read_right(first) == Unread([], [])  # what is complete is found by its path
+            assert read_right(second) == Misses([], [])
+        assert read_right(first) == Misses([], [])  # what is complete is found by its path

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from commlib.transport import simulated
-from datacache import Arrays, CentreCrop, DataCache, Order, Places
+from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Order
 from datacache.errors import Damaged
-from datacache.exchange import borrow
+from datacache.exchange import fetch_remote_samples
 
 SAMPLES = 601
 
@@ -45,7 +45,7 @@ def test_every_rank_gets_what_it_asks_for(world_size, most):
             asked.extend(ids.tolist())
             return [sample_of(number) for number in ids.tolist()]
 
-        return wanted, borrow(comm, wanted, wanted % world_size, read), asked
+        return wanted, fetch_remote_samples(comm, wanted, wanted % world_size, read), asked
 
     results = simulated.run(ask, world_size)
     for wanted, got, _ in results:
@@ -67,7 +67,9 @@ def test_a_record_that_arrives_damaged_is_no_sample(monkeypatch):
 
         comm.exchange = damaged
         wanted = np.array([7 + comm.rank])
-        return borrow(comm, wanted, 1 - wanted % 2, lambda ids: [sample_of(each) for each in ids.tolist()])
+        return fetch_remote_samples(
+            comm, wanted, 1 - wanted % 2, lambda ids: [sample_of(each) for each in ids.tolist()]
+        )
 
     with pytest.raises(Damaged, match="the payload is not what was written"):
         simulated.run(ask, 2)
@@ -80,7 +82,7 @@ def test_all_nodes_together_read_storage_once_whatever_travels(tmp_path, nodes):
 
     def train(comm):
         node = node_of(comm.rank, nodes)
-        places = Places(tmp_path / f"disk {node}", tmp_path / f"memory {node}")
+        places = CacheDirs(tmp_path / f"disk {node}", tmp_path / f"memory {node}")
         cache = DataCache(source, part=order.part(nodes[node], 4), places=places)
         cache.fill()
         comm.barrier()
@@ -110,7 +112,9 @@ def test_without_the_exchange_batches_are_the_same_and_read_from_storage(tmp_pat
     source, order = Counted(), Order(SAMPLES, 2, 8, seed=5, exchange=0.5)
 
     def batches(comm, exchange):
-        cache = DataCache(source, part=order.part([comm.rank], 2), places=Places(tmp_path / str(comm.rank)))
+        cache = DataCache(
+            source, part=order.part([comm.rank], 2), places=CacheDirs(tmp_path / str(comm.rank))
+        )
         if exchange:
             cache.exchange(order, comm, 1, start=3)
         return list(cache.batches(order, CentreCrop(4), comm.rank, 2, 1, start=3)), cache.counts

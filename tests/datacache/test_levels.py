@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache import Arrays, BadSample, Places, StorageFailed, capacity, stand_in_lines
+from datacache import Arrays, BadSample, CacheDirs, StorageFailed, capacity, stand_in_lines
 from datacache.levels import Levels
 from datacache.manifest import Manifest, Texts
 from datacache.preprocessing import Preprocessing
@@ -59,12 +59,12 @@ def png(image):
     return buffer.getvalue()
 
 
-def levels_of(source, places=Places(), part=EVERYTHING, **options):  # noqa: B008 - it is immutable
+def levels_of(source, places=CacheDirs(), part=EVERYTHING, **options):  # noqa: B008 - it is immutable
     return Levels(source, source.scan(), Preprocessing("image", 16), part, places, **options)
 
 
 def both(tmp_path):
-    return Places(tmp_path / "disk", tmp_path / "memory")
+    return CacheDirs(tmp_path / "disk", tmp_path / "memory")
 
 
 def expected_of(source, ids=EVERYTHING):
@@ -126,12 +126,12 @@ def test_both_levels_serve_without_central_storage(tmp_path):
     levels = levels_of(source, both(tmp_path))
     assert same(levels.read(EVERYTHING[::-1]), expected_of(source, EVERYTHING[::-1]))
     with pytest.raises(StorageFailed, match="storage is gone"):
-        levels_of(source, Places(tmp_path / "elsewhere")).read(EVERYTHING)
+        levels_of(source, CacheDirs(tmp_path / "elsewhere")).read(EVERYTHING)
 
 
 def test_what_cannot_be_decoded_is_replaced_by_the_next_of_its_label_on_every_rank(tmp_path):
     source = Pictures(bad=[4, 7, 49])
-    for places in (Places(), both(tmp_path), both(tmp_path)):  # the last from what the one before kept
+    for places in (CacheDirs(), both(tmp_path), both(tmp_path)):  # the last from what the one before kept
         levels = levels_of(source, places)
         samples = levels.read(EVERYTHING)
         # of label 1, 4 and 7 are followed by 10; after 49, the last, the first is 1
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_is_done_without_and_said_once(tmp_path)
     (tmp_path / "file").touch()
     source = Pictures()
     with pytest.warns(UserWarning, match="level 2 of the cache is done without: .*file") as warned:
-        levels = levels_of(source, Places(tmp_path / "disk", tmp_path / "file"))
+        levels = levels_of(source, CacheDirs(tmp_path / "disk", tmp_path / "file"))
         for _ in range(2):
             assert same(levels.read(EVERYTHING), expected_of(source))
     assert len(warned) == 1
@@ -210,7 +210,7 @@ def test_of_the_ranks_of_a_node_one_says_that_there_is_no_room(tmp_path, monkeyp
     full = capacity.Limit("a small disk", 1000, "buy a larger one")
     monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
     source = Pictures()
-    places = Places(tmp_path / "disk", tmp_path / "memory", says_when_full=False)
+    places = CacheDirs(tmp_path / "disk", tmp_path / "memory", says_when_full=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert same(levels_of(source, places).read(EVERYTHING), expected_of(source))

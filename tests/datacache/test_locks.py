@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datacache import locks
+from datacache.store import locks
 from tests.datacache.processes import FORK
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datacache import Arrays, DataCache, Places, management, manifest_of
+from datacache import Arrays, CacheDirs, DataCache, management, manifest_of
 from datacache.catalogue import superseded
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.uint8)
@@ -11,7 +11,7 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.ui
 
 def cache_in(folder, **options):
     source = Arrays(IMAGES, np.zeros(len(IMAGES), int))
-    return DataCache(source, places=Places(folder / "disk", folder / "memory"), **options)
+    return DataCache(source, places=CacheDirs(folder / "disk", folder / "memory"), **options)
 
 
 def kept(folder):
@@ -77,7 +77,7 @@ def test_it_is_told_how_much_of_what_was_asked_was_there(tmp_path):
 
 
 def test_what_is_of_a_source_that_has_changed_is_stale_and_garbage(tmp_path):
-    places = Places(tmp_path / "disk", tmp_path / "memory")
+    places = CacheDirs(tmp_path / "disk", tmp_path / "memory")
 
     def use(images):
         source = Arrays(images, np.zeros(len(images), int))

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datacache import Arrays, DataCache, Places, manifest_of
+from datacache import Arrays, CacheDirs, DataCache, manifest_of
 from datacache.errors import Untrusted
-from datacache.private import append_line, check_folder, create_file, make_folder, open_file, read_file
+from datacache.store.private import append_line, check_folder, create_file, make_folder, open_file, read_file
 from tests.datacache.processes import in_child
-from training.data import places_of
-from training.records import Cache
+from training.config.records import Cache
+from training.run.data import cache_dirs_of
 
 STRANGER, VICTIM = 4321, 4322
 IMAGES = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3)).astype(np.uint8)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
 
 
-def cache_in(places: Places) -> DataCache:
+def cache_in(places: CacheDirs) -> DataCache:
     source = Arrays(IMAGES, np.arange(len(IMAGES)))
     return DataCache(source, manifest=manifest_of(source, places.disk, "pictures"), places=places)
 
@@ -40,14 +40,14 @@ def shared() -> Iterator[Path]:
 def is_refused(path: Path) -> bool:
     """Tell whether a folder is refused in one line: as a level, for manifests, and by training."""
     with pytest.raises(Untrusted, match="that nobody else may write, found") as raised:
-        cache_in(Places(memory=path))
-    for place in (Places(disk=path), Places(disk=path, memory=path)):
+        cache_in(CacheDirs(memory=path))
+    for place in (CacheDirs(disk=path), CacheDirs(disk=path, memory=path)):
         with pytest.raises(Untrusted):
             cache_in(place)
     with pytest.raises(
         ValueError, match=f"^cache: {path}: expected a folder of user {os.geteuid()} "
     ) as of_training:
-        places_of(Cache(memory=str(path)))
+        cache_dirs_of(Cache(memory=str(path)))
     return "\n" not in f"{raised.value}{of_training.value}"
 
 
@@ -100,7 +100,7 @@ def test_the_default_place_in_shared_memory_is_refused_where_a_stranger_made_it(
     os.chown(folder, STRANGER, STRANGER)
     try:
         with pytest.raises(ValueError, match=f"^cache: {folder}: .*found one of user {STRANGER}: "):
-            places_of(Cache(memory="auto"))
+            cache_dirs_of(Cache(memory="auto"))
     finally:
         folder.rmdir()
 
@@ -123,7 +123,7 @@ def test_whatever_the_umask_nobody_else_may_read_or_write_what_is_made(shared: P
         if os.geteuid() == 0:
             os.seteuid(VICTIM)
         os.umask(umask)
-        places = Places(shared / "a" / "disk", shared / "a" / "memory")
+        places = CacheDirs(shared / "a" / "disk", shared / "a" / "memory")
         for _ in range(2):
             cache = cache_in(places)
             cache.fill()
@@ -141,7 +141,7 @@ FILES = ["records", "log", "writer", "in-use", "generation.json"]
 
 @pytest.mark.parametrize("name", [*FILES, "reads", "repairs", "lock"])
 def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: str) -> None:
-    places = Places(memory=tmp_path / "memory")
+    places = CacheDirs(memory=tmp_path / "memory")
     cache = cache_in(places)
     cache._levels.read(np.arange(10))
     cache.close()

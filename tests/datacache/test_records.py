@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.errors import Damaged
-from datacache.records import HEADER_BYTES, pack, unpack
+from datacache.store.records import HEADER_BYTES, pack, unpack
 
 KEYS = st.integers(0, 2**63 - 1)
 SHAPES = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)

@@ -29,9 +29,11 @@ def make_codec(name: str) -> Codec:
     return made if set(name.split("+")) <= PLAIN else CodecOnHost(made)
 
 
-def total(given: Sequence[SparseVector]) -> SparseVector:
-    """Return the sum of sparse vectors."""
-    return wrapped(vectors.total([unwrapped(vector) for vector in given]), given[0].values.cupy)
+def sum_sparse(given: Sequence[SparseVector], **memory: Any) -> SparseVector:
+    """Return the sum of sparse vectors in new arrays; of dense ones as CuPy makes it."""
+    if any(vector.is_dense for vector in given):
+        return vectors.sum_sparse(given, **memory)
+    return wrapped(vectors.sum_sparse([unwrapped(vector) for vector in given]), given[0].values.cupy)
 
 
 def sum_rows(others: ndarray, own: ndarray, place: int) -> ndarray:

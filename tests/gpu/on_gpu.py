@@ -15,7 +15,7 @@ from tests.gpu import fake_kernels
 from tests.gpu.fake_cupy import FakeCuPy, installed
 
 FAKE_KERNELS = kernels.Kernels(
-    fake_kernels.make_selector, fake_kernels.make_codec, fake_kernels.total, fake_kernels.sum_rows
+    fake_kernels.make_selector, fake_kernels.make_codec, fake_kernels.sum_sparse, fake_kernels.sum_rows
 )
 
 

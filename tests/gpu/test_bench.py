@@ -19,7 +19,7 @@ from training.bench.checks import WrongResult
 from training.bench.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _alternate, _check, _floors, paper_select
 from training.bench.selection import Options
 from training.bench.timing import WARM_UP_RUNS
-from training.cli import app
+from training.commands.main import app
 
 
 def run(*arguments):
@@ -113,8 +113,8 @@ class ADevice:
     facts: dict = field(default_factory=lambda: {"name": "none"})
     cupy: object = field(default_factory=ArraysOfTheHost)
 
-    def seconds(self, contender, given):
-        contender(given)
+    def seconds(self, candidate, given):
+        candidate(given)
         return next(self.took)
 
     def inputs(self, size, entry):
@@ -173,13 +173,13 @@ def test_a_peer_that_fails_is_missing_and_says_why(emulated, monkeypatch):
 def test_what_takes_long_has_fewer_runs_and_says_how_many():
     calls = []
     names = ("fast", "slow", "slower")
-    contenders = {name: gpu.Peer(lambda _, name=name: calls.append(name)) for name in names}
+    candidates = {name: gpu.Peer(lambda _, name=name: calls.append(name)) for name in names}
 
     class Clock(ADevice):
-        def seconds(self, contender, given):
-            contender(given)
+        def seconds(self, candidate, given):
+            candidate(given)
             return {"fast": 0.0, "slow": 0.2, "slower": 5.0}[calls[-1]]
 
-    seconds = _alternate(contenders, [np.zeros(1)], 31, Clock())
+    seconds = _alternate(candidates, [np.zeros(1)], 31, Clock())
     assert {name: each.runs for name, each in seconds.items()} == {"fast": 31, "slow": 10, "slower": 3}
-    assert [calls.count(name) for name in contenders] == [WARM_UP_RUNS + runs for runs in (31, 10, 3)]
+    assert [calls.count(name) for name in candidates] == [WARM_UP_RUNS + runs for runs in (31, 10, 3)]

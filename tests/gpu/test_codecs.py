@@ -34,11 +34,11 @@ def decoded(engine, name, message, size, check=True):
 def assert_alike(engine, name, vector):
     codec = make_codec(name)
     expected = codec.encode(vector)
-    case = f"{name}, {vector.entries} of {vector.size}, seed {SEED}"
+    case = f"{name}, {vector.nnz} of {vector.size}, seed {SEED}"
     assert encoded(engine, name, vector).tobytes() == expected.tobytes(), case
     found, again = decoded(engine, name, expected, vector.size), codec.decode(expected, vector.size)
     assert found.is_dense == again.is_dense, case
-    np.testing.assert_array_equal(found.places, again.places, case)
+    np.testing.assert_array_equal(found.indices_or_range, again.indices_or_range, case)
     assert found.values.tobytes() == again.values.tobytes(), case
 
 
@@ -119,7 +119,7 @@ def test_no_entries_are_no_bytes(engine):
     empty = SparseVector.empty(100)
     for name in NAMES:
         assert encoded(engine, name, empty).size == 0
-        assert decoded(engine, name, np.empty(0, np.uint8), 100).entries == 0
+        assert decoded(engine, name, np.empty(0, np.uint8), 100).nnz == 0
 
 
 @pytest.mark.parametrize("name", ["gap", "bitmap", "raw32"])

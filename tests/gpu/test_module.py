@@ -274,7 +274,7 @@ BODIES = {
     "asks_some": "__shfl_sync(0xffu, 1, 0);",
     "misaligned": "*(uint4*)(out + threadIdx.x) = uint4();",
     "wild": "*(volatile int*)8 = 1;",
-    "beside": "out[256] = 1;",
+    "outside": "out[256] = 1;",
 }
 
 
@@ -307,7 +307,7 @@ def test_the_emulation_computes_what_cuda_would(emulate):
         ("asks_some", "some lanes only"),
         ("misaligned", "not aligned"),
         ("wild", "no such address"),
-        ("beside", "wrote beside an array of 1024 bytes"),
+        ("outside", "wrote beside an array of 1024 bytes"),
     ],
 )
 def test_the_emulation_refuses_what_a_device_would_answer_with_anything(emulate, kernel, said):

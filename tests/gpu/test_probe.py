@@ -2,11 +2,12 @@
 
 import pytest
 
-from commlib import InvalidArgument, Link, Network, Topology, probe
+from commlib import InvalidArgument, Link, Network, Topology
 from commlib.arrays import finish
-from commlib.profile import WIRES
 from commlib.transport import nccl, simulated
-from commlib.trials import try_out
+from commlib.tuning import probe
+from commlib.tuning.profile import WIRES
+from commlib.tuning.trials import try_out
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import fake_kernels_in_use
 

@@ -7,8 +7,9 @@ import pytest
 
 from commlib import SparseVector, Topology, kernels, make_reducer
 from commlib.gpu.engine import Engine
+from commlib.kernels import kernels_of
 from commlib.transport import simulated
-from commlib.vectors import partition, total
+from commlib.vectors import partition, sum_sparse
 from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
 from tests.gpu.fake_cupy import Race, ndarray
 from tests.gpu.fake_kernels import unwrapped, wrapped
@@ -124,17 +125,19 @@ def test_sums_are_sparse_or_dense_as_on_the_cpu(entries):
     vectors = [vector_of(1000, each, rank) for rank, each in enumerate(entries)]
 
     def body(comm):
-        summed = unwrapped(total([wrapped(vector, comm.arrays) for vector in vectors]))
-        return summed.is_dense, summed.places.tobytes(), summed.values.tobytes()
+        summed = unwrapped(
+            kernels_of(comm.arrays).sum_sparse([wrapped(vector, comm.arrays) for vector in vectors])
+        )
+        return summed.is_dense, summed.indices_or_range.tobytes(), summed.values.tobytes()
 
-    here = total(vectors)
-    expected = here.is_dense, here.places.tobytes(), here.values.tobytes()
+    here = sum_sparse(vectors)
+    expected = here.is_dense, here.indices_or_range.tobytes(), here.values.tobytes()
     assert GPURanks(1, engine=engine_for).run(body) == [expected]
 
 
 def test_vectors_of_nothing_have_a_sum():
     def body(comm):
-        return total([SparseVector.empty(0, comm.arrays)] * 2).entries
+        return kernels_of(comm.arrays).sum_sparse([SparseVector.empty(0, comm.arrays)] * 2).nnz
 
     assert GPURanks(1, engine=engine_for).run(body) == [0]
 
@@ -144,7 +147,7 @@ def test_entries_that_another_stream_may_still_write_are_not_added_up():
         arrays = comm.arrays
         with arrays.cuda.Stream(non_blocking=True):
             values = arrays.full(3, 1.0, np.float32)
-        total([SparseVector(9, arrays.arange(3, dtype=np.int32), values)])
+        kernels_of(arrays).sum_sparse([SparseVector(9, arrays.arange(3, dtype=np.int32), values)])
 
     with pytest.raises(Race, match="reads what another stream writes"):
         GPURanks(1, engine=engine_for).run(body)

@@ -7,7 +7,7 @@ import commlib.gpu.scatter
 import commlib.vectors
 from commlib import InvalidArgument, SparseVector
 from commlib.gpu import OutOfDeviceMemory, RankSum, add_rows
-from commlib.vectors import sum_rows, total
+from commlib.vectors import sum_rows, sum_sparse
 from tests.gpu.vectors import SEED
 
 SIZES = [1, 33, 4096, 4097, 30_001]
@@ -32,7 +32,7 @@ def ranks_of(size, count, most=None):
 def moved(engine, vector, beside=0):
     """Return the vector on the device; ``beside``: entries before and after it that belong to nobody."""
     indices, values = np.pad(vector.indices, beside, constant_values=2**30), np.pad(vector.values, beside)
-    arrays = [engine.from_host(each)[beside : beside + vector.entries] for each in (indices, values)]
+    arrays = [engine.from_host(each)[beside : beside + vector.nnz] for each in (indices, values)]
     return SparseVector(vector.size, *arrays)
 
 
@@ -48,7 +48,7 @@ def added(engine, vectors, beside=0):
 def expected(vectors, monkeypatch):
     """Return what the CPU makes of them, also past δ."""
     monkeypatch.setattr(commlib.vectors, "delta", lambda size: np.inf)
-    sums = total(vectors)
+    sums = sum_sparse(vectors)
     return [each.tobytes() for each in (sums.indices, sums.values, sums.to_dense())]
 
 

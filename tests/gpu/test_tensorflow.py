@@ -86,34 +86,6 @@ def test_a_switch_flushes_the_residual_on_the_gpu():
         np.testing.assert_array_equal(total, 50 + np.arange(SIZE))
 
 
-@pytest.mark.parametrize("name", ["torus2d", "hitopk"])
-def test_numbers_of_a_passenger_travel_from_gpu_to_gpu(name):
-    class Sums:
-        def look(self, arrays):
-            self.modules = [type(array).__module__ for array in arrays] or self.modules
-
-        def count(self, low, high):
-            return 1
-
-        def numbers(self, low, high, mean):
-            values = getattr(mean, "values", mean)
-            return np.array([float(values.sum())])
-
-        def arrived(self, shards):
-            self.total = sum(float(numbers[0]) for _, _, numbers in shards)
-
-    def body(comm):
-        variables, sums = on_cpu.variables(), Sums()
-        config = {"name": name, **({"density": 1.0} if name == "hitopk" else {})}
-        distributed = DistributedGradients(Topology(comm, ranks_per_node=2), variables, config)
-        distributed.passenger = sums
-        distributed.reduce(on_cpu.gradients(comm.rank), variables)
-        return sums.total, set(sums.modules)
-
-    # The mean of ranks 0, 1 and 2 is 100 + e at entry e.
-    assert GPURanks(3).run(body) == [(100.0 * SIZE + 190, {"cupy"})] * 3
-
-
 @pytest.mark.parametrize(
     ("visible", "gpu", "message"),
     [

@@ -27,14 +27,14 @@ from tests.gpu.on_gpu import GPURanks
 from tests.gpu.test_reducers_with_kernels import engine_for
 from tests.launching import DIGITS
 from tests.training.small import phase, trainer
-from training import gpus
-from training.config import load
+from training.config.config import load
+from training.config.schema import ConfigurationError
 from training.datasets import make_dataset
-from training.job import Place
-from training.learner import Learner, Pace
 from training.models import MODELS
-from training.models.ends import image_input
-from training.schema import ConfigurationError
+from training.models.heads import image_input
+from training.process import devices as gpus
+from training.process.job import LocalRank
+from training.run.learner import Learner, StepHyperparameters
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 BATCH = 8
@@ -93,13 +93,13 @@ def learned(comm, config, dataset, spoil):
             if spoil == (comm.rank, STEPS * number + step):
                 learner.variables[-1].assign(np.full(learner.variables[-1].shape, np.nan, np.float32))
             before = [variable.numpy() for variable in learner.variables]
-            _, report = learner.step(backward, batch, Pace(0.1, 0.9))
+            _, report = learner.step(backward, batch, StepHyperparameters(0.1, 0.9))
             seen.append((report.finite, report.selected, report.traffic))
             if not report.finite:
                 for variable, value in zip(learner.variables, before, strict=True):
                     np.testing.assert_array_equal(variable.numpy(), value)
         seen.append([variable.numpy().tobytes() for variable in learner.variables])
-    norms = [] if config.phases[-1].reducer == "torus2d" else [learner.held_back()]
+    norms = [] if config.phases[-1].reducer == "torus2d" else [learner.residual_norm()]
     return seen, norms
 
 
@@ -107,7 +107,7 @@ LARS = "optimizer={name: lars, weight_decay: 0.01, trust: 0.1, norms: layers}"
 CASES = {
     "plain": (),
     "clipped": ("clip_norm=0.01",),
-    "lars, norms that travel": (LARS,),
+    "lars": (LARS,),
     "lars, clipped": (LARS, "clip_norm=0.01"),
     "in parts": ("accumulate=2",),
     "lamb": ("optimizer={name: lamb, norms: local}",),
@@ -151,12 +151,12 @@ def test_norms_of_lamb_are_computed_in_the_graph_and_the_weights_are_those_of_th
 
 
 @pytest.mark.parametrize("reducers", [("torus2d", "hioktopk"), ("oktopk", "torus2d")], ids="-".join)
-def test_norms_travel_or_are_computed_with_every_reducer(reducers):
+def test_norms_are_computed_with_every_reducer(reducers):
     on_cpu, on_gpu, _ = on_both(config_of(LARS, reducers=reducers))
     assert on_gpu == on_cpu
 
 
-@pytest.mark.parametrize("case", ["plain", "lars, norms that travel"])
+@pytest.mark.parametrize("case", ["plain", "lars"])
 def test_a_void_step_changes_nothing_on_gpus_either(case):
     on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]), spoil=(1, 1))
     assert [[entry[0] for entry in seen[:STEPS]] for seen, _ in on_gpu] == [[True, False, False]] * 3
@@ -226,9 +226,9 @@ def test_a_rank_sees_the_gpu_of_its_place_alone(monkeypatch, visible, here, numb
     monkeypatch.delenv(gpus.VISIBLE)
     if visible is not None:
         monkeypatch.setenv(gpus.VISIBLE, visible)
-    gpus.see_own_gpu(Place(number, 8))
+    gpus.see_own_gpu(LocalRank(number, 8))
     assert os.environ.get(gpus.VISIBLE) == expected
-    gpus.see_own_gpu(Place(number, 8))  # of a second run in the process
+    gpus.see_own_gpu(LocalRank(number, 8))  # of a second run in the process
     assert os.environ.get(gpus.VISIBLE) == expected
 
 

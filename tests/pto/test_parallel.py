@@ -149,7 +149,7 @@ def test_after_planning_each_call_is_one_exchange_of_the_results():
     def body(comm):
         planned = pto.parallel(np.sum, tensors, comm, how="parts")
         before = int(comm.sent_bytes.sum())
-        comm.agree = comm.allgather_objects = None  # neither is called any more
+        comm.allgather_ints = comm.allgather_objects = None  # neither is called any more
         planned(tensors)
         return int(comm.sent_bytes.sum()) - before
 
@@ -213,7 +213,7 @@ def test_it_runs_in_parts_where_that_is_faster(alpha, in_parts):
 
 def test_one_rank_computes_locally_and_sends_nothing():
     def body(comm):
-        comm.agree = comm.allgather = comm.allgather_objects = None
+        comm.allgather_ints = comm.allgather = comm.allgather_objects = None
         planned = pto.parallel(np.sum, [np.ones(3)], comm, how="parts", check=True)
         return planned([np.ones(3)]), planned.choice
 

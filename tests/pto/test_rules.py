@@ -37,7 +37,7 @@ def stepped(rule, weights, states, gradients, step, rate, adapted):
     """One step of all tensors, as an adapter makes it."""
     corrections = rule.corrections(np.float64(step))
     aimed = [
-        rule.aim(*each, corrections, adapted=one, xp=np)
+        rule.direction(*each, corrections, adapted=one, xp=np)
         for *each, one in zip(weights, gradients, states, adapted, strict=True)
     ]
     aims, states = [aim for aim, _ in aimed], [state for _, state in aimed]
@@ -46,7 +46,7 @@ def stepped(rule, weights, states, gradients, step, rate, adapted):
         squares = np.array([[np.sum(tensor**2) for tensor in tensors] for tensors in (weights, aims)])
         ratios = np.where(adapted, rule.ratio(squares, np), 1)
     moved = [
-        rule.move(weight, aim, state, rate * ratio, adapted=one)
+        rule.apply(weight, aim, state, rate * ratio, adapted=one)
         for weight, aim, state, ratio, one in zip(weights, aims, states, ratios, adapted, strict=True)
     ]
     return [weight for weight, _ in moved], [state for _, state in moved]
@@ -94,8 +94,8 @@ def test_rules_leave_what_they_are_given_as_it_was():
     for rule, _ in RULES.values():
         weight, gradient = np.array([3.0, 4.0]), np.array([1.0, 2.0])
         state = tuple(np.array([0.5, 0.25]) for _ in rule.slots)
-        aim, new = rule.aim(weight, gradient, state, rule.corrections(1.0), adapted=True, xp=np)
-        rule.move(weight, aim, new, 0.1, adapted=True)
+        aim, new = rule.direction(weight, gradient, state, rule.corrections(1.0), adapted=True, xp=np)
+        rule.apply(weight, aim, new, 0.1, adapted=True)
         assert (weight.tolist(), gradient.tolist()) == ([3, 4], [1, 2])
         assert [array.tolist() for array in state] == [[0.5, 0.25]] * len(rule.slots)
 

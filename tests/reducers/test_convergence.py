@@ -10,8 +10,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from commlib import REDUCERS, Topology, density, make_reducer
-from commlib.around import MomentumCorrection, WarmUp
 from commlib.transport import simulated
+from commlib.wrappers import MomentumCorrection, WarmUp
 
 RANKS = 4
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
@@ -148,7 +148,7 @@ def test_digits_end_within_one_percent_of_dense(name):
 def test_digits_with_corrected_momentum_end_near_dense_with_momentum(name):
     dense = digits_accuracy("dense", momentum=0.9)
     assert dense > 0.95
-    # masking starts velocities anew: 24 epochs are a little short for it
+    # masking starts velocities again: 24 epochs are a little short for it
     assert digits_accuracy(name, momentum=0.9) > dense - 0.03
 
 

@@ -50,7 +50,7 @@ def few_distinct(rng, size, rank, step):
 
 
 def tiny(rng, size, rank, step):
-    """Around the smallest float32 that is normal."""
+    """ReducerWrapper the smallest float32 that is normal."""
     return 1e-38 * rng.standard_normal(size)
 
 
@@ -125,8 +125,8 @@ def test_fifty_steps_keep_every_promise(name, shape):
     seen = simulated.run(body, world_size, shape["ranks_per_node"])
     assert all(means == seen[0][0] for means, *_ in seen)
     applied = seen[0][1]
-    held_back, given_, magnitude = (sum(each) for each in list(zip(*seen, strict=True))[2:])
-    lost = np.abs(world_size * applied + held_back - given_)
+    residuals, given_, magnitude = (sum(each) for each in list(zip(*seen, strict=True))[2:])
+    lost = np.abs(world_size * applied + residuals - given_)
     # Each term is rounded in at most one sum a step and rank; denormals in units of 2⁻¹⁴⁹.
     terms = STEPS + world_size
     np.testing.assert_array_less(lost, terms * 2.0**-23 * magnitude + terms * world_size * 2.0**-148 + 1e-300)

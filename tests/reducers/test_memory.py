@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
-from commlib.around import LocalClipping, MomentumCorrection, WarmUp
 from commlib.reducers.mean import Mean, Means
 from commlib.transport import simulated
 from commlib.vectors import SparseVector
+from commlib.wrappers import LocalClipping, MomentumCorrection, WarmUp
 
 SIZE = 2000
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]

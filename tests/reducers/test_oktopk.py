@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Topology, make_reducer
-from commlib.gradients import Gradients
 from commlib.reducers.messages import even_out
 from commlib.transport import simulated
+from commlib.tuning.gradients import Gradients
 
 
 def sparse(size: int, entries: dict[int, float]) -> np.ndarray:
@@ -100,7 +100,7 @@ def test_an_ordinary_step_stays_under_the_papers_bound():
 
     for sent in simulated.run(body, 8):
         # 6·k·(P − 1)/P words of four bytes (equation 3), where the reused thresholds let through what they
-        # did when they were found; here they let through up to twice that before they are found anew.
+        # did when they were found; here they let through up to twice that before they are found again.
         assert np.median(sent[1:]) <= 2 * 6 * k * 7 / 8 * 4
 
 
@@ -126,7 +126,7 @@ def test_balancing_moves_data_until_all_parts_are_equal():
         held = 41 if comm.rank == 2 else 0
         indices = np.arange(held, dtype=np.int32) * 3
         values = indices.astype(np.float32) + 0.5
-        counts = comm.agree([held])[:, 0]
+        counts = comm.allgather_ints([held])[:, 0]
         mine, its = even_out(comm, [indices, values], counts)
         return mine.tolist(), its.tolist()
 

@@ -16,7 +16,7 @@ import pytest
 from commlib import CODECS, REDUCERS, SELECTORS, InvalidArgument, SparseVector, Topology, cost, make_reducer
 from commlib.reducers import reducer_options
 from commlib.transport import Request, simulated
-from commlib.vectors import concatenate, index_dtype, partition, total
+from commlib.vectors import concatenate, index_dtype, partition, sum_sparse
 from commlib.wire import make_codec
 
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
@@ -165,7 +165,7 @@ def test_vectors_past_32_bits_are_cut_joined_and_sent_without_loss():
         message = codec.encode(vector)
         assert len(message) == 6 * (8 + value_bytes)
         assert entries_of(codec.decode(message, FAR)) == FAR_SUMS
-    assert entries_of(total([vector, concatenate(parts)])) == {
+    assert entries_of(sum_sparse([vector, concatenate(parts)])) == {
         index: 2 * value for index, value in FAR_SUMS.items()
     }
     assert entries_of(vector.top_k(2).without(sparse(FAR, {2**33 - 1: 1.0}))) == {2**32 + 1: 12.0}
@@ -498,7 +498,7 @@ def test_a_saved_state_is_a_copy_and_holds_the_residual(name):
 
     def body(comm):
         first, _ = train(comm, name, 300, [heavy_tailed(300, comm.rank)], **with_density(name, 0.05))
-        first.absorb(np.ones(300, np.float32))
+        first.add_residual(np.ones(300, np.float32))
         held, state = first.residual, first.state_dict()
         first.reduce(heavy_tailed(300, comm.rank, 1))  # must not change what was saved
         second = make_reducer(name, first.topology, size=300, **with_density(name, 0.05))
@@ -756,7 +756,7 @@ def test_what_half_precision_rounds_away_is_kept_by_the_rank_that_rounded(name):
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("name", SPARSE)
 def test_nobody_elses_random_numbers_are_touched(name, selector):
-    """GRACE, ARC-TopK: the global generator is seeded anew for every tensor."""
+    """GRACE, ARC-TopK: the global generator is seeded again for every tensor."""
 
     def shared_state():
         _, keys, position, *_ = np.random.get_state()
@@ -829,7 +829,7 @@ def test_a_reducer_keeps_no_hold_of_what_it_takes_and_gives(name):
         for step in range(4):
             gradient, absorbed = heavy_tailed(200, comm.rank, step), heavy_tailed(200, comm.rank, step, 1)
             if step % 2:
-                reducer.absorb(absorbed)
+                reducer.add_residual(absorbed)
             if careless:
                 absorbed[...] = 7
             out = np.full(200, 5, np.float32) if careless else None

@@ -129,9 +129,9 @@ def test_agreement_and_nothing_lost(ranks, case, size):
             for mean, first in zip(other["means"], seen[0]["means"], strict=True):
                 assert mean.tobytes() == first.tobytes()
         applied = ranks.size * np.sum(seen[0]["means"], axis=0, dtype=np.float64)
-        held_back = sum(each["residual"].astype(np.float64) for each in seen)
+        residuals = sum(each["residual"].astype(np.float64) for each in seen)
         # float32 sums of at most P·STEPS = 40 terms, each rounding by half an ulp of the partial sum
-        np.testing.assert_array_less(np.abs(applied + held_back - given), 40 * 2.0**-23 * magnitude + 1e-30)
+        np.testing.assert_array_less(np.abs(applied + residuals - given), 40 * 2.0**-23 * magnitude + 1e-30)
 
 
 def test_dense_steps_equal_a_float64_reference(ranks, case):
@@ -262,7 +262,7 @@ def test_a_restored_reducer_continues_bitwise(ranks, case):
         topology = Topology(comm, ranks_per_node=2)
         reducer = make_reducer(name, topology, size=1000, **options)
         reducer.reduce(gradient(1000, comm.rank, 0))
-        reducer.absorb(gradient(1000, comm.rank, 9))
+        reducer.add_residual(gradient(1000, comm.rank, 9))
         restored = make_reducer(name, topology, size=1000, **options)
         restored.load_state_dict(reducer.state_dict())
         later = [gradient(1000, comm.rank, step) for step in range(1, 4)]
@@ -294,8 +294,8 @@ def test_a_residual_that_cannot_be_flushed_is_refused(ranks, case, bad):
     def body(comm):
         reducer = make_reducer(name, Topology(comm), size=10, **options)
         with pytest.raises(commlib.InvalidArgument, match="residual: expected"):
-            reducer.absorb(bad)
-        reducer.absorb(np.ones(10))  # float64 is taken, and becomes float32
+            reducer.add_residual(bad)
+        reducer.add_residual(np.ones(10))  # float64 is taken, and becomes float32
         return reducer.residual.dtype == np.float32 and bool((reducer.residual == 1).all())
 
     assert all(ranks.run(body))
@@ -309,9 +309,9 @@ def test_a_residual_is_flushed_into_the_first_step_of_the_successor(ranks, case)
         reducer = make_reducer(name, topology, size=1000, **options)
         mean = reducer.reduce(gradient(1000, comm.rank, 0))
         dense = make_reducer("dense", topology, size=1000)
-        dense.absorb(reducer.residual)
+        dense.add_residual(reducer.residual)
         poisoned = np.full(1000, np.nan, np.float32)
-        dense.reduce(poisoned)  # a void step must not use it up
+        dense.reduce(poisoned)  # a skipped step must not use it up
         return mean + dense.reduce(np.zeros(1000, np.float32)), dense.residual.any()
 
     total, left = ranks.run(body)[0]
@@ -374,10 +374,10 @@ def test_a_residual_that_would_overflow_is_refused_and_changes_nothing(ranks, ca
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm), size=10, **options)
-        reducer.absorb(np.full(10, 3e38, np.float32))
+        reducer.add_residual(np.full(10, 3e38, np.float32))
         for much in (np.full(10, 3e38, np.float32), np.full(10, 1e39)):
             with pytest.raises(commlib.InvalidArgument, match="residual: expected what adds up to finite"):
-                reducer.absorb(much)
+                reducer.add_residual(much)
         return bool((reducer.residual == np.float32(3e38)).all())
 
     assert all(ranks.run(body))

@@ -10,10 +10,10 @@ def test_ranks_whose_loops_meet_in_the_wrong_order_are_told_what_happened_and_wh
     def body(comm):
         reducer = make_reducer("dense", Topology(comm), size=5)
         if comm.rank == 0:
-            reducer.agree(True)
+            reducer.synchronize_step(True)
         else:  # as another loop does that is at the same step, and whose reducer has the same settings
-            comm.agree([True, 0])
-            comm.allgather_objects(reducer.settings() | {"step": 0, "numbers of the passenger": None})
+            comm.allgather_ints([True, 0])
+            comm.allgather_objects(reducer.settings() | {"step": 0})
 
     with pytest.raises(RanksDisagree, match="threads share a topology; give each loop a topology of its own"):
         simulated.run(body, 2)

@@ -26,7 +26,7 @@ def found(monkeypatch):
 
     def counted(*args, **settings):
         candidates = reaching(*args, **settings)
-        counts.append(None if candidates is None else candidates.entries)
+        counts.append(None if candidates is None else candidates.nnz)
         return candidates
 
     monkeypatch.setattr(dgc, "reaching", counted)

@@ -35,7 +35,7 @@ def test_the_threshold_is_that_of_a_normal_distribution_with_this_mean_and_devia
 
 @pytest.mark.parametrize("k", [200, 2000, 20_000])
 def test_of_a_normal_distribution_about_k_are_selected(k):
-    count = select("gaussian", normal(2, deviation=3e-5), k).entries
+    count = select("gaussian", normal(2, deviation=3e-5), k).nnz
     assert abs(count - k) <= 5 * k**0.5  # five standard deviations of a binomial count
 
 

@@ -59,10 +59,10 @@ def test_one_more_than_may_reach_the_threshold_is_none():
     vector = np.zeros(1000, np.float32)
     vector[[3, 64, 65, 700, 998]] = 5  # 998 in the block that is not whole
     maxima = block_maxima(vector.view(np.uint32))
-    assert reaching(vector, maxima, bits_of(5), at_most=5).entries == 5
+    assert reaching(vector, maxima, bits_of(5), at_most=5).nnz == 5
     assert reaching(vector, maxima, bits_of(5), at_most=4) is None
     assert reaching(vector, maxima, bits_of(0), at_most=999) is None
-    assert reaching(vector, maxima, bits_of(0), at_most=1000).entries == 1000
+    assert reaching(vector, maxima, bits_of(0), at_most=1000).nnz == 1000
 
 
 def test_enough_ends_the_ties_with_the_threshold_but_not_what_is_above():

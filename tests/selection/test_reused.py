@@ -27,13 +27,13 @@ def test_every_few_calls_it_is_exact_and_between_it_takes_what_reaches_the_thres
 @pytest.mark.parametrize("growth", [0.1, 0.5, 2.0, 10.0])
 def test_the_count_is_bounded_however_gradients_grow_or_shrink(growth):
     selector = Reused(every=1000)
-    counts = [selector.select(drifting(step, growth), 100).entries for step in range(20)]
+    counts = [selector.select(drifting(step, growth), 100).nnz for step in range(20)]
     assert all(50 <= count <= 200 for count in counts)
 
 
 def test_ties_do_not_select_everything():
     selector = Reused()
-    counts = [selector.select(np.full(1000, value, np.float32), 10).entries for value in (1, 1, 2, 0, 0)]
+    counts = [selector.select(np.full(1000, value, np.float32), 10).nnz for value in (1, 1, 2, 0, 0)]
     assert counts == [10] * 5
 
 
@@ -41,7 +41,7 @@ def test_fewer_non_zeros_than_k_still_give_k_entries():
     selector = Reused()
     vector = np.zeros(1000, np.float32)
     vector[7] = 3
-    assert [selector.select(vector, 10).entries for _ in range(3)] == [10] * 3
+    assert [selector.select(vector, 10).nnz for _ in range(3)] == [10] * 3
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -14,11 +14,11 @@ import numpy as np
 from commlib import Topology, transport
 from tests.launching import DIGITS
 from training import Trainer
-from training.checkpoints import Checkpoints
-from training.config import Config, load
-from training.metrics import to_resume
-from training.replicas import average_statistics
-from training.state import held_back, own_state, shared_state
+from training.checkpoint.folders import Checkpoints
+from training.config.config import Config, load
+from training.run.metrics import to_resume
+from training.run.replicas import average_statistics
+from training.run.state import dense_residual, own_state, shared_state
 
 STEPS, BOUNDARY = 40, 25
 END = STEPS - 4  # a run that is stopped ends before this step
@@ -145,14 +145,14 @@ class Run:
         self._step = self.trainer.learner.step
         self.trainer.learner.step = self._noted
 
-    def _noted(self, backward: Any, batch: Any, pace: Any) -> Any:
+    def _noted(self, backward: Any, batch: Any, hyperparameters: Any) -> Any:
         at, learner = self.trainer.position, self.trainer.learner
         if at.steps == END and self.at_end is not None:
             self.at_end(self)
         if self.first is None:
             self.first = {"steps": at.steps, "residual": learner.gradients.reducer.residual}
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
-        return self._step(backward, batch, pace)
+        return self._step(backward, batch, hyperparameters)
 
     def fit(self) -> "Run":
         with suppress(Stopped):
@@ -353,4 +353,4 @@ def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
     assert checkpoint.step == stop
     size = run.trainer.learner.gradients.size
     states: list[Any] = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
-    return np.sum([held_back(state["reducer"], size).astype(np.float64) for state in states], axis=0)
+    return np.sum([dense_residual(state["reducer"], size).astype(np.float64) for state in states], axis=0)

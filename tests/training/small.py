@@ -9,9 +9,9 @@ from keras import layers
 
 from tests.launching import DIGITS
 from training import Trainer
-from training.config import load
+from training.config.config import load
 from training.models import MODELS
-from training.models.ends import image_input
+from training.models.heads import image_input
 
 ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense", "density=null")
 RATE = "learning_rate: {start: 0.1, end: 0.1}"

@@ -7,7 +7,8 @@ import pytest
 from commlib import REDUCERS
 from tests.launching import DIGITS, errors, launch, run, tail
 from tests.training.small import metrics_of
-from training import gpus, train
+from training.commands import train
+from training.process import devices as gpus
 
 BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
 

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from training import backend
-from training.job import Place
+from training.process import backend
+from training.process.job import LocalRank
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ def test_threads_are_shared_where_nobody_has_said_how_many(monkeypatch, said, se
             f"set_{kind}_op_parallelism_threads",
             lambda threads, kind=kind: found.update({kind: threads}),
         )
-    monkeypatch.setattr(Place, "threads", 3)
+    monkeypatch.setattr(LocalRank, "threads", 3)
     for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
         monkeypatch.setenv(name, "5")
         if name not in said:
             monkeypatch.delenv(name)
-    backend._share_cores(Place(0, 1))
+    backend._share_cores(LocalRank(0, 1))
     assert found == set_to

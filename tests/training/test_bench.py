@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, cost, make_reducer
-from commlib.gradients import Gradients
 from commlib.reducers import Reducer, SparseReducer
 from commlib.reducers.base import Outcome
 from commlib.selection import Selector
 from commlib.transport import simulated
+from commlib.tuning.gradients import Gradients
 from tests.launching import mpirun, run, tail
 from training.bench import memory, timing
 from training.bench.checks import WrongResult, check_selection, ranking
@@ -20,7 +20,7 @@ from training.bench.oktopk_numpy import PlainOkTopK
 from training.bench.record import Record
 from training.bench.selection import partition_and_compare
 from training.bench.timing import Seconds, alternate, rotations
-from training.cli import app
+from training.commands.main import app
 
 KEYS = {
     *("bench", "case", "subject", "peer", "seconds", "peer_seconds", "ratio", "bytes"),
@@ -47,8 +47,8 @@ def lines(*words: str) -> list[dict]:
 
 def test_contenders_alternate_and_each_call_gets_the_next_input():
     calls = []
-    contenders = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
-    alternate(contenders, [10, 20], runs=2)
+    candidates = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
+    alternate(candidates, [10, 20], runs=2)
     rounds = timing.WARM_UP_RUNS + 2
     assert "".join(name for name, _ in calls) == "ABC" * rounds
     assert [given for _, given in calls] == ([10, 20] * 3 * rounds)[: 3 * rounds]
@@ -391,7 +391,7 @@ def test_memory_is_counted_a_rank_and_without_what_the_transport_copies():
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])
 def test_the_transcription_of_ok_topk_loses_nothing_and_its_ranks_agree(world_size):
-    size, steps = 1013, 70  # thresholds are found anew at 32 and 64, regions at 64
+    size, steps = 1013, 70  # thresholds are found again at 32 and 64, regions at 64
     given = np.random.default_rng().standard_t(3, (steps, world_size, size)).astype(np.float32)
     given[1:, :, : size // 10] *= 30  # the regions of step 0 become uneven: of six, one has nearly all
 
@@ -466,7 +466,7 @@ def test_a_bad_value_is_one_line_and_status_2(words, message):
 
 def test_the_benches_load_no_framework_and_start_no_mpi():
     program = (
-        "import sys; from training.cli import app;"
+        "import sys; from training.commands.main import app;"
         "brief = ('--quick', '--size', '999', '--json');"
         "app(['bench', 'selection', *brief], standalone_mode=False);"
         "app(['bench', 'reducers', *brief, '--reducer', 'hitopk'], standalone_mode=False);"

@@ -27,7 +27,7 @@ from training.bench.options import Options
 from training.bench.plan import Plan
 from training.bench.record import SETTING, Record, settings
 from training.bench.reducers import measure
-from training.cli import app
+from training.commands.main import app
 
 SPARSE = [name for name in REDUCERS if REDUCERS[name].sparse]
 
@@ -79,10 +79,10 @@ def test_a_reducer_is_beside_all_all_reduces_and_the_peer_is_the_faster_one(simu
     dense, hitopk, *allreduces = measured(reducers=["dense", "hitopk"])
     for record in (dense, hitopk):
         assert record.peer == "horovod"  # MPI is made to reduce twice
-        assert list(record.more["beside"]) == ["mpi", "horovod", "bare"]
-        assert record.more["beside"]["horovod"]["median"] == record.peer_seconds.median
-        assert record.more["beside"]["mpi"]["median"] > 1.5 * record.peer_seconds.median
-        assert record.more["beside"]["bare"]["median"] < record.peer_seconds.median
+        assert list(record.more["baselines"]) == ["mpi", "horovod", "bare"]
+        assert record.more["baselines"]["horovod"]["median"] == record.peer_seconds.median
+        assert record.more["baselines"]["mpi"]["median"] > 1.5 * record.peer_seconds.median
+        assert record.more["baselines"]["bare"]["median"] < record.peer_seconds.median
         assert {"memory", "prediction"}.isdisjoint(record.more)
         assert "network" not in record.case
         for stage in record.more["stages"].values():
@@ -104,7 +104,7 @@ def test_steps_are_twenty_after_two_to_warm_up(simulated_allreduces):
 
 def test_every_codec_is_measured_with_every_sparse_reducer(simulated_allreduces):
     records = measured(reducers=["dense", "hitopk"], wires=["fp32", "gap+fp16"])
-    subjects = [(record.subject, record.case["wire"]) for record in records if "beside" in record.more]
+    subjects = [(record.subject, record.case["wire"]) for record in records if "baselines" in record.more]
     assert subjects == [("dense", None), ("hitopk", "fp32"), ("hitopk", "gap+fp16")]
     fp32, packed = (record.bytes.inter for record in records[1:3])
     assert packed < 0.6 * fp32
@@ -112,10 +112,14 @@ def test_every_codec_is_measured_with_every_sparse_reducer(simulated_allreduces)
 
 def test_all_reduces_are_beside_every_group_and_told_once(simulated_allreduces):
     records = measured()
-    reducers = [record.subject for record in records if "beside" in record.more]
+    reducers = [record.subject for record in records if "baselines" in record.more]
     assert reducers == list(REDUCERS)
-    assert [record.subject for record in records if "beside" not in record.more] == ["mpi", "horovod", "bare"]
-    assert all(record.more["beside"].keys() == ALLREDUCES.keys() for record in records[: len(REDUCERS)])
+    assert [record.subject for record in records if "baselines" not in record.more] == [
+        "mpi",
+        "horovod",
+        "bare",
+    ]
+    assert all(record.more["baselines"].keys() == ALLREDUCES.keys() for record in records[: len(REDUCERS)])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_groups_are_no_larger_than_fits_and_about_even(wires, lengths, monkeypat
     plan = Plan.of(Options(sizes=[8], wires=wires), None)
     groups = list(plan.groups())
     assert sorted(map(len, groups)) == sorted(lengths)
-    assert [each for group in groups for each in group] == plan.contenders
+    assert [each for group in groups for each in group] == plan.candidates
 
 
 def test_an_all_reduce_that_is_wrong_is_not_timed(simulated_allreduces, monkeypatch):
@@ -163,7 +167,7 @@ def test_on_real_ranks_mpi_and_horovod_are_right_and_measured():
     hitopk, mpi, horovod, bare = (json.loads(line) for line in result.stdout.splitlines())
     assert [each["subject"] for each in (mpi, horovod, bare)] == ["mpi", "horovod", "bare"]
     assert hitopk["peer"] in ("mpi", "horovod")
-    assert hitopk["beside"] == {each["subject"]: each["seconds"] for each in (mpi, horovod, bare)}
+    assert hitopk["baselines"] == {each["subject"]: each["seconds"] for each in (mpi, horovod, bare)}
     assert mpi["bytes"] is horovod["stages"] is None
     assert bare["stages"]["intra"]["min"] > 0
     assert hitopk["machine"]["openmpi"]
@@ -173,7 +177,7 @@ def test_on_real_ranks_mpi_and_horovod_are_right_and_measured():
 @pytest.mark.launch
 def test_without_horovod_no_tensorflow_is_started():
     program = (
-        "import sys; from training.cli import app;"
+        "import sys; from training.commands.main import app;"
         "words = ['--allreduce', '--no-horovod', '--size', '999', '--steps', '1', '--reducer', 'dense'];"
         "app(['bench', 'reducers', *words], standalone_mode=False);"
         "assert 'tensorflow' not in sys.modules"
@@ -341,8 +345,8 @@ def told(subject: str, median: float, algorithm: str = "ring", **keys) -> dict:
 
 def probed(algorithm: str | None, dense: float, mpi: float) -> dict:
     seconds = {"median": mpi, "min": mpi, "max": mpi, "runs": 5}
-    beside = {"mpi": seconds, "bare": seconds}
-    return told("dense", dense, algorithm, peer="mpi", peer_seconds=seconds, beside=beside)
+    baselines = {"mpi": seconds, "bare": seconds}
+    return told("dense", dense, algorithm, peer="mpi", peer_seconds=seconds, baselines=baselines)
 
 
 def test_the_best_algorithm_is_the_fastest_beside_dense_of_its_job():
@@ -385,7 +389,7 @@ class FakeCluster:
         if density == self.fails_at:
             raise Failed("status 1: node3 is on fire")
         peers = {"peer": "mpi", "peer_seconds": told("mpi", 6.0)["seconds"]}
-        peers["beside"] = {"mpi": peers["peer_seconds"]}
+        peers["baselines"] = {"mpi": peers["peer_seconds"]}
         for subject in ["hitopk", "mpi", "horovod", "bare"]:
             yield json.dumps(told(subject, 3.0, "", **(peers if subject == "hitopk" else {}))) + "\n"
 
@@ -436,7 +440,7 @@ def test_peers_are_measured_with_and_without_memory_kept_and_the_faster_one_coun
         records = [json.loads(line) for line in bench(*WORDS, "--json").stdout.splitlines()]
         for record in records:
             if record["subject"] == "hitopk":
-                assert list(record["beside"]) == ["mpi", "mpi, memory kept", "horovod, memory kept"]
+                assert list(record["baselines"]) == ["mpi", "mpi, memory kept", "horovod, memory kept"]
                 assert (record["peer"], record["peer_seconds"]["median"]) == (peer, seconds)
                 assert record["ratio"] == pytest.approx(seconds / 3.0)
 

@@ -11,15 +11,15 @@ from commlib import LinkBytes, Topology
 from commlib.transport import simulated
 from pto import Norms, by_layer, by_slices
 from tests.launching import mpirun, run, tail
-from training.bench import jobs, pto, turns
+from training.bench import interleaved, jobs, pto
 from training.bench.checks import WrongResult
+from training.bench.interleaved import Interleaved, Turn, interleave
 from training.bench.norms import Tensors, check_squares
 from training.bench.pto import Sweep, measure
 from training.bench.record import Record
 from training.bench.shapes import SHAPES, entries_of, vgg19
 from training.bench.timing import Seconds
-from training.bench.turns import Turn, Turns, take_turns
-from training.cli import app
+from training.commands.main import app
 
 SHAPES_OF_TINY = [(4, 5), (4,), (7,), (3, 1)]  # 20, 4, 7 and 3 entries
 KEYS = {
@@ -50,7 +50,7 @@ def bench(*words: str):
 def tiny(monkeypatch):
     """A network of a few entries, and no caches to fill."""
     monkeypatch.setitem(SHAPES, "tiny", lambda: SHAPES_OF_TINY)
-    monkeypatch.setattr(turns, "cache_bytes", lambda: 64)
+    monkeypatch.setattr(interleaved, "cache_bytes", lambda: 64)
 
 
 # ------------------------------------------------------------- turns
@@ -59,12 +59,12 @@ def tiny(monkeypatch):
 def test_contenders_take_turns_and_the_first_calls_do_not_count(tiny):
     def body(comm):
         called = []
-        contenders = {name: lambda name=name: called.append(name) for name in "ABC"}
-        return "".join(called), take_turns(Topology(comm), contenders, calls=3), "".join(called)
+        candidates = {name: lambda name=name: called.append(name) for name in "ABC"}
+        return "".join(called), interleave(Topology(comm), candidates, calls=3), "".join(called)
 
     for before, taken, after in simulated.run(body, world_size=2):
         assert before == ""
-        assert after == "ABC" * (turns.WARM_UP_RUNS + 3)
+        assert after == "ABC" * (interleaved.WARM_UP_RUNS + 3)
         assert {name: (len(own.calls), len(own.calls[0])) for name, own in taken.items()} == {
             name: (3, 2) for name in "ABC"
         }
@@ -74,7 +74,7 @@ def test_wall_time_is_of_the_slowest_rank_and_the_processor_s_the_mean_and_the_l
     def turn(wall, cpu, intra=0, inter=0):
         return Turn(wall, cpu, LinkBytes(intra, inter))
 
-    taken = Turns(
+    taken = Interleaved(
         [
             [turn(4.0, 1.0), turn(5.0, 3.0)],
             [turn(7.0, 2.0), turn(6.0, 4.0)],
@@ -105,8 +105,6 @@ def test_every_way_is_measured_beside_local_with_its_balance_and_its_choice(tiny
         assert record.seconds.runs == record.peer_seconds.runs == 2
         # Of 34 entries: 17 a slice; 20 alone, beside 7 + 4 + 3; the paper's first two tensors have 24.
         assert record.more["balance"] == pytest.approx({"slices": 1, "layers": 20 / 17, "by layer": 24 / 17})
-    # Two lists of eight bytes a piece: rank 1 holds the end of the first tensor and the three others.
-    assert [record.bytes.intra for record in records] == [2 * 8 * 4, 2 * 8 * 3, 0]
     assert [record.more["choice"]["in_parts"] for record in records] == [True, True, False]
     assert "of computing would become" in records[2].more["choice"]["reason"]
 
@@ -166,10 +164,10 @@ def test_sums_that_are_wrong_or_not_the_same_everywhere_are_not_timed(monkeypatc
     )
 
     def body(comm):
-        contender = Spoilt(tensors.sizes, comm)
-        contender.rank = 9 if comm.rank == 2 else comm.rank
+        candidate = Spoilt(tensors.sizes, comm)
+        candidate.rank = 9 if comm.rank == 2 else comm.rank
         with pytest.raises(WrongResult, match=message):
-            check_squares(comm, {"mine": contender}, tensors)
+            check_squares(comm, {"mine": candidate}, tensors)
         return True
 
     assert simulated.run(body, world_size=3) == [True] * 3

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.launching import DIGITS, errors, run, tail
-from training.data import places_of
-from training.records import Cache
+from training.config.records import Cache
+from training.run.data import cache_dirs_of
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     assert verified.returncode == 1
     assert sum(", 0 of" in line or ": 0 of" in line for line in verified.stdout.splitlines()) == 5
     repaired = cache("repair").stdout.splitlines()
-    assert repaired[0] != "phase 1: 0 damaged records read anew"
-    assert repaired[1] == "phase 2: 0 damaged records read anew"
+    assert repaired[0] != "phase 1: 0 damaged records read again"
+    assert repaired[1] == "phase 2: 0 damaged records read again"
 
     gone = cache("gc").stdout.splitlines()
     assert sum(": removed, " in line for line in gone) == 4
@@ -79,11 +79,11 @@ def test_a_wrong_configuration_is_one_line(cache):
 def test_folders_are_the_users_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("os.getuid", lambda: 1234)
-    auto = places_of(Cache(disk="auto", memory="auto"))
+    auto = cache_dirs_of(Cache(disk="auto", memory="auto"))
     assert auto.disk == tmp_path / "cloudtrain" / "samples"
     assert str(auto.memory) == "/dev/shm/cloudtrain-1234"
     monkeypatch.setenv("HOME", "/home/me")
-    given = places_of(Cache(disk="~/samples"))
+    given = cache_dirs_of(Cache(disk="~/samples"))
     assert (str(given.disk), given.memory) == ("/home/me/samples", None)
 
 
@@ -94,5 +94,5 @@ def test_without_a_home_one_line_says_so_where_a_folder_of_the_user_is_asked_for
         with pytest.raises(
             ValueError, match="HOME: expected the path of the user's home folder, got nothing"
         ):
-            places_of(cache)
-    assert places_of(Cache(memory="auto")).disk is None  # nobody asks for one
+            cache_dirs_of(cache)
+    assert cache_dirs_of(Cache(memory="auto")).disk is None  # nobody asks for one

@@ -27,9 +27,11 @@ from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
 from tests.launching import mpirun, tail
-from training import checkpoint_manifest, checkpoints, trees
-from training.checkpoints import CheckpointFailed, Checkpoints, merged, taken_over
-from training.trees import Damaged, check_file, read_tree, write_tree
+from training.checkpoint import folders as checkpoints
+from training.checkpoint import manifest as checkpoint_manifest
+from training.checkpoint import serialization as trees
+from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged, taken_over
+from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
 
 FORK = multiprocessing.get_context("fork")
 KILLS = 30

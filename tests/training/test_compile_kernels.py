@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.launching import COMPILING, ENVIRONMENT, ROOT
 
 SELECT_TWICE = (
-    "import numpy as np, commlib; from training.compile_kernels import announce_compiling;"
+    "import numpy as np, commlib; from training.process.compile_kernels import announce_compiling;"
     "announce_compiling(); announce_compiling();"
     "[commlib.select('mstopk', np.ones(size, np.float32), 3) for size in (9, 99)]"
 )
@@ -55,7 +55,7 @@ def test_cold_kernels_are_announced_in_one_line_and_warm_ones_not_at_all(tmp_pat
 
 def test_after_compiling_ahead_a_run_compiles_nothing(tmp_path):
     kernels = tmp_path / "kernels"
-    run(kernels, "-m", "training.compile_kernels")
+    run(kernels, "-m", "training.process.compile_kernels")
     before = sorted(kernels.rglob("*.nb[ic]"))
     assert len(before) > 2 * 40  # an index and code for each
     result = run(kernels, "-c", TRAIN, str(tmp_path))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from commlib import REDUCERS
-from training.config import ConfigurationError, load, load_with_warnings
+from training.config.config import ConfigurationError, load, load_with_warnings
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 

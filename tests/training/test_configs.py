@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.config import Config, ConfigurationError, load, load_with_warnings
+from training.config.config import Config, ConfigurationError, load, load_with_warnings
+from training.config.schedules import Span, momentum_at
 from training.datasets import DATASETS
 from training.models import MODELS
-from training.schedules import Span, momentum_at
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}

@@ -10,11 +10,11 @@ import pytest
 from commlib import InvalidArgument, Link, Network, Topology
 from commlib.cost import Speeds
 from commlib.errors import LONGEST_LINE
-from commlib.probe import job_of
-from commlib.profile import WIRES, Candidate, Profile, Trial
 from commlib.transport import simulated
-from training.choices import choose_reducers
-from training.config import Config, ConfigurationError, load
+from commlib.tuning.probe import job_of
+from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
+from training.config.config import Config, ConfigurationError, load
+from training.run.autotune import choose_reducers
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 DIGITS = next(path for path in CONFIGS if path.name == "digits.yaml")
@@ -312,7 +312,7 @@ def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
             try:
                 choices = choose_reducers(config, topology, profile, 1000)
             except ValueError as error:
-                counts["refused"] += "to measure anew" in line_of(error)
+                counts["refused"] += "to measure again" in line_of(error)
             else:
                 counts["used"] += len(choices) == 1
         return counts

@@ -6,9 +6,9 @@ import pytest
 from commlib import Topology, transport
 from datacache import Arrays
 from tests.launching import DIGITS
-from training.config import load
-from training.data import Data, load_data
+from training.config.config import load
 from training.datasets import Dataset
+from training.run.data import Data, load_data
 
 SAMPLES, TESTS = 50, 21
 
@@ -89,7 +89,7 @@ def test_damage_is_told_on_every_rank(tmp_path):
         path.write_bytes(content)
     ranks = on_ranks(read, tmp_path)
     assert ranks[0][0] == 2  # among the training samples, and among those of the test that node 0 has
-    assert [lines for _, lines in ranks] == [["2 damaged records of the cache were read anew"]] * 4
+    assert [lines for _, lines in ranks] == [["2 damaged records of the cache were read again"]] * 4
 
 
 def problem_of_ranks(datasets):

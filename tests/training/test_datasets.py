@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache import Arrays, CentreCrop, DataCache, Places, synthetic
+from datacache import Arrays, CacheDirs, CentreCrop, DataCache
+from datacache.testing import synthetic
 from tests.launching import run
 from training.datasets import DATASETS, Dataset, bundled, check_dataset, make_dataset
 
@@ -21,7 +22,7 @@ from training.datasets import DATASETS, Dataset, bundled, check_dataset, make_da
 HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
 
 
-def samples_of(dataset: Dataset, part: str, side: int, places: Places = Places()):  # noqa: B008
+def samples_of(dataset: Dataset, part: str, side: int, places: CacheDirs = CacheDirs()):  # noqa: B008
     """Return all images and labels of a part, in order, out of batches."""
     source = getattr(dataset, part)
     cache = DataCache(source, manifest=dataset.manifest(part), shorter_side=side, places=places)
@@ -155,7 +156,7 @@ def test_cifar10_comes_from_its_binary_files(cifar, tmp_path):
     assert (dataset.channels, dataset.classes) == (3, 10)
     assert dataset.identity == f"cifar10 {cifar}"
     for part, expected in (("training", [0, 1, 1, 2, 3, 3, 4]), ("test", [5, 5, 5])):
-        places = Places(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
+        places = CacheDirs(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
         for _ in range(2):  # from storage, then from memory
             images, labels = samples_of(dataset, part, 32, places)
             assert labels.tolist() == expected
@@ -248,7 +249,7 @@ def test_the_parts_of_a_split_folder_are_read_and_kept(tmp_path):
         dataset = make_dataset("imagenet", root, validation_share=0.25)
         levels = {}
         for part, files in (("training", 12), ("test", 4)):
-            images, _ = samples_of(dataset, part, 16, Places(kept))
+            images, _ = samples_of(dataset, part, 16, CacheDirs(kept))
             assert len(images) == files
             levels[part] = {round(level) for level in images[:, :, :, 0].mean(axis=(1, 2))}
         assert levels["training"].isdisjoint(levels["test"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training import doctor
+from training.commands import doctor
 
 
 def test_this_machine_can_train(capsys):

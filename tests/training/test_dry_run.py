@@ -6,10 +6,10 @@ import keras
 import pytest
 
 from tests.launching import DIGITS, ROOT, run
-from training.config import load_with_warnings
-from training.dry_run import KNOWN, generated, tiny
+from training.commands.train import train
+from training.config.config import load_with_warnings
 from training.models import MODELS
-from training.train import train
+from training.run.dry_run import KNOWN, generated, tiny
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.test_summary import epoch
-from training import events
-from training.data import Reads
-from training.records import Target
-from training.state import Position
+from training.config.records import Target
+from training.run import events
+from training.run.data import Reads
+from training.run.state import Position
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
 AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
@@ -25,8 +25,8 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
         (events.NormsShared("norms by slices"), ["norms by slices"]),
         (events.Prepared(1.5), []),
         (
-            events.Resumed("step-00000043", ["random states begin anew"], AT),
-            ["resumed from step-00000043: step 43, phase 2, epoch 5", "random states begin anew"],
+            events.Resumed("step-00000043", ["random states begin again"], AT),
+            ["resumed from step-00000043: step 43, phase 2, epoch 5", "random states begin again"],
         ),
         (
             events.Switched("hitopk", "dense", 0.12345),
@@ -36,7 +36,7 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
         (events.CheckpointSaved(43, 0.5), []),
         (
             events.CacheRead(Reads(COUNTS, ["x: sample 7 stands in"])),
-            ["3 damaged records of the cache were read anew", "x: sample 7 stands in"],
+            ["3 damaged records of the cache were read again", "x: sample 7 stands in"],
         ),
     ],
     ids=lambda value: getattr(value, "kind", ""),

@@ -6,7 +6,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from training.cli import app
+from training.commands.main import app
 
 ROOT = get_command(app)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from training.config import ConfigurationError, load
-from training.includes import read
-from training.references import resolve
+from training.config.config import ConfigurationError, load
+from training.config.includes import read
+from training.config.references import resolve
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 

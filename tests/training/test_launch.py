@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from tests.launching import DIGITS, ENVIRONMENT, launch, run, tail
-from training import start_rank
-from training.launch import Ranks, cloudtrain, command_line, environment_of
-from training.program import check_program
-from training.start_rank import PRELOAD, PRELOADED
+from training.process import start_rank
+from training.process.launch import Ranks, cloudtrain, command_line, environment_of
+from training.process.program import check_program
+from training.process.start_rank import PRELOAD, PRELOADED
 
 BOUND_SECONDS = 120
 INTERRUPTIBLE = ("env", "--default-signal=INT")  # also where the tests run in the background of a shell

@@ -12,12 +12,12 @@ import pytest
 from commlib import Topology, transport
 from datacache import Arrays
 from tests.training.small import metrics_of, phase, trainer
-from training.config import Config, ConfigurationError, load
-from training.data import Data
-from training.dawnbench import DawnBench
-from training.loop import Trainer, TrainingDiverged
-from training.metrics import RunFolder
-from training.summary import EpochResult
+from training.config.config import Config, ConfigurationError, load
+from training.run.data import Data
+from training.run.dawnbench import DawnBench
+from training.run.metrics import RunFolder
+from training.run.summary import EpochResult
+from training.run.trainer import Trainer, TrainingDiverged
 
 EPOCH_STEPS = 1437 // 64
 DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
@@ -101,9 +101,9 @@ def test_phases_in_steps_end_in_the_middle_of_an_epoch_and_the_next_begins_anoth
     run = trainer(tmp_path, phases=phases)
     read, step = [], run.learner.step
 
-    def noted(backward, batch, pace):
+    def noted(backward, batch, hyperparameters):
         read.append((run.position.run_epoch, batch.images.shape[1], batch.ids.tolist()))
-        return step(backward, batch, pace)
+        return step(backward, batch, hyperparameters)
 
     run.learner.step = noted
     run.fit()

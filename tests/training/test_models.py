@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from training.models import MODELS
-from training.models.ends import AdaptiveAveragePooling2D
+from training.models.heads import AdaptiveAveragePooling2D
 from training.models.resnet import wide_resnet18
 
 SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg16_cifar"]

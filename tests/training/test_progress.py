@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from training import launch, progress
-from training.job import complain
+from training.process import launch
+from training.process.job import log_error
+from training.run import progress
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_the_time_left_is_that_of_the_median_step():
 def test_names_that_are_no_text_are_printed_escaped(capsys):
     name = b"caf\xe9\x1b[2J.png".decode(errors="surrogateescape")
     progress.Progress(silent=False).say(f"{name} is gone")
-    complain(f"{name} is gone")
+    log_error(f"{name} is gone")
     said = capsys.readouterr()
     assert said.out == "caf\\xe9\\x1b[2J.png is gone\n"
     assert said.err == "cloudtrain: caf\\xe9\\x1b[2J.png is gone\n"

@@ -18,8 +18,8 @@ from xxhash import xxh3_128_hexdigest
 from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
 from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
-from training.config import ConfigurationError
-from training.trees import Written, read_tree, write_tree
+from training.checkpoint.serialization import Written, read_tree, write_tree
+from training.config.config import ConfigurationError
 
 LONG = pytest.mark.timeout(1500)
 
@@ -217,7 +217,7 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(tmp_path, capsys):
     path = fit_until(1, tmp_path)
     (path / "checkpoints").mkdir(exist_ok=True)
     trainer(tmp_path, *RESUMABLE, "resume=auto").fit()
-    assert "resume: there is no checkpoint yet: the run begins anew" in capsys.readouterr().out
+    assert "resume: there is no checkpoint yet: the run begins again" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [path]
     assert (path / "summary.json").exists()
 
@@ -291,8 +291,8 @@ WRONG = {
         "weights[0]: expected float32 of shape (3, 3, 1, 16), got float64 of shape (3, 3, 1, 16)",
     ),
     "no optimizer": (SHARED, without("optimizer"), "expected 'optimizer' in the state of a run, got none"),
-    "own of nothing": (OWN, lambda tree: {}, "expected 'tally' in the state of a run, got none"),
-    "a tally of nothing": (OWN, put("tally", {"sent": 3}), "tally.sent: expected "),
+    "own of nothing": (OWN, lambda tree: {}, "expected 'accumulator' in the state of a run, got none"),
+    "a accumulator of nothing": (OWN, put("accumulator", {"sent": 3}), "accumulator.sent: expected "),
     "no reducer": (OWN, without("reducer"), "expected 'reducer' in the state of a run, got none"),
     "a reducer of nothing": (OWN, put("reducer", {}), "expected 'carried' in the state of a run, got none"),
     "random states too many": (OWN, put("random", [np.zeros(2)]), "random: expected 2 arrays, got 1"),

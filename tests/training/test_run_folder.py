@@ -17,12 +17,12 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.training.small import metrics_of, phase, trainer
-from training import metrics, run_lock
-from training.events import RunBegun
-from training.loop import Trainer
-from training.metrics import RunFolder, WeightsNotSaved, to_resume
-from training.run_lock import RunIsAlive, RunLock
-from training.summary import Ranks
+from training.run import metrics, run_lock
+from training.run.events import RunBegun
+from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.run.run_lock import RunIsAlive, RunLock
+from training.run.summary import Ranks
+from training.run.trainer import Trainer
 
 SPAWN = multiprocessing.get_context("spawn")
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -9,9 +9,9 @@ import yaml
 from pydantic import ValidationError
 
 from commlib.density import exponential
-from training.config import ConfigurationError, load, load_with_warnings
-from training.records import Cache
-from training.schedules import (
+from training.config.config import ConfigurationError, load, load_with_warnings
+from training.config.records import Cache
+from training.config.schedules import (
     SCHEDULES,
     Cosine,
     DensityWarmup,

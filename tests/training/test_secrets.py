@@ -7,12 +7,12 @@ from typing import ClassVar
 import pytest
 
 from datacache.urls import is_secret
-from training.config import Config, ConfigurationError, load, load_with_warnings
+from training.config.config import Config, ConfigurationError, load, load_with_warnings
+from training.config.records import DatasetRecord
+from training.config.secrets import MASK, in_clear, mask, resolved
 from training.datasets import DATASETS, make_dataset
-from training.dawnbench import DawnBench
-from training.metrics import RunFolder
-from training.records import DatasetRecord
-from training.secrets import MASK, in_clear, mask, resolved
+from training.run.dawnbench import DawnBench
+from training.run.metrics import RunFolder
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfi=="

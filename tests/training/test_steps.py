@@ -8,10 +8,10 @@ import tensorflow as tf
 from datacache import Batch
 from pto.keras import LossScale
 from tests.training.small import phase, trainer
-from training.learner import Pace
 from training.models.resnet8 import resnet8
 from training.models.vgg import vgg_tiny
-from training.steps import Average, Backward, Forward
+from training.run.learner import StepHyperparameters
+from training.run.steps import Average, Backward, Forward
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
     for parts in (1, 2, 8):
         learner = learner_of(tmp_path, f"accumulate={parts}")
         backward = learner.backward_of(learner.config.phases[0], 1)
-        losses = [learner.step(backward, batch, Pace(0.1, 0.9))[0] for _ in range(3)]
+        losses = [learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[0] for _ in range(3)]
         weights.append((losses, [variable.numpy() for variable in learner.variables]))
     (whole_losses, whole), *others = weights
     assert whole_losses[2] < whole_losses[0]
@@ -146,14 +146,14 @@ def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_pat
     batch = batch_of(random)
     learner = learner_of(tmp_path)
     backward, means = learner.backward_of(learner.config.phases[0], 1), noted(learner)
-    learner.step(backward, batch, Pace(0.0, 0.9))  # the weights stay as they are
+    learner.step(backward, batch, StepHyperparameters(0.0, 0.9))  # the weights stay as they are
     norm = float(np.linalg.norm(means[0].astype(np.float64)))
     for most, factor in ((norm / 4, 0.25), (norm * 2, 1.0)):
         clipped = learner_of(tmp_path, f"clip_norm={most!r}")
         for variable, same in zip(clipped.variables, learner.variables, strict=True):
             variable.assign(same.numpy())
         own = noted(clipped)
-        clipped.step(clipped.backward_of(clipped.config.phases[0], 1), batch, Pace(0.0, 0.9))
+        clipped.step(clipped.backward_of(clipped.config.phases[0], 1), batch, StepHyperparameters(0.0, 0.9))
         np.testing.assert_allclose(own[0], means[0] * factor, rtol=1e-6)
         assert np.linalg.norm(own[0].astype(np.float64)) == pytest.approx(min(norm, most), rel=1e-6)
         if factor == 1.0:
@@ -173,14 +173,14 @@ def test_an_overflow_in_float16_changes_nothing_but_the_scale(tmp_path, random):
     batch, backward = batch_of(random), learner.backward_of(learner.config.phases[0], 1)
     held = random.standard_normal(learner.gradients.size).astype(np.float32) * 1e-3
     start = {name: value.copy() for name, value in everything(learner).items()}
-    assert learner.step(backward, batch, Pace(0.1, 0.9))[1].finite
+    assert learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
     before = everything(learner)
     assert any((before[name] != start[name]).any() for name in start if name.endswith("moving_mean"))
 
-    learner.gradients.reducer.absorb(held)
+    learner.gradients.reducer.add_residual(held)
     before["residual"] = held
     learner.scale.scale.assign(2.0**40)  # beyond what float16 holds
-    _, report = learner.step(backward, batch, Pace(0.1, 0.9))
+    _, report = learner.step(backward, batch, StepHyperparameters(0.1, 0.9))
     assert not report.finite
     assert float(learner.scale.scale.numpy()) == 2.0**39
     assert int(learner.scale.good_steps.numpy()) == 0
@@ -190,7 +190,7 @@ def test_an_overflow_in_float16_changes_nothing_but_the_scale(tmp_path, random):
         np.testing.assert_array_equal(after[name], value, err_msg=name)
 
     learner.scale.scale.assign(2.0**10)
-    assert learner.step(backward, batch, Pace(0.1, 0.9))[1].finite
+    assert learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
     assert int(learner.scale.good_steps.numpy()) == 1
     assert not learner.gradients.reducer.residual.any()  # alone, a rank applies all that it held
 

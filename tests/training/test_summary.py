@@ -1,7 +1,7 @@
 """What a run says of itself."""
 
-from training.records import Target
-from training.summary import EpochResult, PhaseResult, Ranks, Summary, closing_lines, epoch_line
+from training.config.records import Target
+from training.run.summary import EpochResult, PhaseResult, Ranks, Summary, closing_lines, epoch_line
 
 RANKS = Ranks(4, [2, 2], ["node1", "node2"])
 
@@ -102,7 +102,7 @@ def test_the_end_names_accuracy_bytes_and_files():
 
 def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
     phases = [PhaseResult("hitopk", 6, 1, sent=0, dense=1000, skipped_steps=5)]
-    lines = list(closing_lines(Summary(1, 2, 2, 3.0, held_back=0.5, phases=phases), RANKS, "runs/x"))
+    lines = list(closing_lines(Summary(1, 2, 2, 3.0, residual_norm=0.5, phases=phases), RANKS, "runs/x"))
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines

@@ -83,7 +83,7 @@ def three_ranks(tmp_path_factory):
     """Return the folder in which one job of three ranks has trained with each of ``UNEVEN``."""
     folder = tmp_path_factory.mktemp("three_ranks")
     program = (
-        "from training.train import train\n"
+        "from training.commands.train import train\n"
         f"for reducer in {UNEVEN}:\n"
         f"    train({DIGITS!r}, [*{BRIEF}, f'reducer={{reducer}}', f'output={{reducer}}/runs'])"
     )
@@ -143,7 +143,7 @@ def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "unmounted")
     program = (
         "import sys\n"
-        "from training.train import train\n"
+        "from training.commands.train import train\n"
         f"for word in {list(problems)}:\n"
         "    try:\n"
         f"        train({DIGITS!r}, [word])\n"
@@ -163,11 +163,11 @@ def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
 def test_an_error_that_one_rank_alone_has_ends_all_of_them_with_its_line():
     program = (
         "from commlib.transport.mpi import world\n"
-        "from training.job import together\n"
+        "from training.process.job import all_or_exit\n"
         "comm = world()\n"
         "def check():\n"
         "    if comm.rank == 2: raise ValueError('this node has no such file')\n"
-        "together(comm, check)\n"
+        "all_or_exit(comm, check)\n"
         "print('went on')"
     )
     result = python_on_ranks(4, program)

@@ -11,17 +11,18 @@ import yaml
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
-from commlib.probe import job_of
-from commlib.profile import Profile
+from commlib.tuning.probe import job_of
+from commlib.tuning.profile import Profile
 from tests.launching import DIGITS, errors, launch, mpirun, run, tail
 from tests.test_tuner import SPEEDS
-from training import choices, tune
-from training.choices import choose_reducers, default_path, profile_for
-from training.cli import app
-from training.config import load
-from training.gpus import gpus_here
-from training.launch import Ranks, cloudtrain, command_line
-from training.tune import Request
+from training.commands import tune
+from training.commands.main import app
+from training.commands.tune import Request
+from training.config.config import load
+from training.process.devices import gpus_here
+from training.process.launch import Ranks, cloudtrain, command_line
+from training.run import autotune as choices
+from training.run.autotune import choose_reducers, default_path, profile_for
 
 FAST = Link.of(microseconds=1, gbit_per_second=400)
 SLOW = Link.of(microseconds=50, gbit_per_second=0.1)
@@ -197,7 +198,7 @@ def test_a_profile_of_another_world_size_is_refused(monkeypatch, tmp_path):
     line = refusal(monkeypatch, path)
     assert line.startswith(f"{path}: expected a profile of 4 ranks on 2 nodes of ")
     assert ", got one of 6 ranks on 3 nodes of " in line
-    assert "to measure anew: cloudtrain tune -np 4 --ranks-per-node 2" in line
+    assert "to measure again: cloudtrain tune -np 4 --ranks-per-node 2" in line
 
 
 def test_a_profile_of_another_machine_is_refused(monkeypatch, tmp_path):
@@ -208,7 +209,7 @@ def test_a_profile_of_another_machine_is_refused(monkeypatch, tmp_path):
     save(path, 4, 2, of_another)
     line = refusal(monkeypatch, path)
     assert "got one of 4 ranks on 2 nodes of elsewhere" in line
-    assert "to measure anew: cloudtrain tune -np 4" in line
+    assert "to measure again: cloudtrain tune -np 4" in line
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 2, "job": {}}', "\0"])
@@ -291,7 +292,9 @@ def test_one_rank_measures_itself_and_picks_dense(monkeypatch, capsys, tmp_path)
 
 def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
     started = []
-    monkeypatch.setattr("training.launch.launch", lambda ranks, words, check: started.append((ranks, words)))
+    monkeypatch.setattr(
+        "training.process.launch.launch", lambda ranks, words, check: started.append((ranks, words))
+    )
     words = ["tune", "-np", "4", "-H", "a:2,b:2", "--network-interface", "eth0", "--profile", "p.json"]
     CliRunner().invoke(app, [*words, DIGITS, "density=0.1"])
     CliRunner().invoke(app, ["tune", "-np", "3", "--ranks-per-node", "2,1"])
@@ -350,7 +353,7 @@ def test_wrong_words_are_one_line_and_exit_status_2(words, message):
 def test_tuning_loads_no_tensorflow_and_training_alone_needs_no_profile(tmp_path):
     path = tmp_path / "profile.json"
     program = (
-        "import sys; from training.cli import app\n"
+        "import sys; from training.commands.main import app\n"
         f"app(['tune', '--profile', {str(path)!r}], standalone_mode=False)\n"
         "print([name for name in ('tensorflow', 'keras', 'horovod') if name in sys.modules])"
     )
@@ -405,5 +408,5 @@ def test_training_with_another_jobs_profile_ends_with_one_line_and_no_folder(tmp
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"cloudtrain: {path}: expected a profile of 2 ranks on 2 nodes of ")
-    assert f"to measure anew: cloudtrain tune -np 2 --ranks-per-node 1 --profile {path}" in line
+    assert f"to measure again: cloudtrain tune -np 2 --ranks-per-node 1 --profile {path}" in line
     assert list(tmp_path.iterdir()) == [path]

@@ -273,7 +273,7 @@ def test_allgather_fills_slices_of_one_array_in_place(ranks):
 
 
 def test_agree_returns_everybodys_values_in_rank_order(ranks):
-    for rows in ranks.run(lambda comm: comm.agree([comm.rank, -3 * comm.rank, 10 + comm.rank])):
+    for rows in ranks.run(lambda comm: comm.allgather_ints([comm.rank, -3 * comm.rank, 10 + comm.rank])):
         assert rows.dtype == np.int64
         assert rows.tolist() == [[rank, -3 * rank, 10 + rank] for rank in range(ranks.size)]
 
@@ -282,22 +282,26 @@ def test_agree_carries_64_bits_exactly(ranks):
     def values(rank):
         return [INT64.min + rank, INT64.max - rank, 2**53 + 1 + 2 * rank]  # the last is no float64
 
-    for rows in ranks.run(lambda comm: comm.agree(values(comm.rank))):
+    for rows in ranks.run(lambda comm: comm.allgather_ints(values(comm.rank))):
         assert rows.tolist() == [values(rank) for rank in range(ranks.size)]
 
 
 def test_agree_takes_booleans_and_numpy_integers(ranks):
-    for rows in ranks.run(lambda comm: comm.agree([comm.rank == 0, np.int32(comm.rank), np.int64(-1)])):
+    for rows in ranks.run(
+        lambda comm: comm.allgather_ints([comm.rank == 0, np.int32(comm.rank), np.int64(-1)])
+    ):
         assert rows.tolist() == [[rank == 0, rank, -1] for rank in range(ranks.size)]
 
 
 def test_agree_on_nothing_has_a_row_for_every_rank(ranks):
-    assert [rows.shape for rows in ranks.run(lambda comm: comm.agree([]))] == [(ranks.size, 0)] * ranks.size
+    assert [rows.shape for rows in ranks.run(lambda comm: comm.allgather_ints([]))] == [
+        (ranks.size, 0)
+    ] * ranks.size
 
 
 def test_what_agree_returns_belongs_to_the_caller(ranks):
     def body(comm):
-        rows = comm.agree([comm.rank])
+        rows = comm.allgather_ints([comm.rank])
         rows[:] = 100 + comm.rank
         comm.barrier()
         return rows.tolist()
@@ -342,7 +346,12 @@ def test_nobody_leaves_a_barrier_before_the_last_has_come(ranks):
 def test_split_joins_the_ranks_of_one_color_in_their_order(ranks, color_of):
     def body(comm):
         group = comm.split(color_of(comm.rank))
-        return group.rank, group.size, group.host == comm.host, group.agree([comm.rank])[:, 0].tolist()
+        return (
+            group.rank,
+            group.size,
+            group.host == comm.host,
+            group.allgather_ints([comm.rank])[:, 0].tolist(),
+        )
 
     for rank, seen in enumerate(ranks.run(body)):
         members = [other for other in range(ranks.size) if color_of(other) == color_of(rank)]
@@ -351,7 +360,7 @@ def test_split_joins_the_ranks_of_one_color_in_their_order(ranks, color_of):
 
 def test_a_split_of_a_split_joins_the_ranks_that_agree_in_both(ranks):
     def body(comm):
-        return comm.split(comm.rank % 2).split(comm.rank // 4).agree([comm.rank])[:, 0].tolist()
+        return comm.split(comm.rank % 2).split(comm.rank // 4).allgather_ints([comm.rank])[:, 0].tolist()
 
     for rank, members in enumerate(ranks.run(body)):
         expected = [each for each in range(ranks.size) if (each % 2, each // 4) == (rank % 2, rank // 4)]
@@ -421,7 +430,7 @@ def test_collectives_count_what_they_exchange(ranks):
 def test_agreement_objects_and_splits_are_no_payload(ranks):
     def body(comm):
         group = comm.split(0)
-        group.agree([1, 2, comm.rank])
+        group.allgather_ints([1, 2, comm.rank])
         group.allgather_objects("text" * comm.rank)
         group.barrier()
         group.split(comm.rank % 2)

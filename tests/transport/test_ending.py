@@ -109,7 +109,7 @@ def test_ranks_that_use_horovod_as_well_end_as_others_do(first, tmp_path):
     code, out, errors = ended(
         "import atexit, os, pathlib, sys, time\n"
         "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
-        "from training.quiet import import_tensorflow\n"
+        "from training.process.tf_logging import import_tensorflow\n"
         "import_tensorflow()\n"
         "import horovod.tensorflow as hvd, tensorflow as tf\n"
         "from commlib.transport import mpi\n"

@@ -103,7 +103,7 @@ def test_nobody_begins_to_wait_after_a_failure():
 WAITS = {
     "receiving": lambda comm: comm.receive(np.zeros(1), 2).wait(),
     "in-a-barrier": lambda comm: comm.barrier(),
-    "agreeing": lambda comm: comm.agree([comm.rank]),
+    "agreeing": lambda comm: comm.allgather_ints([comm.rank]),
     "splitting": lambda comm: comm.split(0),
     "exchanging": lambda comm: comm.exchange([np.zeros(1)] * 4, [np.zeros(1) for _ in range(4)]),
 }
@@ -181,7 +181,7 @@ def test_an_exit_on_one_rank_is_an_exit_of_the_run():
 def test_after_a_failed_run_the_next_one_works():
     with pytest.raises(ZeroDivisionError):
         simulated.run(lambda comm: 1 // comm.rank, 3)
-    assert simulated.run(lambda comm: comm.agree([comm.rank]).sum(), 3) == [3, 3, 3]
+    assert simulated.run(lambda comm: comm.allgather_ints([comm.rank]).sum(), 3) == [3, 3, 3]
 
 
 # ------------------------------------------------------------- messages that do not fit or do not come
@@ -358,7 +358,7 @@ def test_an_exchange_of_integers_ends_for_all_when_the_last_has_come():
     def body(comm):
         if comm.rank == 0:
             comm.send(np.zeros(8, np.uint8), 1).wait()
-        comm.agree([7, 7])
+        comm.allgather_ints([7, 7])
 
     # rank 0 comes after 16 + 8 s; two rounds of 16 s for three ranks; two integers to each of two others
     assert times(body, 3, 1) == [24 + 2 * 16 + 2 * 2 * 8] * 3

@@ -65,4 +65,4 @@ def test_means_and_counted_bytes_are_those_of_ranks_that_do_not_verify(name):
 
 def test_ranks_that_give_different_numbers_of_integers_are_told_so():
     with pytest.raises(PeerFailed, match=r"expected 2 integers from every rank, got \[2, 3\]"):
-        simulated.run(lambda comm: comm.agree([7] * (2 + comm.rank)), 2)
+        simulated.run(lambda comm: comm.allgather_ints([7] * (2 + comm.rank)), 2)

@@ -19,13 +19,13 @@ if comm.rank == 2:  # late, but it comes: when the others have asked for it
     while not watchdog._comm.iprobe():
         pass
 with watchdog.waiting("step 6"):
-    late.agree([1])
+    late.allgather_ints([1])
 print("all have come", flush=True)
 if comm.rank < 2:
     with watchdog.waiting("step 7"):
         with watchdog.waiting("a comparison in it"):
             pass
-        comm.agree([1])
+        comm.allgather_ints([1])
 {elsewhere}
 """
 
@@ -36,7 +36,7 @@ if comm.rank < 2:
     [
         (8, "threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
         (
-            *(8, "with watchdog.waiting('the end of fit'): other.agree([1])"),
+            *(8, "with watchdog.waiting('the end of fit'): other.allgather_ints([1])"),
             r"at step 7; ranks \[2\] wait at the end of fit|at the end of fit; ranks \[0, 1\] wait at step 7",
         ),
     ],

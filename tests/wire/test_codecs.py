@@ -106,9 +106,9 @@ def expected_bytes(name, vector):
     dense = value_bytes(value, vector.size)
     if vector.indices is None:
         return dense
-    if vector.entries == 0:
+    if vector.nnz == 0:
         return 0
-    return min(dense, len(INDEX_MESSAGE[index](vector)) + value_bytes(value, vector.entries))
+    return min(dense, len(INDEX_MESSAGE[index](vector)) + value_bytes(value, vector.nnz))
 
 
 def travels_dense(name, vector):
@@ -204,7 +204,7 @@ def test_the_message_is_as_long_as_it_is_to_be_and_as_message_bytes_says(name, v
     codec = make_codec(name)
     message = codec.encode(vector)
     assert (message.dtype, message.shape) == (np.uint8, (expected_bytes(name, vector),))
-    most = codec.message_bytes(vector.entries, vector.size)
+    most = codec.message_bytes(vector.nnz, vector.size)
     assert len(message) <= most
     assert len(message) == most or CASES[name][0] == "gap"
 
@@ -221,7 +221,7 @@ def test_any_vector_comes_back_from_a_message_of_the_promised_length(seed, size,
     codec = make_codec(name)
     message = codec.encode(vector)
     assert_equal(codec.decode(message, size), rounded(name, vector))
-    assert len(message) == expected_bytes(name, vector) <= codec.message_bytes(vector.entries, size)
+    assert len(message) == expected_bytes(name, vector) <= codec.message_bytes(vector.nnz, size)
 
 
 def test_the_bytes_of_plain_messages_are_those_of_the_cost_model():
@@ -312,7 +312,7 @@ def test_gaps_of_random_indices_take_little_more_than_their_entropy(size, most_b
     vector = drawn(size, 250_000)
     codec = make_codec("gap")
     message = codec.encode(vector)
-    assert 8 * (len(message) - vector.values.nbytes) / vector.entries <= most_bits
+    assert 8 * (len(message) - vector.values.nbytes) / vector.nnz <= most_bits
     assert_equal(codec.decode(message, size).slice(0, 10**6), vector.slice(0, 10**6))
 
 
@@ -331,7 +331,7 @@ def test_gaps_take_at_most_8_6_bits_at_one_percent_however_the_indices_lie(indic
     vector = at(indices.astype(np.int32), 10**6)
     codec = make_codec("gap")
     message = codec.encode(vector)
-    assert vector.entries == 10**4
+    assert vector.nnz == 10**4
     # 1 + 6 bits, and 1/64 for each of at most 99 passed over; header and rounding are 60 bits of 86,000
     assert 8 * (len(message) - 4 * 10**4) / 10**4 <= 7 + 99 / 64 + 0.01
     assert len(message) <= codec.message_bytes(10**4, 10**6)
@@ -496,7 +496,7 @@ def test_a_damaged_message_is_a_vector_or_is_refused(name, size, share, seed, fl
 def test_every_truncated_message_is_a_vector_or_is_refused(name):
     message = make_codec(name).encode(drawn(3000, 120))
     found = [decoded_or_refused(name, message[:length], 3000) for length in range(len(message))]
-    assert found[0].entries == 0
+    assert found[0].nnz == 0
     assert any(each is None for each in found)
 
 

@@ -99,7 +99,7 @@ def _mpi_world() -> Any:
 
 def _horovod() -> tuple[Any, Any]:
     """Return Horovod, initialised, and TensorFlow with one thread a rank."""
-    from training.quiet import import_tensorflow
+    from training.process.tf_logging import import_tensorflow
 
     import_tensorflow()
     import horovod.tensorflow as hvd

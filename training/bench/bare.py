@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from commlib.memory import copy_of
 from commlib.tensorflow import cut_up, tensor_of
-from commlib.vectors import copy_of
 
 
 def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""``cloudtrain bench cache``: batches from the levels, beside central storage and beside ``tf.data``."""
+"""``cloudtrain bench cache``: batches from the levels, against central storage and against ``tf.data``."""
 
 import os
 import shutil
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from datacache import Augmentation, DataCache, ImageFolder, Manifest, Order, Places, management
+from datacache import Augmentation, CacheDirs, DataCache, ImageFolder, Manifest, Order, management
 from datacache.batches import Batch
-from datacache.synthetic import generate
-from datacache.throttled import serve
+from datacache.testing.synthetic import generate
+from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_beside, print_lines
+from training.bench.record import Record, print_against_baseline, print_lines
 from training.bench.timing import Seconds, alternate
-from training.job import FAILURE, complain
-from training.quiet import import_tensorflow
+from training.process.job import FAILURE, log_error
+from training.process.tf_logging import import_tensorflow
 
 SAMPLES, QUICK_SAMPLES = 10_000, 600
 RUNS, QUICK_RUNS = 5, 3
@@ -47,11 +47,11 @@ class Setting:
     memory: Path
     quick: bool
 
-    def cache(self, places: Places | None = None, *, threads: int = 2) -> DataCache:
+    def cache(self, places: CacheDirs | None = None, *, threads: int = 2) -> DataCache:
         """Return a cache of the pictures in central storage."""
         source = ImageFolder(self.url)
         return DataCache(
-            source, manifest=self.manifest, shorter_side=SIDE, places=places or Places(), threads=threads
+            source, manifest=self.manifest, shorter_side=SIDE, places=places or CacheDirs(), threads=threads
         )
 
     @property
@@ -78,7 +78,7 @@ def bench(as_json: bool, *, samples: int | None, quick: bool) -> int:
         with _setting(samples, quick) as setting:
             records = list(_measure(setting))
     except WrongResult as error:
-        complain(str(error))
+        log_error(str(error))
         return FAILURE
     if as_json:
         print_lines(records)
@@ -100,7 +100,7 @@ def _setting(samples: int, quick: bool) -> Iterator[Setting]:
 
 
 def _measure(setting: Setting) -> Iterator[Record]:
-    kept = setting.cache(Places(setting.work / "disk", setting.memory))
+    kept = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
     kept.fill()
     _check(setting, kept)
     from training.bench.tfdata import cached, decoded_each_time  # which imports TensorFlow
@@ -120,11 +120,11 @@ def _measure(setting: Setting) -> Iterator[Record]:
     )
     seconds |= _alternate({FIRST: _first_epochs(setting), FIRST_UNCACHED: _uncached(setting)}, runs)
     with one_core():
-        alone = setting.cache(Places(setting.work / "disk", setting.memory), threads=1)
+        alone = setting.cache(CacheDirs(setting.work / "disk", setting.memory), threads=1)
         seconds |= _alternate(
             {ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), setting.kept_batches)}, runs
         )
-    case = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
+    case: dict[str, Any] = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
     case |= {"rate": RATE, "latency_seconds": LATENCY_SECONDS, "quick": setting.quick}
     for subject, peers in PEERS.items():
         more = _memory(setting) if subject == LEVELS else {}
@@ -148,7 +148,7 @@ def _check(setting: Setting, kept: DataCache) -> None:
         raise WrongResult("a batch from the levels is not what storage has")
 
 
-def _alternate(contenders: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
+def _alternate(candidates: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
     """Return the seconds that a sample takes in each."""
     sizes: dict[str, int] = {}
 
@@ -158,7 +158,7 @@ def _alternate(contenders: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
 
         return call
 
-    calls = {name: counted(name, run) for name, run in contenders.items()}
+    calls = {name: counted(name, run) for name, run in candidates.items()}
     whole = alternate(calls, range(1, 1000), runs)
     return {name: _over(seconds, sizes[name]) for name, seconds in whole.items()}
 
@@ -186,7 +186,7 @@ def _first_epochs(setting: Setting) -> Run:
     def run(epoch: int) -> int:
         with tempfile.TemporaryDirectory(dir=setting.work) as disk:
             memory = Path(disk.replace(str(setting.work), str(setting.memory)))
-            cache = setting.cache(Places(Path(disk), memory))
+            cache = setting.cache(CacheDirs(Path(disk), memory))
             taken = _take(setting.batches(cache, epoch), STORED_BATCHES)
             cache.close()
             shutil.rmtree(memory)
@@ -202,7 +202,7 @@ def _uncached(setting: Setting) -> Run:
 def _memory(setting: Setting) -> dict[str, float]:
     """Return what level 2 takes, for all ranks of the node, and what its samples have."""
     (kept,) = management.kept_in(setting.memory)
-    cache = setting.cache(Places(setting.work / "disk", setting.memory))
+    cache = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
     samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
     return {"memory_bytes": kept.bytes, "sample_bytes": samples, "memory_ratio": kept.bytes / samples}
 
@@ -227,4 +227,4 @@ def _print(records: list[Record]) -> None:
         f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
         f"{more['memory_ratio']:.3f} times its samples",
     ]
-    print_beside(records, "µs a sample", 1e6, "µs", notes)
+    print_against_baseline(records, "µs a sample", 1e6, "µs", notes)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from commlib import Communicator, Reducer, SparseVector
 from commlib.agreement import differing, digest
-from commlib.gradients import Gradients
+from commlib.tuning.gradients import Gradients
 from commlib.vectors import Float32
 
 Order = npt.NDArray[np.int64]
@@ -49,24 +49,24 @@ def check_selection(name: str, vector: Float32, largest: Order, selected: Sparse
 
     ``largest``: the ``ranking`` of ``vector``, ``k`` long, which is what exact selectors select.
     """
-    if not np.array_equal(vector[selected.places], selected.values):
+    if not np.array_equal(vector[selected.indices_or_range], selected.values):
         raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
     if name in INEXACT:
         _check_inexact(name, INEXACT[name], vector, len(largest), selected)
-    elif not np.array_equal(np.sort(largest), selected.places):
-        k, others = len(largest), len(np.setdiff1d(selected.places, largest))
-        found = f"{selected.entries} entries, {others} of them others"
+    elif not np.array_equal(np.sort(largest), selected.indices_or_range):
+        k, others = len(largest), len(np.setdiff1d(selected.indices_or_range, largest))
+        found = f"{selected.nnz} entries, {others} of them others"
         raise WrongResult(f"{name}: expected the {k} largest entries, got {found}")
 
 
 def _check_inexact(name: str, promise: Promise, vector: Float32, k: int, selected: SparseVector) -> None:
     least, most = promise.least * k, promise.most * k
-    if not least <= selected.entries <= most:
-        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {selected.entries}")
+    if not least <= selected.nnz <= most:
+        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {selected.nnz}")
     bucket = promise.bucket or len(vector)
     magnitudes, starts = np.abs(vector), np.arange(0, len(vector), bucket)
     is_selected = np.zeros(len(vector), bool)
-    is_selected[selected.places] = True
+    is_selected[selected.indices_or_range] = True
     left_out = np.maximum.reduceat(np.where(is_selected, 0, magnitudes), starts)
     smallest = np.minimum.reduceat(np.where(is_selected, magnitudes, np.inf), starts)
     if wrong := int(np.count_nonzero(left_out > smallest)):
@@ -81,11 +81,11 @@ def check_first_step(
 
     ``P·mean + Σ residual = Σ gradients``, with no residual for dense reducers, is compared on rank 0.
     """
-    disagreeing = differing(comm.agree([digest([mean.tobytes()])])[:, 0])
+    disagreeing = differing(comm.allgather_ints([digest([mean.tobytes()])])[:, 0])
     problem = f"ranks {disagreeing} hold another mean than rank 0" if disagreeing else ""
-    held_back = _sum_on_root(comm, reducer.residual)
-    if held_back is not None and not problem:
-        problem = _loss(held_back + comm.size * mean.astype(np.float64), comm.size, gradients)
+    residuals = _sum_on_root(comm, reducer.residual)
+    if residuals is not None and not problem:
+        problem = _loss(residuals + comm.size * mean.astype(np.float64), comm.size, gradients)
     if problem := comm.allgather_objects(problem)[0]:
         raise WrongResult(f"{name}: {problem}")
 

@@ -1,4 +1,4 @@
-"""``cloudtrain bench reducers --cluster``: beside all-reduces, on emulated clusters of set rates."""
+"""``cloudtrain bench reducers --cluster``: against all-reduces, on emulated clusters of set rates."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
-from commlib.quiet import NOISE
+from commlib.tf_logging import NOISE
 from training.bench.allreduce import KEEP_MEMORY, PEERS
 from training.bench.jobs import Failed
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
+from training.bench.reporting import JSONRecord, pass_on, with_peers
 from training.bench.tables import print_records
-from training.bench.telling import Told, pass_on, with_peers
-from training.job import refuse
-from training.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
+from training.process.job import usage_error
+from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
 
@@ -36,7 +36,7 @@ STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
 TIMEOUT_SECONDS = 3600.0
 TIMED_OUT = 124
 
-# Open MPI's own choice may send twice as much between nodes as the best: it would flatter what is beside it.
+# Open MPI's own choice may send twice as much between nodes as the best, which would flatter the candidates.
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
@@ -89,7 +89,7 @@ class Sweep:
         return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
     def probing(self, size: int) -> list[str]:
-        """Return the words that time MPI's all-reduce beside ours, without TensorFlow."""
+        """Return the words that time MPI's all-reduce against ours, without TensorFlow."""
         words = ["--size", str(size), "--steps", str(PROBE_STEPS), "--reducer", BASELINE, "--no-horovod"]
         return [*BENCH, *words, *self._quick]
 
@@ -103,15 +103,15 @@ class Sweep:
 
         What has none is measured with the first density.
         """
-        contenders = list(self.options.contenders())
+        candidates = list(self.options.candidates())
         if density != self.densities[0]:
-            contenders = [each for each in contenders if each.sparse]
-        if not contenders:
+            candidates = [each for each in candidates if each.sparse]
+        if not candidates:
             return []
         words = ["--size", str(size), "--density", str(density), "--steps", str(self.steps)]
-        for name in dict.fromkeys(each.name for each in contenders):
+        for name in dict.fromkeys(each.name for each in candidates):
             words += ["--reducer", name]
-        wires = self.options.wires if any(each.sparse for each in contenders) else ()
+        wires = self.options.wires if any(each.sparse for each in candidates) else ()
         for wire in wires:
             words += ["--wire", wire]
         return [*BENCH, *words, *self._without_horovod, *self._quick]
@@ -132,7 +132,7 @@ class EmulatedCluster:
         self._words = [sys.executable, str(SCRIPT), "--state", str(state)]
 
     def up(self, nodes: int, rate: str) -> None:
-        """Make it, or make it anew where nodes or rate are others."""
+        """Make it, or make it again where nodes or rate are others."""
         said = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
         if said.returncode != 0:
             raise Failed(f"--cluster: {_last_line(said.stderr.splitlines())}")
@@ -175,24 +175,24 @@ def bench(as_json: bool, **options: Any) -> int:
     try:
         sweep = Sweep.of(Options(**options))
     except ValueError as error:
-        refuse(str(error))
+        usage_error(str(error))
     if not SCRIPT.exists():
-        refuse(f"--cluster: expected a checkout of cloudtrain, got an installation without {SCRIPT}")
+        usage_error(f"--cluster: expected a checkout of cloudtrain, got an installation without {SCRIPT}")
     return pass_on(_measured(sweep), as_json=as_json, show=_print_tables)
 
 
-def _measured(sweep: Sweep) -> Generator[Told, None, None]:
+def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with _cluster() as cluster:
-        for rate in sweep.rates[1:]:  # one that tc refuses is told now, not after an hour
+        for rate in sweep.rates[1:]:  # one that tc refuses is reported now, not after an hour
             cluster.up(sweep.nodes, rate)
         for rate in sweep.rates:
             cluster.up(sweep.nodes, rate)
             for size in sweep.sizes:
-                for told in _measured_size(sweep, cluster, size):
-                    told["case"] |= {"rate": rate}
-                    told["command"] = command()
-                    yield told
+                for reported in _measured_size(sweep, cluster, size):
+                    reported["case"] |= {"rate": rate}
+                    reported["command"] = command()
+                    yield reported
 
 
 @contextmanager
@@ -212,31 +212,33 @@ def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterator[Told]:
+def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterator[JSONRecord]:
     """Yield what probing tells of MPI's algorithms, then the records with the best of them."""
     probed = []
     for algorithm in sweep.algorithms if len(sweep.algorithms) > 1 else ():
-        for told in _run(sweep, cluster, sweep.probing(size), algorithm):
-            if told["subject"] == BASELINE:
-                probed.append(told)
-                yield told | {"bench": "probe"}
+        for reported in _run(sweep, cluster, sweep.probing(size), algorithm):
+            if reported["subject"] == BASELINE:
+                probed.append(reported)
+                yield reported | {"bench": "probe"}
     algorithm = best_algorithm(probed) if probed else sweep.algorithms[0]
     kept = [
-        told | {"subject": f"{told['subject']}, memory kept"}
-        for told in _run(sweep, cluster, sweep.keeping(size), algorithm, KEEP_MEMORY)
-        if told["subject"] in PEERS
+        reported | {"subject": f"{reported['subject']}, memory kept"}
+        for reported in _run(sweep, cluster, sweep.keeping(size), algorithm, KEEP_MEMORY)
+        if reported["subject"] in PEERS
     ]
     for density in sweep.densities:
         words = sweep.measuring(size, density)
-        for told in _run(sweep, cluster, words, algorithm) if words else ():
-            if density == sweep.densities[0] or told["subject"] not in PEERS:
-                yield with_peers(told, kept)
+        for reported in _run(sweep, cluster, words, algorithm) if words else ():
+            if density == sweep.densities[0] or reported["subject"] not in PEERS:
+                yield with_peers(reported, kept)
     yield from kept
 
 
-def best_algorithm(probed: Iterable[Told]) -> str:
-    """Return the algorithm with which MPI took the least beside ``dense`` of the same job."""
-    fastest = min(probed, key=lambda told: told["peer_seconds"]["median"] / told["seconds"]["median"])
+def best_algorithm(probed: Iterable[JSONRecord]) -> str:
+    """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
+    fastest = min(
+        probed, key=lambda reported: reported["peer_seconds"]["median"] / reported["seconds"]["median"]
+    )
     return str(fastest["case"]["mpi_algorithm"])
 
 
@@ -246,17 +248,17 @@ def _run(
     words: Sequence[str],
     algorithm: str,
     settings: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Told]:
+) -> Iterator[JSONRecord]:
     """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
     job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*words))
     what = " ".join(words[words.index("--size") :])
     _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
-        for line in cluster.lines(job, environment(algorithm) | settings, sweep.timeout):
+        for line in cluster.lines(job, {**environment(algorithm), **settings}, sweep.timeout):
             if line.startswith("{"):
-                told = json.loads(line)
-                told["case"] |= {"mpi_algorithm": algorithm}
-                yield told
+                reported = json.loads(line)
+                reported["case"] |= {"mpi_algorithm": algorithm}
+                yield reported
     except Failed as failure:
         raise Failed(f"--cluster: {what}: {failure}") from None
 
@@ -279,10 +281,10 @@ def _last_line(lines: Iterable[str]) -> str:
     """Return the line that says what went wrong: the first of our own, else the last that is no noise."""
     untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
-    told = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
-    own = [line for line in told if line.startswith(("cloudtrain: ", "cluster: "))]
+    reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
+    own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
     return (
-        next(iter(own or told[-1:]), "nothing was said")
+        next(iter(own or reported[-1:]), "nothing was said")
         .removeprefix("cloudtrain: ")
         .removeprefix("cluster: ")
     )
@@ -296,8 +298,8 @@ def _note(line: str) -> None:
     print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
 
 
-def _print_tables(told: Sequence[Told]) -> None:
+def _print_tables(reported: Sequence[JSONRecord]) -> None:
     """Print a table for each rate and size."""
-    records = [Record.of(each) for each in told if each["bench"] != "probe"]
+    records = [Record.of(each) for each in reported if each["bench"] != "probe"]
     for _, own in groupby(records, key=lambda record: (record.case["rate"], record.case["size"])):
         print_records(list(own))

@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection --device gpu``: the selectors' kernels beside what one would use instead.
+"""``cloudtrain bench selection --device gpu``: the selectors' kernels against what one would use instead.
 
 Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
 and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
@@ -21,17 +21,18 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.mstopk import paper_search
 from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, milliseconds, print_lines, print_table, times, version_of
+from training.bench.record import Record, print_lines, version_of
 from training.bench.selection import Options, note_of
 from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
-from training.job import FAILURE, complain, refuse
+from training.commands.printing import milliseconds, print_table, times
+from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
 QUICK_SIZES = (1 << 20, 1 << 25)
 DENSITY = 0.001
 RUNS, QUICK_RUNS, FEWEST_RUNS = 31, 7, 3
 SHORTEST_SECONDS = 1e-6
-SECONDS_EACH = 2.0  # of one contender in one case: what is slower has fewer runs
+SECONDS_EACH = 2.0  # of one candidate in one case: what is slower has fewer runs
 AHEAD = 1 << 28  # float32 that the device reads before each call, in which time the host launches it
 DRIVER = Path("/sys/module/nvidia/version")
 ENTRY_BYTES = {"float32": 4, "float16": 2}
@@ -41,7 +42,7 @@ SWEEP = "exact, summed and cleared"
 SEED = 1
 
 Array = Any
-Contender = Callable[[Array], Any]
+BenchCandidate = Callable[[Array], Any]
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ class Device:
     def _ahead(self) -> Array:
         return self.cupy.zeros(AHEAD, self.cupy.float32)
 
-    def seconds(self, contender: Contender, given: Array) -> float:
+    def seconds(self, candidate: BenchCandidate, given: Array) -> float:
         """Return what one call takes on the device."""
         start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._ahead.max()
         start.record()
-        result = contender(given)
+        result = candidate(given)
         end.record()
         end.synchronize()
         del result
@@ -101,7 +102,7 @@ class Device:
 class Peer:
     """Something to compare with; ``by_host``: timed by the host's clock, until its result is there."""
 
-    select: Contender
+    select: BenchCandidate
     by_host: bool = False
 
 
@@ -114,15 +115,15 @@ def bench(as_json: bool, **options: Any) -> int:
         asked = Options(**options)
         device = Device.current()
     except (InvalidArgument, GpuUnavailable) as error:
-        refuse(str(error))
+        usage_error(str(error))
     wrong: list[WrongResult] = []
     for records in measure(asked, device, wrong):
         if as_json:
             print_lines(records)
         else:
             _print_case(records)
-    for error in wrong:
-        complain(str(error))
+    for each in wrong:
+        log_error(str(each))
     return FAILURE if wrong else 0
 
 
@@ -196,17 +197,17 @@ def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
 
 
 def _alternate(
-    contenders: Mapping[str, Peer], inputs: Sequence[Array], runs: int, device: Device
+    candidates: Mapping[str, Peer], inputs: Sequence[Array], runs: int, device: Device
 ) -> dict[str, Seconds]:
-    """Return the seconds of each contender; in every run each is called once, on the next input.
+    """Return the seconds of each candidate; in every run each is called once, on the next input.
 
     One that takes long has fewer runs, as many as ``SECONDS_EACH`` allows.
     """
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    left = dict.fromkeys(contenders, WARM_UP_RUNS + runs)
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    left = dict.fromkeys(candidates, WARM_UP_RUNS + runs)
     rotated = cycle(inputs)
     for _ in range(WARM_UP_RUNS + runs):
-        for name, peer in contenders.items():
+        for name, peer in candidates.items():
             if not left[name]:
                 continue
             measured = _by_host if peer.by_host else device.seconds
@@ -218,15 +219,15 @@ def _alternate(
     return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
 
 
-def _by_host(contender: Contender, given: Array) -> float:
+def _by_host(candidate: BenchCandidate, given: Array) -> float:
     start = time.perf_counter()
-    result = contender(given)
+    result = candidate(given)
     seconds = time.perf_counter() - start
     del result
     return seconds
 
 
-def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Contender:
+def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> BenchCandidate:
     """Return a selector whose second result was right."""
     selector = make_device_selector(name, case["size"], case["k"], entry=case["entry"])
     selector.select(vector)
@@ -253,7 +254,7 @@ def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, value
             raise WrongResult(f"{name}: expected the largest entries, got others")
 
 
-def _sweep(case: dict[str, Any], cupy: Any) -> Contender:
+def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
     """Return the fused sweep: sum, selection and the next residual, which grows as a rank's does."""
     selector = make_device_selector("exact", case["size"], case["k"], entry=case["entry"])
     residual = cupy.zeros(case["size"], cupy.float32)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from commlib.gradients import SEED
+from commlib.tuning.gradients import SEED
 from commlib.vectors import Float32
 
 LAWS: dict[str, Callable[[np.random.Generator, int], "np.typing.NDArray[np.float64]"]] = {

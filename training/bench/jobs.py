@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from training.launch import SAID_ALREADY
+from training.process.launch import SAID_ALREADY
 
 BESIDE_PYTHON = Path(sys.executable).parent
 # There may be more ranks than cores: who waits gives up the core.
@@ -49,7 +49,7 @@ def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
             errors="replace",
         )
     except FileNotFoundError:
-        raise Failed("mpirun is not installed beside this Python: run ./scripts/install.sh") from None
+        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
     with process:
         assert process.stdout is not None
         reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
@@ -70,5 +70,5 @@ def _reason(status: int, errors: Sequence[str]) -> str:
     if own:
         return own[0]
     before = takewhile(lambda line: not SAID_ALREADY.match(line), errors)
-    told = [line for line in before if line.strip("- ")]
-    return f"status {status}: {told[-1] if told else 'nothing was said'}"
+    reported = [line for line in before if line.strip("- ")]
+    return f"status {status}: {reported[-1] if reported else 'nothing was said'}"

@@ -12,8 +12,8 @@ from commlib import Communicator
 from commlib.vectors import Float32
 from pto import Norms
 from pto.keras import LARS
+from training.bench.interleaved import refuse_wrong
 from training.bench.norms import Tensors
-from training.bench.turns import refuse_wrong
 
 RATE, DECAY, TRUST = 0.1, 0.01, 0.001
 FLOAT32_ROUNDING = 2.0**-24

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import Communicator, Reducer
-from commlib.gradients import Gradients
-from commlib.transport.base import Array, Request
+from commlib.arrays import Array
+from commlib.transport.base import Request
+from commlib.tuning.gradients import Gradients
 from commlib.vectors import VALUE_BYTES
 
 STEPS = 2  # the first finds thresholds and regions, the second has a residual from the first
@@ -26,7 +27,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew: what is held by now does not count."""
+        """Begin again: what is held by now does not count."""
         self._held = 0
         self.peak = 0
         self._resume()
@@ -71,15 +72,15 @@ class MeteredCommunicator(Communicator):
         with self._meter.pause():
             return MeteredCommunicator(self._comm.split(color), self._meter)
 
-    def agree(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.agree`."""
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.allgather_ints`."""
         with self._meter.pause():
-            return self._comm.agree(values)
+            return self._comm.allgather_ints(values)
 
-    def swap(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.swap`."""
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """See :meth:`Communicator.alltoall_ints`."""
         with self._meter.pause():
-            return self._comm.swap(values)
+            return self._comm.alltoall_ints(values)
 
     def allgather_objects(self, value: Any) -> list[Any]:
         """See :meth:`Communicator.allgather_objects`."""

@@ -1,4 +1,4 @@
-"""The contenders of ``cloudtrain bench pto``: norms in parts, beside all of them on every rank."""
+"""The candidates of ``cloudtrain bench pto``: norms in parts, against all of them on every rank."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from commlib import Communicator
 from commlib.agreement import differing, digest
-from commlib.gradients import SEED
+from commlib.tuning.gradients import SEED
 from commlib.vectors import Float32
 from pto import Norms
+from training.bench.interleaved import refuse_wrong
 from training.bench.shapes import Shape
-from training.bench.turns import refuse_wrong
 
 Float64 = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class Tensors:
         return [weight.size for weight in self.weights]
 
     def squares(self) -> Float64:
-        """Return the sums of squares, computed as the contenders do not: float64 ``(2, tensors)``."""
+        """Return the sums of squares, computed as the candidates do not: float64 ``(2, tensors)``."""
         return np.array([[_sum_of_squares(each) for each in own] for own in (self.weights, self.gradients)])
 
 
@@ -60,14 +60,14 @@ def _sum_of_squares(tensor: Float32) -> float:
     return math.fsum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
 
 
-def check_squares(comm: Communicator, contenders: dict[str, Norms], tensors: Tensors) -> None:
+def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Tensors) -> None:
     """Raise ``WrongResult`` on all ranks where sums are wrong, or not the same on all ranks."""
     expected = tensors.squares() if comm.rank == 0 else None
     # What the kernel says of itself, then a sum over ranks, and what the reference may be off.
     operations = np.array(tensors.sizes) / 64 + 7 + comm.size + REFERENCE_OPERATIONS
-    for name, norms in contenders.items():
+    for name, norms in candidates.items():
         squares = norms.squares(tensors.weights, tensors.gradients)
-        others = differing(comm.agree([digest([squares.tobytes()])])[:, 0])
+        others = differing(comm.allgather_ints([digest([squares.tobytes()])])[:, 0])
         problem = f"ranks {others} hold other sums of squares than rank 0" if others else ""
         if expected is not None and not problem:
             is_right = np.abs(squares - expected) <= operations * EPSILON * expected

@@ -1,12 +1,12 @@
-"""Ok-Topk's algorithm 1 in plain NumPy, line by line: what the reducer ``oktopk`` is timed beside."""
+"""Ok-Topk's algorithm 1 in plain NumPy, line by line: what the reducer ``oktopk`` is timed against."""
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib import Topology
+from commlib.arrays import Array
 from commlib.density import entries
 from commlib.reducers.base import Outcome, Reducer
-from commlib.transport.base import Array
 from commlib.vectors import Float32, partition
 
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32  # τ and τ′
@@ -56,7 +56,7 @@ class PlainOkTopK(Reducer):
     def _repartition(self, local: Index) -> npt.NDArray[np.int64]:
         """Return the mean over ranks of the bounds of equal shares of the local entries."""
         shares = partition(len(local), self.topology.world.size)[1:-1]
-        inner = self.topology.world.agree([int(local[share]) for share in shares]).mean(axis=0)
+        inner = self.topology.world.allgather_ints([int(local[share]) for share in shares]).mean(axis=0)
         return np.array([0, *inner.astype(np.int64), self.size])
 
     def _split_and_reduce(self, accumulated: Float32, local: Index) -> tuple[Index, Float32]:
@@ -74,7 +74,7 @@ class PlainOkTopK(Reducer):
 
     def _balance_and_allgather(self, indices: Index, values: Float32) -> tuple[Index, Float32]:
         """Return the entries of all regions; even them out before where one rank has far too many."""
-        counts = self.topology.world.agree([len(indices)])[:, 0]
+        counts = self.topology.world.allgather_ints([len(indices)])[:, 0]
         if counts.max() > IMBALANCE * counts.mean():
             rank, held = self.topology.world.rank, np.cumsum([0, *counts])
             wanted = partition(int(held[-1]), len(counts))
@@ -86,14 +86,14 @@ class PlainOkTopK(Reducer):
     def _exchange(self, outgoing: list[Array]) -> list[Array]:
         """Send ``outgoing[r]`` to each rank ``r``; return what they sent here."""
         comm = self.topology.world
-        lengths = comm.swap([len(each) for each in outgoing])
+        lengths = comm.alltoall_ints([len(each) for each in outgoing])
         incoming = [np.empty(length, outgoing[0].dtype) for length in lengths]
         comm.exchange(outgoing, incoming)
         return incoming
 
     def _allgather(self, own: Array) -> Array:
         comm = self.topology.world
-        parts = [np.empty(length, own.dtype) for length in comm.agree([len(own)])[:, 0]]
+        parts = [np.empty(length, own.dtype) for length in comm.allgather_ints([len(own)])[:, 0]]
         comm.allgather(own, parts)
         return np.concatenate(parts)
 

@@ -1,4 +1,4 @@
-"""What ``cloudtrain bench reducers`` is asked for, what of it goes together, and the contenders."""
+"""What ``cloudtrain bench reducers`` is asked for, what of it goes together, and the candidates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from training.bench.oktopk_numpy import PlainOkTopK
 
 SIZE, QUICK_SIZE = 1_000_000, 100_000
 STEPS, ALLREDUCE_STEPS = 5, 20
-# Beside transcriptions: VGG-16, which Ok-Topk was published with.
+# Against transcriptions: VGG-16, which Ok-Topk was published with.
 PEERS_SIZE, PEERS_QUICK_SIZE, PEERS_STEPS = 14_728_266, 1_000_000, 8
 DENSITY = 0.01
 
 BASELINE = "dense"
-# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured beside them.
+# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured against them.
 TRANSCRIPTIONS: dict[str, type[Reducer]] = {"oktopk_numpy": PlainOkTopK}
 TRANSCRIBED = {"oktopk": "oktopk_numpy"}
 # What is measured and is none of ``REDUCERS``.
@@ -32,7 +32,7 @@ CALLED |= {"wires": "--wire", "rates": "--rate", "horovod": "--no-horovod"}
 
 
 @dataclass(frozen=True)
-class Contender:
+class BenchCandidate:
     """What takes turns with others: a reducer, a transcription or an all-reduce; its codec if not its own."""
 
     name: str
@@ -56,7 +56,7 @@ class Contender:
 class Options:
     """The command's options; ``None`` and empty sequences stand for the defaults.
 
-    ``peers``: beside ``TRANSCRIPTIONS`` instead of beside ``dense``; ``allreduce``: beside ``ALLREDUCES``,
+    ``peers``: against ``TRANSCRIPTIONS`` instead of against ``dense``; ``allreduce``: against ``ALLREDUCES``,
     without Horovod's unless ``horovod``. ``wires``: codecs of sparse reducers. ``cluster``: on an emulated
     one of ``nodes``, at each of ``rates``, for each of ``sizes`` and ``densities``; ``algorithm`` of MPI's
     all-reduce there, probed where none is given; ``timeout``: seconds that one job may take.
@@ -108,7 +108,7 @@ class Options:
             if self.peers and name not in TRANSCRIBED:
                 known = ", ".join(TRANSCRIBED)
                 raise InvalidArgument(f"--reducer: expected one with --peers ({known}), got {name}")
-        if self.wires and not any(each.sparse for each in self.contenders()):
+        if self.wires and not any(each.sparse for each in self.candidates()):
             raise InvalidArgument(f"--wire: expected a sparse --reducer, got {', '.join(self.reducers)}")
 
     def _check_combinations(self) -> None:
@@ -163,17 +163,17 @@ class Options:
         """Return how many steps count."""
         return self.steps or (ALLREDUCE_STEPS if self.allreduce else PEERS_STEPS if self.peers else STEPS)
 
-    def contenders(self) -> Iterator[Contender]:
+    def candidates(self) -> Iterator[BenchCandidate]:
         """Yield the reducers to measure, sparse ones with each of the codecs."""
         for name in self.reducers or (TRANSCRIBED if self.peers else REDUCERS):
             for wire in (self.wires if REDUCERS[name].sparse else ()) or (None,):
-                yield Contender(name, wire)
+                yield BenchCandidate(name, wire)
 
-    def allreduces(self) -> Iterator[Contender]:
-        """Yield the all-reduces to measure them beside."""
+    def allreduces(self) -> Iterator[BenchCandidate]:
+        """Yield the all-reduces to measure them against."""
         for name in ALLREDUCES if self.allreduce else ():
             if self.horovod or name != "horovod":
-                yield Contender(name)
+                yield BenchCandidate(name)
 
 
 def called(name: str) -> str:

@@ -8,15 +8,15 @@ from typing import Any
 
 from commlib import Communicator, Network, Reducer, Topology, transport
 from commlib.errors import InvalidArgument
-from commlib.gradients import Gradients
 from commlib.transport.mpi import WORLD_SIZES
+from commlib.tuning.gradients import Gradients
 from commlib.vectors import partition
-from training.bench.options import BASELINE, TRANSCRIBED, Contender, Options
+from training.bench.options import BASELINE, TRANSCRIBED, BenchCandidate, Options
 from training.bench.steps import CLOCKS, Clock
 
 RANKS, RANKS_PER_NODE = 8, 4
 WARM_UP_STEPS = 2
-# Beside all-reduces: five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
+# Against all-reduces: five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
 
 
@@ -25,7 +25,7 @@ class Plan:
     """Ranks to measure on, and what.
 
     ``run`` calls a function on all ranks and returns rank 0's result; of real ranks each gets its own.
-    ``steps``: those that count, after the warm-up. ``allreduces``: what the contenders are measured beside,
+    ``steps``: those that count, after the warm-up. ``allreduces``: what the candidates are measured against,
     where it is not ``peer_of`` each.
     """
 
@@ -35,8 +35,8 @@ class Plan:
     size: int
     density: float
     steps: range
-    contenders: Sequence[Contender]
-    allreduces: Sequence[Contender]
+    candidates: Sequence[BenchCandidate]
+    allreduces: Sequence[BenchCandidate]
     network: Network
     gradients: Gradients
     quick: bool
@@ -64,7 +64,7 @@ class Plan:
             size=options.size,
             density=options.density,
             steps=range(WARM_UP_STEPS, WARM_UP_STEPS + options.counted_steps),
-            contenders=list(options.contenders()),
+            candidates=list(options.candidates()),
             allreduces=list(options.allreduces()),
             network=options.network,
             gradients=Gradients(options.size),
@@ -76,30 +76,30 @@ class Plan:
         """Return the nodes, on one of the ranks."""
         return Topology(comm, self.ranks_per_node)
 
-    def make(self, contender: Contender, topology: Topology) -> Reducer:
+    def make(self, candidate: BenchCandidate, topology: Topology) -> Reducer:
         """Return a reducer of the plan's size and density, else with its defaults."""
-        wire = {"wire": contender.wire} if contender.wire else {}
-        density = {"density": self.density} if contender.sparse else {}
-        return contender.kind(topology, self.size, **density, **wire)
+        wire = {"wire": candidate.wire} if candidate.wire else {}
+        density = {"density": self.density} if candidate.sparse else {}
+        return candidate.kind(topology, self.size, **density, **wire)
 
-    def peer_of(self, contender: Contender) -> Contender | None:
-        """Return what a reducer is measured beside; the baseline has no peer."""
+    def peer_of(self, candidate: BenchCandidate) -> BenchCandidate | None:
+        """Return what a reducer is measured against; the baseline has no peer."""
         if self.peers:
-            return Contender(TRANSCRIBED[contender.name])
-        return None if contender.name == BASELINE else Contender(BASELINE)
+            return BenchCandidate(TRANSCRIBED[candidate.name])
+        return None if candidate.name == BASELINE else BenchCandidate(BASELINE)
 
-    def groups(self) -> Iterator[Sequence[Contender]]:
-        """Yield the contenders, so many that fit into memory together, in parts of about one length."""
-        count = -(-len(self.contenders) * self.size // LARGEST_GROUP_ENTRIES)
-        for low, high in pairwise(partition(len(self.contenders), count)):
-            yield self.contenders[low:high]
+    def groups(self) -> Iterator[Sequence[BenchCandidate]]:
+        """Yield the candidates, so many that fit into memory together, in parts of about one length."""
+        count = -(-len(self.candidates) * self.size // LARGEST_GROUP_ENTRIES)
+        for low, high in pairwise(partition(len(self.candidates), count)):
+            yield self.candidates[low:high]
 
-    def case(self, contender: Contender, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return what tells this measurement of a contender from others."""
+    def case(self, candidate: BenchCandidate, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return what tells this measurement of a candidate from others."""
         return {
             "size": self.size,
-            "density": self.density if contender.sparse else None,
-            "wire": contender.wire,
+            "density": self.density if candidate.sparse else None,
+            "wire": candidate.wire,
             "ranks_of_nodes": [len(node) for node in nodes],
             "clock": self.clock.name,
             "warm_up_steps": self.steps.start,

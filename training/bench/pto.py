@@ -1,4 +1,4 @@
-"""``cloudtrain bench pto``: norms in parts on real ranks, beside every rank computing all of them."""
+"""``cloudtrain bench pto``: norms in parts on real ranks, against every rank computing all of them."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -12,16 +12,17 @@ from commlib import Topology
 from commlib.errors import InvalidArgument, look_up
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way
+from training.bench.interleaved import Interleaved, interleave
 from training.bench.jobs import lines
 from training.bench.norms import Tensors, check_squares
 from training.bench.plan import has_ranks
-from training.bench.record import Record, command, milliseconds, print_table, times
+from training.bench.record import Record, command
+from training.bench.reporting import JSONRecord, pass_on, report
 from training.bench.shapes import SHAPES
-from training.bench.telling import Told, pass_on, tell
 from training.bench.timing import WARM_UP_RUNS
-from training.bench.turns import Turns, take_turns
-from training.job import Place, as_rank, refuse, together
-from training.quiet import import_tensorflow
+from training.commands.printing import milliseconds, print_table, times
+from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
+from training.process.tf_logging import import_tensorflow
 
 RANKS = (2, 4)
 CALLS, QUICK_CALLS = 21, 5
@@ -81,18 +82,20 @@ def bench(
     try:
         sweep = Sweep.of(ranks, networks, steps, quick)
     except ValueError as error:
-        refuse(str(error))
+        usage_error(str(error))
     return _as_rank(sweep, ranks, as_json) if has_ranks() else _start(sweep, as_json)
 
 
 def _start(sweep: Sweep, as_json: bool) -> int:
     """Start the ranks, one number of them after the other, and pass on what they measure."""
     return pass_on(
-        _measured(sweep), as_json=as_json, show=lambda told: _print([Record.of(each) for each in told])
+        _measured(sweep),
+        as_json=as_json,
+        show=lambda reported: _print([Record.of(each) for each in reported]),
     )
 
 
-def _measured(sweep: Sweep) -> Generator[Told, None, None]:
+def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
     for ranks in sweep.ranks:
         with closing(lines(ranks, sweep.words)) as said:
             for line in said:
@@ -103,8 +106,8 @@ def _measured(sweep: Sweep) -> Generator[Told, None, None]:
 def _as_rank(sweep: Sweep, asked: Sequence[int], as_json: bool) -> int:
     """Measure as one rank of a job."""
     with as_rank() as comm:
-        together(comm, lambda: _expect_ranks(asked, comm.size))
-        return tell(measure(sweep, Topology(comm)), as_json=as_json, show=_print, comm=comm)
+        all_or_exit(comm, lambda: _expect_ranks(asked, comm.size))
+        return report(measure(sweep, Topology(comm)), as_json=as_json, show=_print, comm=comm)
 
 
 def _expect_ranks(asked: Sequence[int], size: int) -> None:
@@ -123,15 +126,15 @@ class Setting:
     tensors: Tensors
 
     def norms(self, *ways: Way) -> dict[str, Norms]:
-        """Return the contenders, planned."""
+        """Return the candidates, planned."""
         return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
 
-    def take_turns(self, contenders: Mapping[str, Callable[[], object]]) -> dict[str, Turns]:
+    def interleave(self, candidates: Mapping[str, Callable[[], object]]) -> dict[str, Interleaved]:
         """Return what each took."""
-        return take_turns(self.topology, contenders, self.sweep.calls)
+        return interleave(self.topology, candidates, self.sweep.calls)
 
     def records(
-        self, operation: str, taken: Mapping[str, Turns], peers: Mapping[str, Sequence[str]]
+        self, operation: str, taken: Mapping[str, Interleaved], peers: Mapping[str, Sequence[str]]
     ) -> Iterator[Record]:
         """Yield a record for each subject and each of its peers."""
         case = {
@@ -159,7 +162,7 @@ class Setting:
                 )
 
 
-def _of_processor(own: Turns, peer: Turns) -> dict[str, Any]:
+def _of_processor(own: Interleaved, peer: Interleaved) -> dict[str, Any]:
     """Return the processor's seconds of a rank, the mean over ranks and of the busiest."""
     return {
         "cpu_seconds": asdict(own.cpu),
@@ -182,7 +185,7 @@ def _measure_norms(setting: Setting) -> Iterator[Record]:
     tensors, world = setting.tensors, setting.topology.world
     norms = setting.norms(SLICES, LAYERS, AUTO, LOCAL)
     check_squares(world, norms, tensors)
-    taken = setting.take_turns(
+    taken = setting.interleave(
         {way: partial(each.squares, tensors.weights, tensors.gradients) for way, each in norms.items()}
     )
     balance = {name: cut(tensors.sizes, world.size).balance() for name, cut in PARTITIONS.items()}
@@ -195,19 +198,28 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     import_tensorflow()
     import tensorflow as tf
 
-    threads = Place.of(setting.topology.world).threads
+    threads = LocalRank.of(setting.topology.world).threads
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     from training.bench.lars import lars_steps
 
     norms = {GRAPH: None, **setting.norms(LOCAL, SLICES)}
     steps = lars_steps(setting.topology.world, setting.tensors, norms)
-    yield from setting.records("lars", setting.take_turns(steps), LARS_PEERS)
+    yield from setting.records("lars", setting.interleave(steps), LARS_PEERS)
 
 
 def _print(records: Sequence[Record]) -> None:
     """Print a table for each operation and number of ranks."""
-    header = ["network", "way", "CPU\nms a rank", "busiest\nms", "beside", "× less\nCPU", "ms", "× as fast"]
+    header = [
+        "network",
+        "way",
+        "CPU\nms a rank",
+        "busiest\nms",
+        "baseline",
+        "× less\nCPU",
+        "ms",
+        "× as fast",
+    ]
     for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""

@@ -13,25 +13,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from commlib import LinkBytes
-from commlib.profile import processor
+from commlib.tuning.profile import processor
 from training.bench.timing import Seconds
+from training.commands.printing import print_table, times
 
 # Variables that change how fast a process computes, allocates or exchanges.
 SETTING = re.compile(
     r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|(OMP|NUMBA)_NUM_THREADS$|TF_NUM_(INTRA|INTER)OP_THREADS$"
     r"|OMPI_MCA_(coll|btl|mpi_yield_when_idle)"
 )
-WIDTH = 180  # more than any table has: a terminal may break lines, numbers are not cut off
 
 
 @dataclass(frozen=True)
 class Record:
-    """A subject measured in a case, beside one peer or none.
+    """A subject measured in a case, against one peer or none.
 
     ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step,
     ``None`` where it is not known. ``more``: keys of this bench alone.
@@ -133,47 +129,10 @@ def print_lines(records: Iterable[Record]) -> None:
         print(record.line(), flush=True)
 
 
-def print_table(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
-) -> None:
-    """Print a table, its title above and the notes below it; plain where standard output is no terminal."""
-    # Open MPI gives its ranks a terminal that it has made up.
-    is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
-    console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(header):
-        table.add_column(name, justify="right" if place else "left", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(title, markup=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, markup=False)
-    console.print()
-
-
-def milliseconds(seconds: float) -> str:
-    """Return seconds in ms, without the unit.
-
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.346', '1,500.0')
-    """
-    return f"{seconds * 1e3:,.{1 if seconds >= 0.1 else 3}f}"
-
-
-def times(ratio: float | None) -> str:
-    """Return how many times as fast, or a dash where there is nothing to compare with.
-
-    >>> times(12.345), times(0.0123), times(None)
-    ('12.3', '0.0123', '–')
-    """
-    return "–" if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"
-
-
-def print_beside(
+def print_against_baseline(
     records: Sequence[Record], title: str, per_second: float, unit: str, notes: Sequence[str]
 ) -> None:
-    """Print a table: a line a record, its subject's median beside its peer's, in ``unit``s."""
+    """Print a table: a line a record, its subject's median against its peer's, in ``unit``s."""
 
     def text(seconds: Seconds | None) -> str:
         return "–" if seconds is None else f"{seconds.median * per_second:,.1f}"
@@ -182,4 +141,4 @@ def print_beside(
         [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
         for each in records
     ]
-    print_table(title, ["", unit, "beside", unit, "× as fast"], rows, notes)
+    print_table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)

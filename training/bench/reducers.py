@@ -9,13 +9,13 @@ from commlib import Communicator, Reducer, cost
 from commlib.errors import UnknownName
 from training.bench.allreduce import BUSY, FLOOR, PEERS
 from training.bench.memory import dense_vectors, traced
-from training.bench.options import TRANSCRIPTIONS, Contender, Options
+from training.bench.options import TRANSCRIPTIONS, BenchCandidate, Options
 from training.bench.plan import Plan, has_ranks
 from training.bench.record import Record
-from training.bench.steps import CLOCKS, Measurement, take_turns
+from training.bench.reporting import report
+from training.bench.steps import CLOCKS, Measurement, interleave
 from training.bench.tables import print_records
-from training.bench.telling import tell
-from training.job import as_rank, refuse, together
+from training.process.job import all_or_exit, as_rank, usage_error
 
 Nodes = Sequence[Sequence[int]]
 
@@ -26,26 +26,26 @@ def bench(as_json: bool, **options: Any) -> int:
         try:
             plan = Plan.of(Options(**options), None)
         except ValueError as error:
-            refuse(str(error))
+            usage_error(str(error))
         return _tell(plan, as_json, None)
     with as_rank() as comm:
-        return _tell(together(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
+        return _tell(all_or_exit(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
 
 
 def _tell(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
-    return tell(measure(plan), as_json=as_json, show=print_records, comm=comm)
+    return report(measure(plan), as_json=as_json, show=print_records, comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:
     """Yield the record of one reducer after the other, and of its peer where that is no reducer itself."""
     if plan.allreduces:
-        yield from _measure_beside_allreduces(plan)
+        yield from _measure_against_allreduces(plan)
         return
-    for contender in plan.contenders:
-        peer = plan.peer_of(contender)
-        nodes, taken = plan.run(partial(_take_turns, plan, [contender, *([peer] if peer else ())]))
+    for candidate in plan.candidates:
+        peer = plan.peer_of(candidate)
+        nodes, taken = plan.run(partial(_interleave, plan, [candidate, *([peer] if peer else ())]))
         yield replace(
-            _in_full(plan, contender, nodes, taken[contender]),
+            _in_full(plan, candidate, nodes, taken[candidate]),
             peer=peer.name if peer else None,
             peer_seconds=taken[peer].seconds if peer else None,
         )
@@ -53,88 +53,88 @@ def measure(plan: Plan) -> Iterator[Record]:
             yield _in_full(plan, peer, nodes, taken[peer])
 
 
-def _measure_beside_allreduces(plan: Plan) -> Iterator[Record]:
+def _measure_against_allreduces(plan: Plan) -> Iterator[Record]:
     """Yield the records of all reducers, then those of the all-reduces.
 
     The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their turns are
     measured last, on their own.
     """
     in_turns = [each for each in plan.allreduces if each.name not in BUSY]
-    groups = [(group, *plan.run(partial(_take_turns, plan, [*group, *in_turns]))) for group in plan.groups()]
-    alone: dict[Contender, Measurement] = {}
+    groups = [(group, *plan.run(partial(_interleave, plan, [*group, *in_turns]))) for group in plan.groups()]
+    alone: dict[BenchCandidate, Measurement] = {}
     for each in plan.allreduces:
         if each.name in BUSY:
-            alone |= plan.run(partial(_take_turns, plan, [each]))[1]
+            alone |= plan.run(partial(_interleave, plan, [each]))[1]
     for group, nodes, taken in groups:
-        beside = {each.name: (taken | alone)[each].seconds for each in plan.allreduces}
-        peer = min(PEERS.keys() & beside, key=lambda name: beside[name].median)
-        for contender in group:
-            record = _record(plan, contender, nodes, taken[contender])
-            more = record.more | {"beside": {name: asdict(each) for name, each in beside.items()}}
-            yield replace(record, peer=peer, peer_seconds=beside[peer], more=more)
+        baselines = {each.name: (taken | alone)[each].seconds for each in plan.allreduces}
+        peer = min(PEERS.keys() & baselines, key=lambda name: baselines[name].median)
+        for candidate in group:
+            record = _record(plan, candidate, nodes, taken[candidate])
+            more = record.more | {"baselines": {name: asdict(each) for name, each in baselines.items()}}
+            yield replace(record, peer=peer, peer_seconds=baselines[peer], more=more)
     _, nodes, taken = groups[0]
     for each in plan.allreduces:
         yield _of_allreduce(plan, each, nodes, (taken | alone)[each])
 
 
-def _take_turns(
-    plan: Plan, contenders: Sequence[Contender], comm: Communicator
-) -> tuple[Nodes, dict[Contender, Measurement]]:
+def _interleave(
+    plan: Plan, candidates: Sequence[BenchCandidate], comm: Communicator
+) -> tuple[Nodes, dict[BenchCandidate, Measurement]]:
     topology = plan.topology(comm)
-    reducers = {contender: plan.make(contender, topology) for contender in contenders}
-    unchecked = [Contender(FLOOR)]  # it computes no mean
-    taken = take_turns(comm, reducers, plan.gradients, plan.steps, plan.clock, unchecked=unchecked)
+    reducers = {candidate: plan.make(candidate, topology) for candidate in candidates}
+    unchecked = [BenchCandidate(FLOOR)]  # it computes no mean
+    taken = interleave(comm, reducers, plan.gradients, plan.steps, plan.clock, unchecked=unchecked)
     return topology.nodes, taken
 
 
-def _record(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
+def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
     return Record(
         bench="reducers",
-        case=plan.case(contender, nodes),
-        subject=contender.name,
+        case=plan.case(candidate, nodes),
+        subject=candidate.name,
         seconds=taken.seconds,
         bytes=taken.bytes,
         more={
             "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
             "entries": taken.entries,
-            # Stages are of the transport's clock: beside the processor's they would not add up.
+            # Stages are of the transport's clock: next to the processor's they would not add up.
             "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
         },
     )
 
 
-def _in_full(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
+def _in_full(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
     """Return the record with a prediction, and the memory that the reducer takes, for which it runs again."""
-    record = _record(plan, contender, nodes, taken)
+    record = _record(plan, candidate, nodes, taken)
     more = {
-        "prediction": _prediction(plan, contender, nodes),
-        "memory": {"dense_vectors": _dense_vectors(plan, contender)},
+        "prediction": _prediction(plan, candidate, nodes),
+        "memory": {"dense_vectors": _dense_vectors(plan, candidate)},
     }
     return replace(record, more=record.more | more)
 
 
-def _of_allreduce(plan: Plan, contender: Contender, nodes: Nodes, taken: Measurement) -> Record:
+def _of_allreduce(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
     """Return the record of what MPI does: how many bytes it sends, and in what stages, it does not say."""
-    stages = taken.stages if contender.name == FLOOR else None
+    stages = taken.stages if candidate.name == FLOOR else None
     more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
-    return replace(_record(plan, contender, nodes, taken), bytes=None, more=more)
+    return replace(_record(plan, candidate, nodes, taken), bytes=None, more=more)
 
 
-def _dense_vectors(plan: Plan, contender: Contender) -> float:
+def _dense_vectors(plan: Plan, candidate: BenchCandidate) -> float:
     def make(comm: Communicator) -> Reducer:
-        return plan.make(contender, plan.topology(comm))
+        return plan.make(candidate, plan.topology(comm))
 
     with traced():
         held: float = plan.run(lambda comm: dense_vectors(comm, make, plan.gradients))
     return held
 
 
-def _prediction(plan: Plan, contender: Contender, nodes: Nodes) -> dict[str, Any] | None:
+def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str, Any] | None:
     """Return what the cost model says, or nothing of a reducer that it does not know."""
-    density = plan.density if contender.sparse else None
-    wire = {"wire": contender.wire} if contender.wire else {}
+    density = plan.density if candidate.sparse else None
+    wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
     try:
-        prediction = cost.predict(contender.name, nodes, plan.size, density, plan.network, **wire)
+        prediction = cost.predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
     except UnknownName:
         return None
     seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}

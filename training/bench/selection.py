@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection``: every selector beside torch.topk, np.partition and a bare read."""
+"""``cloudtrain bench selection``: every selector against torch.topk, np.partition and a bare read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from commlib.selection import make_selector
 from commlib.vectors import Float32
 from training.bench.checks import Order, WrongResult, check_selection, ranking
 from training.bench.inputs import LAWS, draw
-from training.bench.record import Record, milliseconds, print_lines, print_table, times
+from training.bench.record import Record, print_lines
 from training.bench.timing import WARM_UP_RUNS, alternate, rotations
-from training.job import FAILURE, complain, refuse
+from training.commands.printing import milliseconds, print_table, times
+from training.process.job import FAILURE, log_error, usage_error
 
 SIZES, QUICK_SIZES = (1_000_000, 25_000_000), (1_000_000, 4_000_000)
 DENSITIES = (0.001, 0.01)
@@ -26,7 +27,7 @@ RUNS, QUICK_RUNS = 11, 5
 # What a selector remembers while it is timed; its first calls, before the check, have seen to it.
 STATES = {"reused": {"state": "reused threshold"}}
 
-Contender = Callable[[Float32], Any]
+BenchCandidate = Callable[[Float32], Any]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def bench(as_json: bool, **options: Any) -> int:
     try:
         cases = measure(Options(**options))
     except InvalidArgument as error:
-        refuse(str(error))
+        usage_error(str(error))
     try:
         for records in cases:
             if as_json:
@@ -58,7 +59,7 @@ def bench(as_json: bool, **options: Any) -> int:
             else:
                 _print_case(records)
     except WrongResult as error:
-        complain(str(error))
+        log_error(str(error))
         return FAILURE
     return 0
 
@@ -78,7 +79,7 @@ def measure(options: Options) -> Iterator[list[Record]]:
 
 def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Order) -> list[Record]:
     k = len(largest)
-    subjects: dict[str, Contender] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
+    subjects: dict[str, BenchCandidate] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
     peers = {name: find(k) for name, find in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     seconds = alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS)
@@ -97,7 +98,7 @@ def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Orde
     ]
 
 
-def _checked(name: str, vector: Float32, largest: Order) -> Contender:
+def _checked(name: str, vector: Float32, largest: Order) -> BenchCandidate:
     """Return a selector whose third result, in the state that is timed, was right."""
     selector = make_selector(name)
     for _ in range(WARM_UP_RUNS):
@@ -106,7 +107,7 @@ def _checked(name: str, vector: Float32, largest: Order) -> Contender:
     return lambda given: selector.select(given, len(largest))
 
 
-def _torch_topk(k: int) -> Contender | str:
+def _torch_topk(k: int) -> BenchCandidate | str:
     """Return ``torch.topk`` of the magnitudes on one thread, or why there is none."""
     try:
         import torch
@@ -122,7 +123,7 @@ def _torch_topk(k: int) -> Contender | str:
     return select
 
 
-def _np_partition(k: int) -> Contender:
+def _np_partition(k: int) -> BenchCandidate:
     return partial(partition_and_compare, k=k)
 
 
@@ -134,7 +135,7 @@ def partition_and_compare(vector: Float32, k: int) -> tuple[npt.NDArray[np.int64
     return indices, vector[indices]
 
 
-def _read(k: int) -> Contender:
+def _read(k: int) -> BenchCandidate:
     return lambda vector: largest_magnitude(vector.view(np.uint32))
 
 
@@ -147,7 +148,7 @@ def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
     return largest
 
 
-PEERS: dict[str, Callable[[int], Contender | str]] = {
+PEERS: dict[str, Callable[[int], BenchCandidate | str]] = {
     "torch.topk": _torch_topk,
     "np.partition": _np_partition,
     "read": _read,

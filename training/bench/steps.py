@@ -8,12 +8,12 @@ from statistics import fmean, median, median_low
 from typing import TypeVar
 
 from commlib import Communicator, LinkBytes, Reducer, Report
-from commlib.gradients import Gradients
 from commlib.reducers import StageSeconds
+from commlib.tuning.gradients import Gradients
 from training.bench.checks import check_first_step
 from training.bench.timing import Seconds
 
-Contender = TypeVar("Contender", bound=Hashable)
+BenchCandidate = TypeVar("BenchCandidate", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -115,36 +115,36 @@ def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
     return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in ("intra", "inter")))
 
 
-def take_turns(
+def interleave(
     comm: Communicator,
-    reducers: Mapping[Contender, Reducer],
+    reducers: Mapping[BenchCandidate, Reducer],
     gradients: Gradients,
     steps: range,
     clock: Clock,
     *,
-    unchecked: Collection[Contender] = (),
-) -> dict[Contender, Measurement]:
+    unchecked: Collection[BenchCandidate] = (),
+) -> dict[BenchCandidate, Measurement]:
     """Let each reducer reduce the gradient of each step in turn; return what ``steps`` took.
 
     The steps before ``steps.start`` are the warm-up; the result of the very first is checked, but for those
     ``unchecked``. All ranks call it together, and all get the measurements of all ranks.
     """
-    taken: dict[Contender, list[Step]] = {contender: [] for contender in reducers}
+    taken: dict[BenchCandidate, list[Step]] = {candidate: [] for candidate in reducers}
     for number in range(steps.stop):
         gradient = gradients.of(comm.rank, number)
-        for contender, reducer in reducers.items():
+        for candidate, reducer in reducers.items():
             comm.barrier()
             start = clock.read(comm)
             mean = reducer.reduce(gradient)
             if clock.closes:
                 comm.barrier()
             seconds = clock.read(comm) - start
-            if number == 0 and contender not in unchecked:
-                check_first_step(str(contender), comm, reducer, mean, gradients)
+            if number == 0 and candidate not in unchecked:
+                check_first_step(str(candidate), comm, reducer, mean, gradients)
             if number in steps:
                 assert reducer.last is not None
-                taken[contender].append(Step(seconds, reducer.last))
+                taken[candidate].append(Step(seconds, reducer.last))
     return {
-        contender: Measurement(list(zip(*comm.allgather_objects(own), strict=True)), clock)
-        for contender, own in taken.items()
+        candidate: Measurement(list(zip(*comm.allgather_objects(own), strict=True)), clock)
+        for candidate, own in taken.items()
     }

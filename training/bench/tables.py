@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from commlib.topology import LinkBytes
 from training.bench.options import BASELINE
-from training.bench.record import Record, milliseconds, print_table, times
+from training.bench.record import Record
 from training.bench.steps import CLOCKS
+from training.commands.printing import milliseconds, print_table, times
 
 STAGES = ("select", "intra", "inter", "combine")
 NOTHING = "–"
@@ -13,8 +14,8 @@ NOTHING = "–"
 
 def print_records(records: Sequence[Record]) -> None:
     """Print records of one size and the same ranks as a table: a line a reducer."""
-    if any("beside" in record.more for record in records):
-        _print_beside_allreduces(records)
+    if any("baselines" in record.more for record in records):
+        _print_against_allreduces(records)
     else:
         _print_in_full(records)
 
@@ -27,7 +28,7 @@ def _print_in_full(records: Sequence[Record]) -> None:
     notes = [
         f"ms: {clock.meaning}; median of {records[0].seconds.runs} steps. × {peer}: how many times as fast.",
         "predicted: by the cost model, messages only. sent: payload of the busiest rank.",
-        "memory: what a rank holds beside its gradient, in vectors as long as that",
+        "memory: what a rank holds besides its gradient, in vectors as long as that",
     ]
     print_table(
         f"{_title(records[0])}, clock: {clock.name}{_quick(records[0])}", header, map(_row, records), notes
@@ -49,8 +50,8 @@ def _row(record: Record) -> list[str]:
     ]
 
 
-def _print_beside_allreduces(records: Sequence[Record]) -> None:
-    records = sorted(records, key=lambda record: "beside" not in record.more)  # the all-reduces at the end
+def _print_against_allreduces(records: Sequence[Record]) -> None:
+    records = sorted(records, key=lambda record: "baselines" not in record.more)  # the all-reduces at the end
     first = records[0]
     header = ["reducer", "density", "ms", "min\nms", "max\nms", "peer", "× peer", "× bare"]
     header += [f"{stage}\nms" for stage in STAGES]
@@ -60,12 +61,12 @@ def _print_beside_allreduces(records: Sequence[Record]) -> None:
         "peer: the fastest of MPI's and Horovod's all-reduces; × peer, × bare: how many times as fast.",
         "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
     ]
-    print_table(_title(first) + _quick(first), header, map(_row_beside_allreduces, records), notes)
+    print_table(_title(first) + _quick(first), header, map(_row_against_allreduces, records), notes)
 
 
-def _row_beside_allreduces(record: Record) -> list[str]:
+def _row_against_allreduces(record: Record) -> list[str]:
     stages, density = record.more["stages"] or {}, record.case["density"]
-    bare = record.more.get("beside", {}).get("bare")
+    bare = record.more.get("baselines", {}).get("bare")
     return [
         _label(record),
         NOTHING if density is None else f"{density:.3%}",

@@ -1,4 +1,4 @@
-"""Samples of seconds, and how they are taken: contenders alternate, on inputs that no cache holds."""
+"""Samples of seconds, and how they are taken: candidates alternate, on inputs that no cache holds."""
 
 import statistics
 import time
@@ -40,23 +40,23 @@ class Seconds:
 
 
 def alternate(
-    contenders: Mapping[str, Callable[[Input], object]],
+    candidates: Mapping[str, Callable[[Input], object]],
     inputs: Sequence[Input],
     runs: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Seconds]:
-    """Return the seconds of each contender; in every run each is called once, in the order given.
+    """Return the seconds of each candidate; in every run each is called once, in the order given.
 
     So whatever else the machine does meets all of them. Each call gets the next of ``inputs``, round and
     round. The first runs are not counted.
     """
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
     rotated = cycle(inputs)
     for _ in range(WARM_UP_RUNS + runs):
-        for name, contender in contenders.items():
+        for name, candidate in candidates.items():
             given = next(rotated)
             start = clock()
-            result = contender(given)
+            result = candidate(given)
             samples[name].append(clock() - start)
             del result  # only now: giving memory back is not part of the work
     return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}

@@ -1,18 +1,18 @@
 """``cloudtrain bench train``: what the loop adds to a bare step, and what a flat gradient costs."""
 
 import tempfile
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_beside, print_lines
+from training.bench.record import Record, print_against_baseline, print_lines
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
-from training.config import Config
-from training.quiet import import_tensorflow
+from training.config.config import Config
+from training.process.tf_logging import import_tensorflow
 
 RUNS, QUICK_RUNS = 21, 3
 STEPS, QUICK_STEPS = 8, 2  # of a run
@@ -51,8 +51,8 @@ def bench(as_json: bool, *, quick: bool) -> int:
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
     from training.bench.bare import bare_step
-    from training.loop import Trainer
-    from training.progress import Progress
+    from training.process.progress import Progress
+    from training.run.trainer import Trainer
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
         trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
@@ -61,10 +61,15 @@ def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
         batches = _endless(phase.data.training_batches)
         batch = next(batches)
         bare = bare_step(trainer.learner, phase, batch)
+
+        def train(batches: Iterable[Any]) -> None:
+            for each in islice(batches, steps):
+                trainer.train_step(phase, each)
+
         seconds = alternate(
             {
-                READING: lambda _: [trainer.train_step(phase, next(batches)) for _ in range(steps)],
-                LOOP: lambda _: [trainer.train_step(phase, batch) for _ in range(steps)],
+                READING: lambda _: train(batches),
+                LOOP: lambda _: train(repeat(batch)),
                 BARE: lambda _: [bare() for _ in range(steps)],
             },
             [None],
@@ -109,4 +114,4 @@ def _print(records: list[Record]) -> None:
         "loop: resnet20, 64 samples of 32 pixels a step, one rank",
         f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
     ]
-    print_beside(records, "ms", 1e3, "ms", notes)
+    print_against_baseline(records, "ms", 1e3, "ms", notes)

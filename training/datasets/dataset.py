@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from datacache import Manifest, Source, SourceChanged, StorageFailed, manifest_of
-from datacache.storage import Tell, untold
+from datacache.storage import ProgressCallback, no_report
 from datacache.urls import without_secrets
 
 # What a wrong path, a missing package (s3fs, mlxtend) and a file that is not what was expected end in.
@@ -30,7 +30,10 @@ class Dataset:
     """Name, path and options: what tells this data set from others."""
 
     def manifest(
-        self, part: Literal["training", "test"], folder: Path | None = None, tell: Tell = untold
+        self,
+        part: Literal["training", "test"],
+        folder: Path | None = None,
+        report: ProgressCallback = no_report,
     ) -> Manifest:
         """Return the samples of a part, kept in ``folder`` as :func:`datacache.manifest_of` does.
 
@@ -38,10 +41,10 @@ class Dataset:
         expects, and where a label is none of the classes.
         """
         source = self.training if part == "training" else self.test
-        # Where training gets another class, the test's labels count anew, though its files did not change.
+        # Where training gets another class, the test's labels count again, though its files did not change.
         name = " ".join([*self.class_names, self.identity, part])
         with in_one_line(f"{self.identity}: {part} samples"):
-            manifest = manifest_of(source, folder, name, tell)
+            manifest = manifest_of(source, folder, name, report)
             self._check_labels(manifest)
         return manifest
 

@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from training.models.ends import hidden_layers, image_input, with_logits
+from training.models.heads import hidden_layers, image_input, with_logits
 
 
 def alexnet(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:

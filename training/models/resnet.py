@@ -5,7 +5,7 @@ from collections.abc import Callable
 import keras
 from keras import layers, ops
 
-from training.models.ends import image_input, with_logits
+from training.models.heads import image_input, with_logits
 
 Shortcut = Callable[[keras.KerasTensor, int, int], keras.KerasTensor]
 

@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from training.models.ends import image_input
+from training.models.heads import image_input
 
 
 def resnet8(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from training.models.ends import hidden_layers, image_input, with_logits
+from training.models.heads import hidden_layers, image_input, with_logits
 
 LARGEST_FILTERS = 512
 

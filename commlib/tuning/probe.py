@@ -1,0 +1,137 @@
+"""Measure links and kernels of a job: what the cost model needs to know.
+
+All ranks measure at the same time: they share cards, memory and perhaps cores in a step as well.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.arrays import finish
+from commlib.cost import Speeds
+from commlib.cost.step import Group
+from commlib.density import entries
+from commlib.kernels import kernels_of
+from commlib.memory import zeros
+from commlib.network import Link, Network
+from commlib.topology import Topology
+from commlib.transport.base import Communicator
+from commlib.tuning.gradients import Gradients
+from commlib.tuning.profile import WIRES, Job, Profile, processor
+from commlib.vectors import SparseVector
+from commlib.wire import Codec
+
+MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
+INCAST_BYTES = 1 << 19
+RUNS, WARM_UP_RUNS = 11, 2
+SHORTEST_SECONDS = 1e-9  # that a clock tells from nothing
+KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
+ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
+
+
+def job_of(topology: Topology) -> Job:
+    """Return what a profile of these ranks belongs to; all ranks call it together."""
+    world, parts = topology.world, f"{len(os.sched_getaffinity(0))} cores of {processor()}"
+    if world.arrays is not np:
+        cuda = world.arrays.cuda
+        gpu = cuda.runtime.getDeviceProperties(cuda.Device().id)["name"].decode()
+        parts += f", {gpu} by {getattr(world, 'between', 'nccl')}"
+    told = world.allgather_objects((world.host, parts))
+    hosts, processors = zip(*dict.fromkeys(told), strict=True)
+    return Job(hosts, processors, tuple(map(len, topology.nodes)))
+
+
+def measure(topology: Topology) -> Profile:
+    """Measure links and kernels, a few seconds; all ranks call it together, and all get the same profile."""
+    network = Network()  # a link that the job does not have is never asked for
+    intra = _link(topology.world, topology.node, sharing=1) or network.intra
+    inter = _link(topology.world, topology.stream, sharing=topology.streams) or network.inter
+    if len(topology.nodes) > 2:
+        inter = replace(inter, incast=_incast(topology, inter))
+    speeds = _speeds(topology.world)
+    return Profile(job_of(topology), Network(intra, inter), speeds)
+
+
+def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
+    """Return α and β of the links within ``comm``, through which ``sharing`` ranks send at the same time.
+
+    The least squares of the relative errors over an agreement and messages of different lengths: each rank
+    sends one to the next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no
+    rank has others.
+    """
+    ranks = int(world.allgather_ints([comm.size]).max())
+    if ranks == 1:
+        return None
+    terms, seconds = [[Link(1.0, 0.0).agreement_seconds(ranks, 0), 0.0]], [slowest(world, comm.barrier)]
+    for length in MESSAGE_BYTES:
+        outgoing, incoming = world.arrays.zeros((2, length), np.uint8)
+        seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
+        terms.append([1.0, sharing * length])
+    rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
+    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
+
+
+def _incast(topology: Topology, inter: Link) -> float:
+    """Return how many times as long all ranks take to send to all others as the link says."""
+    world, nodes = topology.world, topology.nodes
+    outgoing = [world.arrays.zeros(INCAST_BYTES, np.uint8)] * world.size
+    incoming = list(world.arrays.empty((world.size, INCAST_BYTES), np.uint8))
+    group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
+    seconds = slowest(world, lambda: world.exchange(outgoing, incoming))
+    return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
+
+
+def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.NDArray[np.uint8]) -> None:
+    if comm.size == 1:
+        return
+    receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
+    comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
+    receipt.wait()
+
+
+def slowest(world: Communicator, action: Callable[[], object]) -> float:
+    """Return the seconds after which all ranks have done what they begin together, median of several runs."""
+    own = []
+    for _ in range(WARM_UP_RUNS + RUNS):
+        world.barrier()
+        start = world.now()
+        action()
+        finish(world.arrays)
+        own.append(world.now() - start)
+    return float(np.median(np.max(world.allgather_objects(own), axis=0)[WARM_UP_RUNS:]))
+
+
+def _speeds(world: Communicator) -> Speeds:
+    """Measure every kernel on all ranks at the same time."""
+    size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
+    gradients, arrays, kernels = Gradients(size), world.arrays, kernels_of(world.arrays)
+    host, residual = gradients.of(world.rank, 0), arrays.asarray(gradients.of(world.rank, 1))
+    gradient, out, selector = arrays.asarray(host), zeros(size, arrays), kernels.make_selector("mstopk")
+    turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
+    selected = [kernels.make_selector("mstopk").select(vector, many) for vector in turned]
+
+    def seconds(action: Callable[[], object]) -> float:
+        return slowest(world, action)
+
+    selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
+    keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
+    return Speeds(
+        add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
+        fill=seconds(lambda: zeros(size, arrays)) / size,
+        select=max(0.0, selecting[few] - few * keep) / size,
+        keep=keep,
+        place=seconds(lambda: selected[0].subtract_from(out)) / many,
+        entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
+        code={
+            wire: seconds(lambda: _code(codec, selected[0])) / many  # noqa: B023
+            for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
+        },
+    )
+
+
+def _code(codec: Codec, vector: SparseVector) -> SparseVector:
+    return codec.decode(codec.encode(vector), vector.size)

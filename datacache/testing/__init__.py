@@ -1,0 +1,1 @@
+"""Central storage that is slow on purpose, and generated data sets, for tests and benchmarks."""

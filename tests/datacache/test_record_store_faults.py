@@ -1,0 +1,444 @@
+"""Generations under kill -9, without room, with flipped bits: never a wrong record or an endless wait.
+
+Real processes, forked, on a disk or in /dev/shm.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, MutableSequence
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datacache.capacity import free_bytes
+from datacache.errors import CacheFull, Damaged
+from datacache.order import Ids
+from datacache.store import locks
+from datacache.store import record_store as generation
+from datacache.store.record_store import Misses, RecordStore
+from datacache.store.records import pack, seed_of, unpack
+
+FORK = multiprocessing.get_context("fork")
+IDS = np.arange(5, 1205, 2)
+PROCESSES = 3
+KILLS = 30
+FINGERPRINT = "faults"
+SEED = seed_of(FINGERPRINT)
+SHM = Path("/dev/shm")
+NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
+
+
+def payload(key: int) -> bytes:
+    """Return records of which some share pages and some have their own, no two alike."""
+    return random.Random(key).randbytes(100 + key * 37 % 9000)
+
+
+PAYLOADS = {key: payload(key) for key in IDS.tolist()}
+SIZES = np.array([len(PAYLOADS[key]) for key in IDS.tolist()])
+
+
+def make(root: Path, ids: Ids = IDS, sizes: Ids = SIZES) -> RecordStore:
+    return RecordStore(root, FINGERPRINT, ids, sizes)
+
+
+def put(cache: RecordStore, ids: Ids) -> None:
+    cache.put_many(ids, [pack(key, PAYLOADS[key], seed=SEED) for key in ids.tolist()])
+
+
+def read_right(cache: RecordStore, ids: Ids = IDS) -> Misses:
+    """Read the ids; everything that is delivered must be right."""
+
+    def use(position: int, record: memoryview) -> None:
+        key = int(ids[position])
+        assert unpack(key, record, verify=True, seed=SEED)[0] == PAYLOADS[key]
+
+    return cache.read_many(ids, use)
+
+
+def fill(root: Path, seed: int, steps: MutableSequence[int], rank: int) -> None:
+    """Do what a rank does: read batches in an order of its own, put what was missing, freeze at the end."""
+    generator = np.random.default_rng(seed)
+    with make(root) as cache:
+        while not cache.is_frozen:
+            steps[rank] += 1
+            ids = generator.choice(IDS, 12, replace=False)
+            missing = read_right(cache, ids).missing
+            if missing:
+                put(cache, ids[missing])
+            cache.freeze()
+    os._exit(0)
+
+
+def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
+    process = FORK.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+class Filling:
+    """Processes that fill a generation together, and how many batches they have begun."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        # without a lock that the killed could keep
+        self._steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
+        self.processes = [start(fill, root, seed + rank, self._steps, rank) for rank in range(PROCESSES)]
+
+    def join(self) -> list[int | None]:
+        """Return the status of each process, once all have ended."""
+        for process in self.processes:
+            process.join(60)
+        return [process.exitcode for process in self.processes]
+
+    def steps(self) -> int:
+        """Return how many batches were begun so far."""
+        return sum(self._steps)
+
+    def wait_for(self, steps: int) -> None:
+        """Wait until so many batches were begun, or all have ended, as long as the machine takes."""
+        while self.steps() < steps and any(process.is_alive() for process in self.processes):
+            time.sleep(0.001)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if request.param == "disk":
+        yield tmp_path / "cache"
+        return
+    if not SHM.is_dir():
+        pytest.skip("no /dev/shm")
+    folder = SHM / f"cloudtrain-faults-{os.getpid()}-{tmp_path.name}"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def steps_to_fill(root: Path) -> int:
+    """Return how many batches the processes begin when nobody kills them."""
+    filling = Filling(root, 0)
+    assert filling.join() == [0] * PROCESSES
+    shutil.rmtree(root)
+    return filling.steps()
+
+
+def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_again(root: Path) -> None:
+    generator = np.random.default_rng(7)
+    span = steps_to_fill(root)
+    stored_before: set[int] = set()
+    interrupted = 0
+    for number in range(KILLS):
+        filling = Filling(root, 100 * number)
+        filling.wait_for(int(generator.integers(span)))
+        for process in generator.permutation(np.array(filling.processes, object)):
+            process.kill()
+        assert set(filling.join()) <= {0, -signal.SIGKILL}
+        if not root.exists():  # killed before they could make it
+            continue
+        with make(root) as cache:
+            misses = read_right(cache)
+            assert misses.damaged == []
+            assert IDS[misses.missing].tolist() == cache.missing_ids().tolist()
+            stored = set(IDS.tolist()) - set(IDS[misses.missing].tolist())
+            assert stored_before <= stored, "what was there before a kill is gone"
+            interrupted += 0 < len(stored) < len(IDS)
+            if not cache.is_frozen:
+                stored_before = stored
+                continue
+        stored_before = set()
+        shutil.rmtree(root)  # a new one to be filled under fire
+    assert interrupted > 0, "no kill came between the first record and the last"
+    with make(root) as cache:
+        missing = cache.missing_ids()
+        put(cache, missing)
+        assert cache.freeze()
+        assert read_right(cache) == Misses([], [])
+
+
+def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
+    generator = np.random.default_rng(8)
+    span = steps_to_fill(root)
+    for number in range(KILLS // 3):
+        filling = Filling(root, 100 * number)
+        filling.wait_for(int(generator.integers(span)))
+        filling.processes[0].kill()
+        assert filling.join()[1:] == [0] * (PROCESSES - 1)
+        with make(root) as cache:
+            assert cache.is_frozen
+            assert read_right(cache) == Misses([], [])
+        shutil.rmtree(root)
+
+
+def test_killed_while_making_the_folder_it_is_made_by_the_next(root: Path) -> None:
+    generator = np.random.default_rng(9)
+
+    def open_and_close() -> None:
+        while True:
+            make(root).close()
+            shutil.rmtree(root / f"gen-{FINGERPRINT}")
+
+    for _ in range(KILLS):
+        process = start(open_and_close)
+        time.sleep(generator.uniform(0, 0.05))  # at any moment: nothing that is asserted depends on it
+        process.kill()
+        process.join(20)
+        with make(root) as cache:
+            assert cache.stored() == 0
+        assert sorted(path.name for path in root.iterdir()) == [f"gen-{FINGERPRINT}", "lock"]
+        shutil.rmtree(root)
+
+
+def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "_PUT_SECONDS", 0.2)
+    ready = FORK.Event()
+
+    def hold() -> None:
+        with make(root), locks.exclusive(root / f"gen-{FINGERPRINT}" / "writer", 5.0):
+            ready.set()
+            time.sleep(60)
+
+    process = start(hold)
+    assert ready.wait(20)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with make(root) as cache:
+        waits: list[float] = []
+        take = locks.take
+
+        def noted(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> int | None:
+            waits.append(timeout_seconds)
+            return take(path, shared=shared, timeout_seconds=timeout_seconds)
+
+        monkeypatch.setattr(locks, "take", noted)
+        with pytest.warns(UserWarning, match="keeps all others from writing") as said:
+            for _ in range(3):
+                put(cache, IDS[:10])
+        assert (len(said), waits) == (1, [0.2, 0.0, 0.0])  # waited for once
+        assert read_right(cache, IDS[:10]).missing == list(range(10))
+        assert not cache.freeze()
+        process.kill()
+        process.join(10)
+        put(cache, IDS)
+        assert cache.freeze()
+
+
+# --- without room
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """Give a filesystem in memory of 2 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill_until_full(root: Path, sizes: Ids) -> None:
+    """Put all, planned too small: once it is said, the rest is dropped, and what is there stays right."""
+    with make(root, sizes=sizes) as cache:
+        raised = 0
+        for begin in range(0, len(IDS), 10):
+            try:
+                put(cache, IDS[begin : begin + 10])
+            except CacheFull as error:
+                raised += 1
+                assert str(cache.folder) in str(error)
+        assert raised == 1
+        assert cache.is_full
+        assert 0 < cache.stored() < len(IDS)
+        assert not cache.freeze()
+        misses = read_right(cache)
+        assert misses.damaged == []
+        assert len(misses.missing) == len(IDS) - cache.stored()
+    with make(root, sizes=sizes) as cache:
+        assert read_right(cache) == misses, "the next start finds the same"
+
+
+@NOT_ROOT
+def test_a_full_tmpfs_is_said_once_and_reading_goes_on(small: Path) -> None:
+    fill_until_full(small / "cache", np.full(len(IDS), 10))
+
+
+@NOT_ROOT
+def test_a_tmpfs_that_is_too_small_is_refused_before_anything_is_written(small: Path) -> None:
+    with pytest.raises(CacheFull, match="shm-size"):
+        make(small / "cache", sizes=np.full(len(IDS), 9000))
+    assert [path.name for path in small.rglob("*")] == ["cache", "lock"]
+
+
+@NOT_ROOT
+def test_reading_what_is_there_needs_no_room(small: Path) -> None:
+    ids, rest = IDS[:100], list(range(90, 100))
+    with make(small / "cache", ids, SIZES[:100]) as cache:
+        put(cache, ids[:90])
+        (small / "others").write_bytes(bytes(free_bytes(small)))
+
+        def read() -> None:
+            own = make(small / "cache", ids, SIZES[:100])
+            put(own, ids[90:])
+            said = "100 samples: needs" in str(own.no_room)
+            os._exit(0 if said and own.is_full and read_right(own, ids) == Misses(rest, []) else 1)
+
+        process = start(read)
+        process.join(20)
+        assert process.exitcode == 0
+    (small / "others").unlink()
+    with make(small / "cache", ids, SIZES[:100]) as cache:
+        put(cache, ids[90:])
+        assert cache.freeze()
+
+
+def in_child_of_small_files(limit: int, function: Callable[[], object]) -> int | None:
+    """Run in a process whose files may not be longer than ``limit`` bytes."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        function()
+        os._exit(0)
+
+    process = start(limited)
+    process.join(60)
+    return process.exitcode
+
+
+def test_files_that_may_not_grow_are_said_once_and_reading_goes_on(root: Path) -> None:
+    sizes = np.full(len(IDS), 10)
+    assert in_child_of_small_files(1 << 20, lambda: fill_until_full(root, sizes)) == 0
+
+
+# --- flipped bits
+
+
+def flip(path: Path, bits: list[int]) -> None:
+    """Flip bits where they are: of the file that others have open."""
+    with path.open("r+b", buffering=0) as file:
+        for bit in bits:
+            file.seek(bit // 8)
+            (byte,) = file.read(1)
+            file.seek(bit // 8)
+            file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_of_1000_flipped_bits_all_are_caught_and_all_values_are_right(root: Path) -> None:
+    with make(root) as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        data = cache.folder / "records"
+        bits = random.Random(1).sample(range(8 * data.stat().st_size), 1000)
+        flipped = np.array(bits) // 8
+        hit = [
+            place
+            for place, (begin, end) in enumerate(spans(cache))
+            if np.any((begin <= flipped) & (flipped < end))
+        ]
+        assert len(hit) > 100
+        flip(data, bits)
+        misses = read_right(cache)
+        assert misses == Misses([], hit)
+        put_again = IDS[misses.damaged]
+        cache.replace(put_again, [pack(key, PAYLOADS[key], seed=SEED) for key in put_again.tolist()])
+        assert read_right(cache) == Misses([], [])
+    with make(root) as cache:
+        assert read_right(cache) == Misses([], [])
+
+
+def spans(cache: RecordStore) -> list[tuple[int, int]]:
+    """Return where each id's record begins and ends in the data file (which may hold older copies too)."""
+    frozen = cache._frozen
+    assert frozen is not None
+    starts, sizes = frozen._starts, frozen._sizes
+    content = (cache.folder / "records").read_bytes()
+    found = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+    for (begin, end), key in zip(found, IDS.tolist(), strict=True):
+        assert content[begin:end] == pack(key, PAYLOADS[key], seed=SEED)
+    return found
+
+
+@pytest.mark.parametrize("share", [1, 20])
+def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_frozen(root: Path, share: int) -> None:
+    with make(root) as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        data = cache.folder / "records"
+        content = data.read_bytes()
+        free = np.ones(len(content), bool)
+        for begin, end in spans(cache):
+            free[begin:end] = False
+        places = np.flatnonzero(free)[::share]
+        with data.open("r+b", buffering=0) as file:
+            for place in places.tolist():
+                file.seek(place)
+                file.write(bytes([content[place] ^ 0xFF]))
+        assert read_right(cache) == Misses([], [])
+
+        def open_anew() -> None:
+            with make(root) as own:
+                os._exit(0 if own.is_frozen and read_right(own) == Misses([], []) else 1)
+
+        process = start(open_anew)
+        process.join(30)
+        assert process.exitcode == 0
+
+
+def test_an_open_log_found_damaged_is_not_written_and_the_level_made_anew(root: Path) -> None:
+    with make(root) as cache, make(root) as other:
+        put(cache, IDS[:300])
+        assert len(read_right(other).missing) == 300
+        put(cache, IDS[300:310])
+        log = cache.folder / "log"
+        flip(log, [8 * 32 * 305 + 70])
+        with pytest.warns(UserWarning, match="damaged, to be made again at the next start"):
+            assert read_right(other).missing == list(range(300, 600))  # what is known is read on
+        put(other, IDS[310:])
+        assert log.stat().st_size == 310 * 32
+    with make(root) as cache:
+        assert cache.stored() == 0
+        put(cache, IDS)
+        assert cache.freeze()
+        assert read_right(cache) == Misses([], [])
+
+
+def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(tmp_path / "cache") as cache:
+        put(cache, IDS)
+        assert cache.freeze()
+        pread = os.pread
+
+        def failing(descriptor: int, size: int, begin: int) -> bytes:
+            if size == len(pack(int(IDS[4]), PAYLOADS[int(IDS[4])], seed=SEED)):
+                raise OSError(5, "Input/output error")
+            return pread(descriptor, size, begin)
+
+        monkeypatch.setattr(os, "pread", failing)
+        same = [place for place, size in enumerate(SIZES.tolist()) if size == SIZES[4]]
+        assert read_right(cache) == Misses([], same)
+        with pytest.raises(Damaged, match="cannot be read: .*Input/output error"):
+            assert cache._frozen is not None
+            cache._frozen.record(4)
+
+
+def test_a_frozen_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_descriptors(folder: Path, seed: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    with make(root) as cache, make(root) as other:
+        put(cache, IDS)
+        assert cache.freeze()
+        with monkeypatch.context() as patched:
+            patched.setattr(generation, "SealedStore", without_descriptors)
+            assert not other.is_frozen
+            assert read_right(other) == Misses([], [])
+            put(other, IDS)
+        assert other.is_frozen
+    with make(root) as cache:
+        assert cache.is_frozen
+        assert read_right(cache) == Misses([], [])

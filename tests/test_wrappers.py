@@ -1,0 +1,390 @@
+"""What is put around a reducer, on every sparse one."""
+
+import numpy as np
+import pytest
+
+from commlib import REDUCERS, InvalidArgument, RanksDisagree, Topology, density, make_reducer
+from commlib.transport import simulated
+from commlib.wrappers import LocalClipping, MomentumCorrection, ReducerWrapper, WarmUp
+
+SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
+
+
+def drawn(size, rank, step):
+    return np.random.default_rng([size, rank, step]).standard_t(2, size).astype(np.float32)
+
+
+def everything(comm, name="allgather", size=4):
+    """A reducer that applies all that it is given."""
+    return make_reducer(name, Topology(comm, ranks_per_node=2), size, density=1.0)
+
+
+# ------------------------------------------------------------- local clipping
+
+
+def test_a_gradient_longer_than_its_share_is_scaled_to_it(ranks):
+    def body(comm):
+        reducer = LocalClipping(everything(comm), norm=2 * comm.size**0.5)
+        return reducer.reduce(np.array([0, 30, -40, 0]) * (comm.rank + 1))
+
+    for mean in ranks.run(body):
+        np.testing.assert_allclose(mean, [0, 1.2, -1.6, 0], rtol=1e-6)  # a division, a root and a product
+
+
+def test_a_gradient_within_its_share_is_left_to_the_bit(ranks):
+    gradient = drawn(1000, 0, 0)
+    norm = float(np.linalg.norm(gradient.astype(np.float64)))
+
+    def body(comm):
+        reducer = LocalClipping(everything(comm, size=1000), norm=1.001 * norm * comm.size**0.5)
+        return reducer.reduce(gradient)
+
+    expected = ranks.run(lambda comm: everything(comm, size=1000).reduce(gradient))
+    for mean, unclipped in zip(ranks.run(body), expected, strict=True):
+        assert mean.tobytes() == unclipped.tobytes()
+
+
+@pytest.mark.parametrize("magnitude", [1e-40, 1e-20, 1e20, 3e37])
+def test_clipping_neither_overflows_nor_underflows(ranks, magnitude):
+    def body(comm):
+        reducer = LocalClipping(everything(comm), norm=0.5 * magnitude * comm.size**0.5)
+        return reducer.reduce(np.array([magnitude, 0, 0, 0], np.float32))
+
+    for mean in ranks.run(body):
+        # half of a denormal is known to 16 bits
+        np.testing.assert_allclose(mean, [0.5 * magnitude, 0, 0, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_number_passes_clipping_and_voids_the_step(ranks, bad):
+    def body(comm):
+        reducer = LocalClipping(everything(comm), norm=1.0)
+        mean = reducer.reduce(np.array([1, 2, bad if comm.rank == comm.size - 1 else 3, 4]))
+        return np.isnan(mean).all(), reducer.last.finite
+
+    assert ranks.run(body) == [(True, False)] * ranks.size
+
+
+# ------------------------------------------------------------- momentum correction
+
+
+def test_without_masking_the_mean_is_that_of_the_velocities(ranks):
+    def body(comm):
+        reducer = MomentumCorrection(everything(comm, size=50), 0.9, masking=False)
+        return [reducer.reduce(drawn(50, comm.rank, step)) for step in range(4)]
+
+    gradients = np.array([[drawn(50, rank, step) for rank in range(ranks.size)] for step in range(4)])
+    velocity = np.zeros((ranks.size, 50))
+    for step, mean in enumerate(ranks.run(body)[0]):
+        velocity = 0.9 * velocity + gradients[step]
+        scale = np.abs(gradients).sum(axis=(0, 1))
+        # four roundings a step and rank, and 0.9 is no float32
+        np.testing.assert_array_less(np.abs(mean - velocity.mean(axis=0)), 16 * 2.0**-23 * scale)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_masking_starts_the_velocity_of_what_was_sent_anew(size):
+    """k = 1 of 3: the first entry is sent in the first step, the second one has gathered more by the next."""
+
+    def body(comm):
+        reducer = make_reducer("allgather", Topology(comm), 3, density=1 / 3)
+        corrected = MomentumCorrection(reducer, 0.5)
+        gradient = np.array([8, 6, 0], np.float32)
+        return [corrected.reduce(gradient) for _ in range(3)], corrected.residual
+
+    for means, residual in simulated.run(body, size):
+        # velocities 8, 6: 8 is sent, 6 stays. Then 8 (masked) and 3 + 6: 9 + 6 = 15 is sent, 8 stays.
+        # Then 4 + 8 and 6 (masked): 12 + 8 = 20 is sent, 6 stays.
+        assert [mean.tolist() for mean in means] == [[8, 0, 0], [0, 15, 0], [20, 0, 0]]
+        assert residual.tolist() == [0, 6, 0]
+
+
+def test_one_rank_has_plain_momentum_with_and_without_masking(ranks):
+    def body(comm):
+        alone = Topology(comm.split(comm.rank))
+        reducer = MomentumCorrection(make_reducer("gtopk", alone, 2, density=0.5), 0.5)
+        return [reducer.reduce(np.array([1, 2], np.float32)).tolist() for _ in range(3)]
+
+    assert ranks.run(body) == [[[1, 2], [1.5, 3], [1.75, 3.5]]] * ranks.size
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8])
+def test_what_ok_topk_does_not_apply_keeps_its_velocity(size):
+    """Rank 0 sends 1 at its own place: it is below the others' 10s, and not in the global top-k."""
+
+    def body(comm):
+        reducer = MomentumCorrection(make_reducer("oktopk", Topology(comm), 100, density=0.01), 0.5)
+        gradient = np.zeros(100, np.float32)
+        gradient[70 if comm.rank else 20] = 10 if comm.rank else 1
+        first = reducer.reduce(gradient)
+        second = reducer.reduce(np.zeros(100, np.float32))
+        return first, second, reducer.residual
+
+    for rank, (first, second, residual) in enumerate(simulated.run(body, size)):
+        assert first[20] == 0 < first[70]
+        assert second[70] == 0  # masked, and nothing left
+        if rank == 0:
+            assert residual[20] + size * second[20] == 1.5  # 1, and then half of it
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_velocities_are_what_is_not_lost(ranks, name):
+    """Replays the masks that each rank reports, in float64."""
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 1000, density=0.05)
+        corrected = MomentumCorrection(reducer, 0.5)
+        means, masks = [], []
+        for step in range(6):
+            means.append(corrected.reduce(drawn(1000, comm.rank, step)))
+            masks.append(corrected.sent_indices(means[-1]))
+        return means, masks, corrected.residual
+
+    seen = ranks.run(body)
+    given, magnitude = np.zeros(1000), np.zeros(1000)
+    for rank, (_, masks, _) in enumerate(seen):
+        velocity = np.zeros(1000)
+        for step in range(6):
+            velocity = 0.5 * velocity + drawn(1000, rank, step)
+            given += velocity
+            magnitude += np.abs(velocity)
+            velocity[masks[step]] = 0
+    applied = ranks.size * np.sum(seen[0][0], axis=0, dtype=np.float64)
+    residuals = sum(residual.astype(np.float64) for _, _, residual in seen)
+    # float32 sums of at most 6·P terms
+    np.testing.assert_array_less(np.abs(applied + residuals - given), 60 * 2.0**-23 * magnitude + 1e-30)
+    for means, _, _ in seen:
+        assert [mean.tobytes() for mean in means] == [mean.tobytes() for mean in seen[0][0]]
+
+
+def test_a_void_step_leaves_the_velocity_as_it_was(ranks):
+    def body(comm):
+        corrected, twin = (MomentumCorrection(everything(comm), 0.9, masking=False) for _ in range(2))
+        good, bad = np.array([1, 2, 3, 4]), np.array([1, 2, np.nan, 4])
+        corrected.reduce(good)
+        corrected.reduce(bad)
+        twin.reduce(good)
+        return corrected.reduce(good).tobytes() == twin.reduce(good).tobytes()
+
+    assert all(ranks.run(body))
+
+
+# ------------------------------------------------------------- density
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("name", SPARSE)
+def test_warm_up_goes_through_its_densities_and_ends_at_the_reducers_own(size, name):
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), 1000, density=0.003, selector="exact")
+        warm = WarmUp(reducer, density.GTOPK_WARM_UP, steps_per_epoch=2)
+        densities, selected = [], []
+        for step in range(11):
+            densities.append(warm.density)
+            warm.reduce(drawn(1000, comm.rank, step))
+            selected.append(warm.last.selected)
+        return densities, selected
+
+    for densities, selected in simulated.run(body, size):
+        # round(0.0725·1000) = 72: 72.5 to even
+        assert selected == [250, 250, 72, 72, 15, 15, 4, 4, 3, 3, 3]
+        assert densities == [0.25, 0.25, 0.0725, 0.0725, 0.015, 0.015, 0.004, 0.004, 0.003, 0.003, 0.003]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_nothing_is_lost_where_the_density_changes(ranks, name):
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 1000, density=0.01)
+        warm = WarmUp(reducer, density.exponential(0.5, 0.01, 3), steps_per_epoch=1)
+        return [warm.reduce(drawn(1000, comm.rank, step)) for step in range(5)], warm.residual
+
+    seen = ranks.run(body)
+    gradients = [drawn(1000, rank, step) for rank in range(ranks.size) for step in range(5)]
+    applied = ranks.size * np.sum(seen[0][0], axis=0, dtype=np.float64)
+    residuals = sum(residual.astype(np.float64) for _, residual in seen)
+    difference = applied + residuals - np.sum(gradients, axis=0, dtype=np.float64)
+    magnitude = np.abs(gradients).sum(axis=0)
+    # float32 sums of at most 5·P terms
+    np.testing.assert_array_less(np.abs(difference), 40 * 2.0**-23 * magnitude + 1e-30)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
+def test_reused_thresholds_follow_a_new_density_at_once(size, name):
+    """Also by less than the factor of two within which they are otherwise reused."""
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), 4000, density=0.02)
+        for step in range(3):
+            reducer.reduce(drawn(4000, comm.rank, step))
+        reducer.set_density(0.0125)
+        mean = reducer.reduce(drawn(4000, comm.rank, 3))
+        return reducer.last.selected, np.count_nonzero(mean)
+
+    assert simulated.run(body, size) == [(50, 50)] * size
+
+
+def test_a_rank_that_did_not_change_its_density_is_named(ranks):
+    def body(comm):
+        reducer = make_reducer("allgather", Topology(comm), 100, density=0.5)
+        if comm.rank == comm.size - 1:
+            reducer.set_density(0.25)
+        try:
+            reducer.reduce(np.ones(100))
+        except RanksDisagree as error:
+            return str(error)
+        return None
+
+    for message in ranks.run(body):
+        assert (message is None) == (ranks.size == 1)
+        others = list(range(ranks.size - 1))
+        named = f"density is 0.5 on ranks {others}, 0.25 on ranks [{ranks.size - 1}]"
+        assert message is None or message == f"the reducer is not the same on all ranks: {named}"
+
+
+def test_exponential_densities_are_a_geometric_series():
+    densities = [*density.exponential(0.3, 0.002, 5), 0.002]
+    np.testing.assert_allclose(np.diff(np.log(densities)), np.log(0.002 / 0.3) / 5)
+    assert densities[0] == 0.3
+
+
+# ------------------------------------------------------------- all together
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_all_of_them_nested_restart_bitwise(ranks, name):
+    def make(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 500, density=0.02)
+        return WarmUp(LocalClipping(MomentumCorrection(reducer, 0.9), 3.0), (0.3, 0.1), steps_per_epoch=2)
+
+    def body(comm):
+        first = make(comm)
+        for step in range(3):
+            first.reduce(drawn(500, comm.rank, step))
+        first.add_residual(drawn(500, comm.rank, 9))
+        restored = make(comm)
+        restored.load_state_dict(first.state_dict())
+        later = [drawn(500, comm.rank, step) for step in range(3, 7)]
+        return [first.reduce(each).tobytes() == restored.reduce(each).tobytes() for each in later]
+
+    assert ranks.run(body) == [[True] * 4] * ranks.size
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda reducer: LocalClipping(reducer, 0), "norm: expected a number above 0, got 0"),
+        (lambda reducer: LocalClipping(reducer, float("nan")), "norm: expected a number above 0, got nan"),
+        (lambda reducer: MomentumCorrection(reducer, 1), "momentum: expected a number in [0, 1), got 1"),
+        (lambda reducer: WarmUp(reducer, [0.5, 0], 1), "density: expected a number in (0, 1], got 0"),
+        (lambda reducer: WarmUp(reducer, [0.5], 0), "steps_per_epoch: expected at least 1, got 0"),
+        (lambda reducer: reducer.set_density(1.5), "density: expected a number in (0, 1], got 1.5"),
+        (lambda reducer: density.exponential(0.5, 0.1, 0), "epochs: expected at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(ranks, make, message):
+    def body(comm):
+        reducer = everything(comm)
+        with pytest.raises(InvalidArgument) as caught:
+            make(reducer)
+        return str(caught.value), reducer.density
+
+    assert ranks.run(body) == [(message, 1.0)] * ranks.size
+
+
+def test_a_dense_reducer_is_refused(ranks):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="reducer: expected a sparse one, got Dense"):
+            ReducerWrapper(make_reducer("dense", Topology(comm), 10))
+        return True
+
+    assert all(ranks.run(body))
+
+
+def test_clipping_is_of_gradients_and_not_of_velocities(ranks):
+    """A constant gradient of norm 5, clipped to 1, gathers momentum: 1, then 1.5, then 1.75."""
+
+    def body(comm):
+        reducer = MomentumCorrection(everything(comm), 0.5, masking=False)
+        clipped = LocalClipping(reducer, norm=comm.size**0.5)
+        return [clipped.reduce(np.array([0, 3, 4, 0])) for _ in range(3)]
+
+    for means in ranks.run(body):
+        for mean, norm in zip(means, [1, 1.5, 1.75], strict=True):
+            np.testing.assert_allclose(mean, [0, 0.6 * norm, 0.8 * norm, 0], rtol=1e-6)  # a few roundings
+
+
+def test_the_other_order_is_refused(ranks):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="expected LocalClipping around MomentumCorrection"):
+            MomentumCorrection(WarmUp(LocalClipping(everything(comm), 1.0), [0.5], 1), 0.9)
+        return True
+
+    assert all(ranks.run(body))
+
+
+AROUND = {
+    "clipping": lambda reducer: LocalClipping(reducer, 1.0),
+    "momentum": lambda reducer: MomentumCorrection(reducer, 0.5),
+    "warm-up": lambda reducer: WarmUp(reducer, [1.0], 5),
+}
+
+
+@pytest.mark.parametrize("gradient", [[3.0], 3.0, np.ones(5), np.ones((4, 1)), "four", [None] * 4, [1j] * 4])
+@pytest.mark.parametrize("make", AROUND.values(), ids=list(AROUND))
+def test_what_is_no_gradient_of_this_size_is_refused_by_each(ranks, make, gradient):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match="gradient: expected"):
+            make(everything(comm)).reduce(gradient)
+        return True
+
+    assert all(ranks.run(body))
+
+
+def test_what_overflows_voids_the_step_without_a_warning(ranks):
+    def body(comm):
+        around = LocalClipping(MomentumCorrection(everything(comm), 0.9, masking=False), 1e38)
+        around.reduce(np.full(4, 1e39))
+        voided = not around.last.finite
+        inner = MomentumCorrection(everything(comm), 0.99, masking=False)
+        means = [np.isfinite(inner.reduce(np.full(4, 2e38 / comm.size, np.float32))).all() for _ in range(3)]
+        return voided, means
+
+    for voided, means in ranks.run(body):
+        assert voided
+        assert means[0]
+
+
+@pytest.mark.parametrize("make", AROUND.values(), ids=list(AROUND))
+def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, make):
+    def body(comm):
+        wrapped = make(everything(comm, size=20))
+        others = [
+            LocalClipping(everything(comm, size=20), 2.0),
+            MomentumCorrection(everything(comm, size=20), 0.25),
+            MomentumCorrection(everything(comm, size=20), 0.5, masking=False),
+            WarmUp(everything(comm, size=20), [0.25], 5),
+            make(everything(comm, size=21)),
+        ]
+        wrapped.reduce(drawn(20, comm.rank, 0))
+        before = wrapped.residual.tobytes(), wrapped.density
+        for other in others:
+            with pytest.raises(InvalidArgument, match="state: expected one of equal settings"):
+                wrapped.load_state_dict(other.state_dict())
+        return (wrapped.residual.tobytes(), wrapped.density) == before
+
+    assert all(ranks.run(body))
+
+
+def test_the_density_that_a_warm_up_ends_at_can_be_changed(ranks):
+    def body(comm):
+        warm = WarmUp(make_reducer("gtopk", Topology(comm), 100, density=0.1), [0.5], 1)
+        warm.set_density(0.2)
+        densities = [warm.density]
+        for step in range(2):
+            warm.reduce(drawn(100, comm.rank, step))
+            densities.append(warm.density)
+        return densities
+
+    assert ranks.run(body) == [[0.5, 0.2, 0.2]] * ranks.size

@@ -1,0 +1,261 @@
+"""Checkpoints in atomic folders: each is complete or does not exist.
+
+A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one ``own-00000.safetensors`` for
+each rank, and ``COMPLETE``, the manifest with the length and digest of every file. The folder is written
+under a temporary name, synced and renamed, so a crash never damages an earlier checkpoint. Damage to a file
+is found by its digest, and the checkpoint before it is used instead.
+"""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from commlib import Communicator, InvalidArgument, RanksDisagree
+from commlib.agreement import differences
+from commlib.vectors import Float32
+from datacache.store.folders import sync_folder
+from training.checkpoint.manifest import SHARED, STEP, Manifest, own_file
+from training.checkpoint.serialization import Damaged, Tree, Written, check_file, read_tree, write_tree
+from training.process.job import log_error
+
+Result = TypeVar("Result")
+
+_UNFINISHED = "unfinished-"
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written on some rank; earlier checkpoints are unchanged."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. ``own`` is ``None`` if it was written by another number of ranks."""
+
+    step: int
+    path: Path
+    world_size: int
+    shared: Tree = field(repr=False)
+    own: Tree = field(repr=False)
+    files: Mapping[str, Written] = field(repr=False)
+
+    def own_of(self, rank: int) -> Tree:
+        """Return what ``rank`` wrote, read again from its file; raises :class:`Damaged`."""
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"rank: expected 0 to {self.world_size - 1}, got {rank}")
+        return read_tree(self.path / own_file(rank), self.files[own_file(rank)])
+
+
+class Checkpoints:
+    """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; created when needed.
+
+    The last ``keep`` checkpoints stay, and the last one that was saved as the best. All ranks call every
+    method together. Two runs must not save into one folder at the same time. Checkpoints of another ``run``
+    than rank 0's are neither found nor removed.
+    """
+
+    def __init__(self, folder: Path, comm: Communicator, *, run: str = "", keep: int = 3) -> None:
+        if keep < 1:
+            raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
+        self.folder, self._comm, self._run, self._keep = Path(folder), comm, run, keep
+
+    def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
+        """Write a checkpoint: ``shared`` as rank 0 has it, ``own`` of every rank; both are only read.
+
+        If any rank cannot write, all raise :class:`CheckpointFailed`, nothing of it stays, and earlier
+        checkpoints are unchanged. When the call returns, the files are synced to the disk. A step that is
+        saved again, or an earlier step, becomes the newest checkpoint.
+        """
+        if step < 0:
+            raise InvalidArgument(f"step: expected at least 0, got {step}")
+        self._agree(step, best)
+        unfinished = self._begin(step)
+        try:
+            files: dict[str, Written] = {}
+            for written in self._all(step, lambda: self._write(unfinished, shared, own)):
+                files |= written
+            self._all(step, lambda: self._first(lambda: self._finish(unfinished, step, best, files)))
+        except CheckpointFailed:
+            self._first(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+            raise
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that all ranks can read, the same on each; ``None`` if there is none.
+
+        Rank 0 prints a line for each damaged one. With another world size each rank checks the files of the
+        ranks whose residuals :func:`merged` gives to it.
+        """
+        return next(self.complete(), None)
+
+    def complete(self) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
+
+        Rank 0 prints a line for each damaged one, as :meth:`newest` does.
+        """
+        return self._those(lambda manifest: True)
+
+    def best(self) -> Checkpoint | None:
+        """Return the last that was saved as the best, as :meth:`newest` does."""
+        return next(self._those(lambda manifest: manifest.best), None)
+
+    def count(self) -> int:
+        """Return how many folders have the name of a checkpoint, complete or not."""
+        names = self._first(lambda: [path.name for path in self.folder.glob(f"{STEP}*")])
+        return len(self._comm.allgather_objects(names)[0] or [])
+
+    def is_left_out(self, step: int, problem: str | None) -> bool:
+        """Return whether any rank found a problem with a checkpoint; rank 0 prints it."""
+        problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
+        if self._comm.rank == 0:
+            for each in problems:
+                log_error(f"warning: the checkpoint of step {step} is left out: {each}")
+        return bool(problems)
+
+    def _agree(self, step: int, best: bool) -> None:
+        settings = self._comm.allgather_objects({"step": step, "best": best})
+        if different := differences(settings):
+            raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
+
+    def _begin(self, step: int) -> Path:
+        """Return a new folder to write into; its name is new, since other hosts may cache old entries."""
+
+        def make() -> str:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.folder.parent)
+            self._remove_unfinished()
+            path = self.folder / f"{_UNFINISHED}{STEP}{step:08d}-{secrets.token_hex(4)}"
+            path.mkdir()
+            return path.name
+
+        names = self._all(step, lambda: self._first(make))
+        return self.folder / str(names[0])
+
+    def _write(self, folder: Path, shared: Tree, own: Tree) -> dict[str, Written]:
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"{folder}: rank 0 has made it, and rank {self._comm.rank} on {self._comm.host} does not see "
+                "it: choose a folder on storage that all ranks share"
+            )
+        written = {own_file(self._comm.rank): write_tree(folder / own_file(self._comm.rank), own)}
+        if self._comm.rank == 0:
+            written[SHARED] = write_tree(folder / SHARED, shared)
+        return written
+
+    def _finish(self, unfinished: Path, step: int, best: bool, files: Mapping[str, Written]) -> None:
+        found, _ = self._scan()
+        number = 1 + max((manifest.number for _, manifest in found), default=0)
+        manifest = Manifest(self._run, step, number, self._comm.size, best, files)
+        manifest.write(unfinished)
+        sync_folder(unfinished)
+        path = self._free_name(step)
+        unfinished.rename(path)
+        sync_folder(self.folder)
+        self._remove_old([(path, manifest), *found])
+
+    def _free_name(self, step: int) -> Path:
+        """Return a path named after the step, with a number appended if that name is taken."""
+        path, attempt = self.folder / f"{STEP}{step:08d}", 1
+        while path.exists():
+            attempt += 1
+            path = self.folder / f"{STEP}{step:08d}-{attempt}"
+        return path
+
+    def _remove_old(self, newest_first: list[tuple[Path, Manifest]]) -> None:
+        best = [path for path, manifest in newest_first if manifest.best]
+        for path, _ in newest_first[self._keep :]:
+            if path not in best[:1]:
+                # Renamed first: a folder with the name of a step is always complete.
+                path.rename(self.folder / f"{_UNFINISHED}removal-{secrets.token_hex(4)}")
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        for path in self.folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _scan(self) -> tuple[list[tuple[Path, Manifest]], list[Damaged]]:
+        """Return the folders with their manifests, newest first, and the errors of damaged ones."""
+        found, damaged = [], []
+        for path in sorted(self.folder.glob(f"{STEP}*")):
+            try:
+                found.append((path, Manifest.read(path, self._run)))
+            except Damaged as error:
+                damaged.append(error)
+        return sorted(found, key=lambda each: each[1].number, reverse=True), damaged
+
+    def _those(self, is_wanted: Callable[[Manifest], bool]) -> Iterator[Checkpoint]:
+        found, damaged = self._first(self._scan) or ([], [])
+        for error in damaged:
+            log_error(f"warning: a checkpoint is left out: {error}")
+        for path, manifest in self._comm.allgather_objects(found)[0]:
+            if is_wanted(manifest) and (checkpoint := self._load(self.folder / path.name, manifest)):
+                yield checkpoint
+
+    def _load(self, path: Path, manifest: Manifest) -> Checkpoint | None:
+        """Return the checkpoint, or ``None`` on all ranks if any of them finds damage."""
+        checkpoint, problem = None, None
+        try:
+            checkpoint = self._read(path, manifest)
+        except Damaged as error:
+            problem = str(error)
+        return None if self.is_left_out(manifest.step, problem) else checkpoint
+
+    def _read(self, path: Path, manifest: Manifest) -> Checkpoint:
+        files, own = manifest.files, None
+        if manifest.world_size == self._comm.size:
+            own = read_tree(path / own_file(self._comm.rank), files[own_file(self._comm.rank)])
+        else:
+            for rank in taken_over(manifest.world_size, self._comm.rank, self._comm.size):
+                check_file(path / own_file(rank), files[own_file(rank)])
+        shared = read_tree(path / SHARED, files[SHARED])
+        return Checkpoint(manifest.step, path, manifest.world_size, shared, own, files)
+
+    def _first(self, function: Callable[[], Result]) -> Result | None:
+        """Return what the function returns on rank 0, and ``None`` on all others."""
+        return function() if self._comm.rank == 0 else None
+
+    def _all(self, step: int, function: Callable[[], Result]) -> list[Result]:
+        """Return what the function returned on every rank; an ``OSError`` on any fails all."""
+        result, problem = None, None
+        try:
+            result = function()
+        except OSError as error:
+            problem = str(error)
+        results: list[Any] = self._comm.allgather_objects((result, problem))
+        for rank, (_, each) in enumerate(results):
+            if each is not None:
+                raise CheckpointFailed(f"{self.folder}: step {step} is not saved: rank {rank}: {each}")
+        return [result for result, _ in results]
+
+
+def taken_over(world_size: int, rank: int, size: int) -> range:
+    """Return the ranks of the earlier world of ``world_size`` whose state ``rank`` of ``size`` takes over.
+
+    >>> [list(taken_over(5, rank, 2)) for rank in range(2)]
+    [[0, 2, 4], [1, 3]]
+    >>> [list(taken_over(2, rank, 3)) for rank in range(3)]
+    [[0], [1], []]
+    """
+    return range(rank, world_size, size)
+
+
+def merged(
+    residual_of: Callable[[int], Float32], length: int, *, world_size: int, rank: int, size: int
+) -> Float32:
+    """Return the residual of ``rank`` in a world of ``size``: the sum of the residuals that it takes over.
+
+    ``residual_of(rank)`` returns a vector of shape ``(length,)`` for a rank of the earlier world of
+    ``world_size``, and is called for one rank after another, in order. The sum is computed in float64 and
+    rounded once; a rank that takes over none gets zeros. The sum over all ranks is preserved to this
+    rounding.
+    """
+    ranks = taken_over(world_size, rank, size)
+    if len(ranks) == 1:
+        return np.array(residual_of(rank), np.float32)
+    total = np.zeros(length, np.float64)
+    for each in ranks:
+        total += residual_of(each)
+    return total.astype(np.float32)

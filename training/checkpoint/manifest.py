@@ -1,0 +1,81 @@
+"""The manifest of a checkpoint: the file ``COMPLETE`` in its folder, written last."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+from xxhash import xxh3_128_hexdigest
+
+from training.checkpoint.serialization import Damaged, Written, parsed
+
+FORMAT = 2  # of folders and files; since 2 a checkpoint names its run
+STEP = "step-"
+COMPLETE, SHARED = "COMPLETE", "shared.safetensors"
+
+
+def own_file(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"own-{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``COMPLETE``: a line of JSON, and a line with the digest of it.
+
+    ``run``: the identity of the run. ``number`` counts the saves into a folder, as steps may go back.
+    """
+
+    run: str
+    step: NonNegativeInt
+    number: PositiveInt
+    world_size: PositiveInt
+    best: bool
+    files: Mapping[str, Written]
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a checkpoint, synced."""
+        body = json.dumps(asdict(self)).encode()
+        with (folder / COMPLETE).open("xb") as file:
+            file.write(body + b"\n" + _last_line(body))
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, folder: Path, run: str) -> "Manifest":
+        """Return the manifest of a folder; :class:`Damaged` unless run and step are those of the folder."""
+        path = folder / COMPLETE
+        try:
+            body, _, digest = path.read_bytes().partition(b"\n")
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
+        if digest != _last_line(body):
+            raise Damaged(f"{path}: not what was written")
+        try:
+            _expect("format", FORMAT, parsed(Version, body).format)
+            found = parsed(cls, body)
+            _expect("step", folder.name.split("-")[1], f"{found.step:08d}")
+            _expect("run", run, found.run)
+            _expect("files", sorted([*map(own_file, range(found.world_size)), SHARED]), sorted(found.files))
+        except ValueError as error:
+            raise Damaged(f"{path}: {error}") from error
+        return found
+
+
+@dataclass(frozen=True)
+class Version:
+    """The version of a manifest's format."""
+
+    format: int
+
+
+def _expect(name: str, expected: object, found: object) -> None:
+    if found != expected:
+        raise ValueError(f"expected {name} {expected}, got {found}")
+
+
+def _last_line(body: bytes) -> bytes:
+    return f"{xxh3_128_hexdigest(body)}\n".encode()

@@ -1,0 +1,164 @@
+"""The commands ``cloudtrain bench``; what each measures is imported only when it is asked for."""
+
+from typing import Annotated
+
+import typer
+
+from training.commands.help import Group
+
+benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
+
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
+Quick = Annotated[bool, typer.Option("--quick", help="smaller sizes: ends within a minute")]
+
+# Of ``bench reducers``: training/bench/options.py says what goes together.
+SimulatedRanks = Annotated[int | None, typer.Option("-np", "--ranks", help="simulated ranks [8]")]
+RanksPerNode = Annotated[int | None, typer.Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")]
+Sizes = Annotated[
+    list[int] | None, typer.Option("--size", help="entries; --cluster: may be repeated [1000000]")
+]
+Densities = Annotated[
+    list[float] | None, typer.Option("--density", help="to select; --cluster: may be repeated [0.01]")
+]
+Reducers = Annotated[list[str] | None, typer.Option("--reducer", help="may be repeated [all]")]
+Wires = Annotated[
+    list[str] | None, typer.Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")
+]
+ReducerSteps = Annotated[int | None, typer.Option(help="to time, after two to warm up [5; 20]")]
+InterGbit = Annotated[float, typer.Option(help="Gbit/s of a node's card")]
+InterMicroseconds = Annotated[float, typer.Option(help="latency between nodes")]
+IntraGbit = Annotated[float, typer.Option(help="Gbit/s between two ranks of a node")]
+IntraMicroseconds = Annotated[float, typer.Option(help="latency inside a node")]
+Peers = Annotated[
+    bool, typer.Option("--peers", help="against plain NumPy transcriptions instead of against dense")
+]
+AllReduce = Annotated[
+    bool, typer.Option("--allreduce", help="against MPI's and Horovod's all-reduce, on real ranks")
+]
+Horovod = Annotated[
+    bool, typer.Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
+]
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="--allreduce on the nodes of scripts/cluster.py (needs root)")
+]
+Nodes = Annotated[int | None, typer.Option(help="of the cluster [4]")]
+Rates = Annotated[
+    list[str] | None, typer.Option("--rate", help="of its links; may be repeated [1gbit, 10gbit]")
+]
+Algorithm = Annotated[
+    str | None, typer.Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
+]
+Timeout = Annotated[float | None, typer.Option(help="seconds that a job on it may take [3600]")]
+
+
+@benches.command("selection")
+def bench_selection(
+    sizes: Annotated[list[int] | None, typer.Option("--size", help="entries; may be repeated")] = None,
+    densities: Annotated[
+        list[float] | None, typer.Option("--density", help="share to select; may be repeated")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time every selector.
+
+    Against torch.topk, np.partition, and a bare read of the vector, which none can beat. On a GPU against
+    torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
+    """
+    if device == "gpu":
+        from training.bench.gpu import bench
+    elif device == "cpu":
+        from training.bench.selection import bench
+    else:
+        raise typer.BadParameter(f"expected cpu or gpu, got {device}", param_hint="--device")
+
+    raise typer.Exit(bench(as_json, sizes=sizes or [], densities=densities or [], quick=quick))
+
+
+@benches.command("reducers")
+def bench_reducers(
+    ranks: SimulatedRanks = None,
+    ranks_per_node: RanksPerNode = None,
+    sizes: Sizes = None,
+    densities: Densities = None,
+    reducers: Reducers = None,
+    wires: Wires = None,
+    steps: ReducerSteps = None,
+    inter_gbit: InterGbit = 25,
+    inter_microseconds: InterMicroseconds = 30,
+    intra_gbit: IntraGbit = 1200,
+    intra_microseconds: IntraMicroseconds = 10,
+    peers: Peers = False,
+    allreduce: AllReduce = False,
+    horovod: Horovod = True,
+    cluster: Cluster = False,
+    nodes: Nodes = None,
+    rates: Rates = None,
+    algorithm: Algorithm = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Measure every reducer.
+
+    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster. Against
+    dense.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}  # else as in Options
+    if cluster:
+        from training.bench.cluster import bench
+    else:
+        from training.bench.reducers import bench
+
+    raise typer.Exit(bench(**given))
+
+
+@benches.command("cache")
+def bench_cache(
+    samples: Annotated[int | None, typer.Option(min=300, help="pictures to generate [10000]")] = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time batches from the levels of the cache.
+
+    Against emulated central storage and against tf.data, of generated pictures in the shape of ImageNet's.
+    """
+    from training.bench.cache import bench
+
+    raise typer.Exit(bench(as_json, samples=samples, quick=quick))
+
+
+@benches.command("pto")
+def bench_pto(
+    ranks: Annotated[
+        list[int] | None, typer.Option("-np", "--ranks", help="to start; may be repeated [2, 4]")
+    ] = None,
+    networks: Annotated[
+        list[str] | None, typer.Option("--network", help="whose shapes; may be repeated [all]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="to time, after two to warm up [21]")] = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time norms in parts, and steps of LARS with them.
+
+    On real ranks of this machine, which it starts, or on those of mpirun. Against all norms on every rank.
+    """
+    from training.bench.pto import bench
+
+    raise typer.Exit(bench(as_json, ranks=ranks or (), networks=networks or (), steps=steps, quick=quick))
+
+
+@benches.command("train")
+def bench_train(
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Time steps of the training loop against bare ones.
+
+    And the way of a gradient into one vector and back.
+    """
+    from training.bench.train import bench
+
+    raise typer.Exit(bench(as_json, quick=quick))

@@ -1,0 +1,201 @@
+"""The command ``cloudtrain``."""
+
+from typing import Annotated
+
+import typer
+
+from commlib.version import __version__
+from training.commands.bench import benches
+from training.commands.help import Group
+from training.process.program import PROGRAM, ProgramCommand, check_program
+
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train with TensorFlow and Horovod on clusters that are fast inside a node and slow between nodes.",
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, such as configs/digits.yaml")]
+LaunchedConfig = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="a YAML file, such as my.yaml; or any program: -- python my.py [ARGUMENT]...",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="put on top of the file: density=0.05")
+]
+Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
+Interface = Annotated[
+    str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+]
+CachedConfig = Annotated[
+    str | None, typer.Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
+]
+
+caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
+app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cloudtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Train, as one rank of a job: alone, or started by horovodrun or mpirun."""
+    from training.commands.train import train as run
+
+    run(config, overrides or [], dry_run=dry_run)
+
+
+@app.command(cls=ProgramCommand)
+def launch(
+    context: typer.Context,
+    ranks: Annotated[int, typer.Option("-np", min=1, help="number of ranks")],
+    config: LaunchedConfig = None,
+    overrides: Overrides = None,
+    hosts: Hosts = None,
+    network_interface: Interface = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
+    from training.config.config import load_with_warnings
+    from training.process.launch import Ranks, cloudtrain
+    from training.process.launch import launch as run
+    from training.run.dry_run import generated
+
+    words, change = overrides or [], generated if dry_run else dict
+    there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
+    program = context.meta.get(PROGRAM)
+    if program is not None:
+        others = [*([config] if config else []), *words, *flags]
+        raise typer.Exit(run(there, program, check=lambda: check_program(program, others)))
+    if config is None:
+        raise typer.BadParameter(
+            "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
+        )
+    command = cloudtrain("train", config, *words, *flags)
+    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, words, change)))
+
+
+@app.command()
+def tune(
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
+    ] = None,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        int | None, typer.Option("-np", min=1, help="start so many ranks through horovodrun")
+    ] = None,
+    hosts: Hosts = None,
+    network_interface: Interface = None,
+    ranks_per_node: Annotated[
+        str | None, typer.Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
+    ] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+    ] = None,
+) -> None:
+    """Measure links and kernels of a job's ranks, for `reducer: auto`.
+
+    As one rank of a job, as `train` does; or, with -np, start the job, as `launch` does.
+    """
+    from training.commands.tune import Request
+    from training.commands.tune import tune as run
+    from training.process.job import usage_error
+    from training.process.launch import Ranks, cloudtrain, launch
+
+    request = Request(config, overrides or [], ranks_per_node, profile, transport)
+    if ranks is not None:
+        there = Ranks(ranks, hosts, network_interface)
+        raise typer.Exit(launch(there, cloudtrain(*request.words()), check=request.resolve))
+    for option, value in (("-H", hosts), ("--network-interface", network_interface)):
+        if value is not None:
+            usage_error(f"{option}: expected only with -np, got {value}")
+    run(request)
+
+
+@app.command()
+def doctor() -> None:
+    """Check what this machine has, and say how to mend what is missing."""
+    from training.commands.doctor import examine
+
+    raise typer.Exit(examine())
+
+
+@caches.command("build")
+def cache_build(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Read all samples of a configuration before training, as one rank of a job or alone."""
+    from training.commands.cache import build
+
+    build(config, overrides or [])
+
+
+@caches.command("info")
+def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """List what is kept here."""
+    from training.commands.cache import info
+
+    info(config, overrides or [])
+
+
+@caches.command("verify")
+def cache_verify(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Look at every checksum; the exit status is 1 if something is damaged."""
+    from training.commands.cache import verify
+
+    raise typer.Exit(verify(config, overrides or []))
+
+
+@caches.command("repair")
+def cache_repair(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Read what is damaged again from central storage."""
+    from training.commands.cache import repair
+
+    repair(config, overrides or [])
+
+
+@caches.command("gc")
+def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Remove what no living job uses: all of memory, and what is unfinished or unusable on disk."""
+    from training.commands.cache import remove
+
+    remove(config, overrides or [], of_everything=False)
+
+
+@caches.command("clear")
+def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> None:
+    """Remove all that no living job uses."""
+    from training.commands.cache import remove
+
+    remove(config, overrides or [], of_everything=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

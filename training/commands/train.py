@@ -1,0 +1,96 @@
+"""``cloudtrain train``: check everything that a user can get wrong, then train."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from commlib import Communicator, Topology
+from commlib.transport.verified import verified
+from training.checkpoint.folders import CheckpointFailed
+from training.config.config import Config, load_with_warnings
+from training.process.compile_kernels import announce_compiling
+from training.process.devices import see_own_gpu
+from training.process.job import FAILURE, LocalRank, all_or_exit, as_rank, exit_all, log_error, on_rank0
+from training.process.progress import Progress, print_line
+from training.process.tf_logging import import_tensorflow
+from training.run.data import Data, load_data
+from training.run.dry_run import checked, generated, tiny
+from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.run.summary import Summary, closing_lines
+
+if TYPE_CHECKING:
+    from training.run.trainer import Trainer  # which imports TensorFlow
+
+
+def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
+    """Run a configuration on all ranks of this job; rank 0 speaks."""
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
+        _train(path, overrides, work)
+
+
+def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
+    """Run a configuration; with ``work``, a folder that nobody keeps, no more than a dry run."""
+    with as_rank() as comm:
+        if comm.rank == 0:
+            announce_compiling()
+        whole = config = load_together(comm, path, overrides, dict if work is None else generated)
+        if work is not None:
+            config = all_or_exit(comm, lambda: tiny(whole, comm.size, work))
+        is_dry = work is not None
+        ranks = verified(comm) if config.verify else comm
+        topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
+        data = all_or_exit(comm, lambda: load_data(config, topology))
+        resumed = all_or_exit(comm, lambda: to_resume(config) if comm.rank == 0 else None)
+        trainer = _trainer(config, topology, data)
+        folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
+        with folder or nullcontext():
+            summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
+        if folder is not None:
+            end = closing_lines(summary, trainer.ranks, str(folder.path))
+            for line in checked(path, whole) if is_dry else end:
+                print_line(line)
+
+
+def load_together(
+    comm: Communicator,
+    path: str,
+    overrides: Sequence[str],
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Config:
+    """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.
+
+    ``change``: see :func:`training.config.config.load_with_warnings`.
+    """
+    loaded = all_or_exit(comm, lambda: on_rank0(comm, lambda: load_with_warnings(path, overrides, change)))
+    if comm.rank == 0:
+        for line in loaded.warnings:
+            log_error(f"warning: {line}")
+    return loaded.config
+
+
+def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
+    see_own_gpu(LocalRank.of(topology.world))  # before TensorFlow, whose import looks at them
+    import_tensorflow()
+    from training.run.trainer import Trainer
+
+    return all_or_exit(topology.world, lambda: Trainer(config, topology=topology, data=data))
+
+
+def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: bool) -> Summary:
+    from training.run.trainer import TrainingDiverged
+
+    comm = trainer.topology.world
+    own = None if folder is None else folder.path.absolute()
+    path = on_rank0(comm, lambda: own)
+    assert path is not None  # rank 0 has a folder
+    try:
+        with Progress(silent=folder is None) as progress:
+            all_or_exit(comm, lambda: trainer.begin(folder, progress, path, resume=resume))
+            if is_dry:
+                trainer.progress = Progress(silent=True)  # what is learnt from generated data says nothing
+            return trainer.run()
+    except (TrainingDiverged, CheckpointFailed, WeightsNotSaved) as error:  # on all ranks, in the same step
+        if folder is not None:
+            log_error(str(error))
+        exit_all(comm, FAILURE)

@@ -1,0 +1,207 @@
+"""``cloudtrain tune``: measure links, kernels and reducers of a job, and say what ``reducer: auto`` picks."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from commlib import Link, Topology
+from commlib.tuning.probe import measure
+from commlib.tuning.profile import Profile
+from commlib.tuning.trials import try_out
+from commlib.tuning.tuner import ALONE, Choice, choose
+from training.commands.printing import milliseconds, print_table, times
+from training.config.config import Config, load
+from training.config.records import Transport
+from training.models import MODELS
+from training.process.devices import see_own_gpu, with_gpus
+from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
+from training.process.tf_logging import import_tensorflow
+from training.run.autotune import count_weights, profile_path
+
+SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
+DENSITIES = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured: the ranks as nodes of ``layout``, or as a configuration says.
+
+    ``layout``: ranks on each node, or of each, joined by commas. ``profile``: where the result goes.
+    ``transport``: as of a configuration, ``auto`` without one.
+    """
+
+    path: str | None
+    overrides: Sequence[str]
+    layout: str | None
+    profile: str | None
+    transport: str | None = None
+
+    def words(self) -> list[str]:
+        """Return the command line that asks for this on one rank of a job."""
+        options = {
+            "--ranks-per-node": self.layout,
+            "--profile": self.profile,
+            "--transport": self.transport,
+        }
+        given = [word for name, value in options.items() if value is not None for word in (name, value)]
+        return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
+
+    def resolve(self) -> "Resolved":
+        """Return what the request and its configuration say; ``ValueError`` names what is wrong."""
+        if self.path is None:
+            return Resolved(None, _counts(self.layout), self.profile, _known(self.transport))
+        config = load(self.path, self.overrides)
+        for option, value in (("ranks-per-node", self.layout), ("transport", self.transport)):
+            if value is not None:
+                key = option.replace("-", "_")
+                raise ValueError(
+                    f"--{option}: expected none beside {self.path} (there it is {key}=…), got {value}"
+                )
+        return Resolved(config, config.ranks_per_node, self.profile or config.profile, config.transport)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request whose configuration is loaded."""
+
+    config: Config | None
+    ranks_per_node: int | list[int] | None
+    profile: str | None
+    transport: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A gradient for which a reducer is picked. ``label``: of what, put before what is said of it."""
+
+    label: str
+    size: int
+    density: float
+
+
+def _known(transport: str | None) -> str:
+    known = get_args(Transport)
+    if transport is not None and transport not in known:
+        raise ValueError(f"--transport: expected one of {', '.join(known)}, got {transport!r}")
+    return transport or "auto"
+
+
+def _counts(layout: str | None) -> int | list[int] | None:
+    if layout is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", layout):
+        expected = "a number of ranks, or one for each node joined by commas"
+        raise ValueError(f"--ranks-per-node: expected {expected}, got {layout!r}")
+    counts = [int(count) for count in layout.split(",")]
+    return counts if len(counts) > 1 else counts[0]
+
+
+def tune(request: Request) -> None:
+    """Measure on all ranks of this job; rank 0 writes the profile and prints."""
+    with as_rank() as comm:
+        asked = all_or_exit(comm, lambda: on_rank0(comm, request.resolve))
+        topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
+        topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
+        path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
+        cases = _cases(topology, asked.config)
+        profile = _measure(topology, cases)
+        all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
+        if comm.rank == 0:
+            _tell(profile, path, topology, cases)
+
+
+def _on_gpus(topology: Topology, asked: Resolved) -> Topology:
+    """Return the topology that training will have, over the GPUs where there are some."""
+    see_own_gpu(LocalRank.of(topology.world))
+    topology, why_not = with_gpus(topology, asked.transport)
+    if why_not is not None and topology.world.rank == 0:
+        print(why_not, flush=True)
+    return topology
+
+
+def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
+    """Measure links and kernels, then try reducers in every case; rank 0 says how far it is."""
+    is_reporting = topology.world.rank == 0
+    if is_reporting:
+        print("measuring links and kernels …", flush=True)
+    profile = measure(topology)
+    for size in dict.fromkeys(case.size for case in cases):
+        densities = list(dict.fromkeys(case.density for case in cases if case.size == size))
+        if is_reporting:
+            shares = " and ".join(f"{density:g}" for density in densities)
+            print(f"trying reducers on {size:,} entries at density {shares} …", flush=True)
+        profile = try_out(topology, profile, size, densities)
+    return profile
+
+
+def _save(profile: Profile, path: Path) -> None:
+    try:
+        profile.save(path)
+    except OSError as error:
+        raise ValueError(f"{path}: expected a file that can be written: {error}") from error
+
+
+def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case]) -> None:
+    print(f"profile of {profile.job}: {path}")
+    if topology.world.size == 1:
+        print(f"reducer=auto picks {ALONE}")
+        return
+    for line in _links(profile, topology):
+        print(line)
+    print(flush=True)
+    picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
+    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense", "bucket\nentries"]
+    print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
+    for case, choice in picked:
+        print(f"{case.label}{choice.reason}", flush=True)
+
+
+def _links(profile: Profile, topology: Topology) -> Iterator[str]:
+    """Yield what was measured of each link that the job has."""
+    if max(map(len, topology.nodes)) > 1:
+        yield f"inside a node:  {_speed(profile.network.intra)}"
+    if len(topology.nodes) > 1:
+        yield f"between nodes:  {_speed(profile.network.inter)}"
+
+
+def _speed(link: Link) -> str:
+    rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "no measurable time a byte"
+    crowded = f", {link.incast:.3g} times as long where several nodes send to one" if link.incast > 1 else ""
+    return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
+
+
+def _cases(topology: Topology, config: Config | None) -> list[Case]:
+    """Return the phases of the configuration, or examples without one; none where a rank is alone."""
+    if topology.world.size == 1:
+        return []
+    if config is None:
+        return [Case("", size, density) for size in SIZES for density in DENSITIES]
+    size = on_rank0(topology.world, lambda: _weights_of(config))
+    return [
+        Case(f"phase {number}: ", size, config.density_of(phase))
+        for number, phase in enumerate(config.phases, 1)
+    ]
+
+
+def _weights_of(config: Config) -> int:
+    """Return the entries of the gradient of a configuration's model, which is made to count them."""
+    dataset = config.dataset.make()
+    import_tensorflow()
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # there is to be room on it for what is measured
+    return count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+
+
+def _row(case: Case, choice: Choice) -> list[str]:
+    return [
+        f"{case.label}{case.size:,} entries",
+        f"{case.density:g}",
+        choice.reducer,
+        choice.options.get("wire", "–"),
+        milliseconds(choice.seconds),
+        times(choice.dense_seconds / choice.seconds if choice.seconds else None),
+        f"{choice.bucket:,}",
+    ]

@@ -1,0 +1,122 @@
+"""Optimizers by name: the records that a configuration fills, and what is made of them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from commlib.errors import UnknownName, look_up, shown
+from training.config.schema import Momentum, Positive, Rate, Record, problem
+
+if TYPE_CHECKING:
+    from pto.keras import LayerWise
+
+BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
+
+
+class Optimizer(Record):
+    """What all optimizers have."""
+
+    adapts: ClassVar[bool] = True  # whether every tensor has a ratio of its own, so that norms are needed
+
+    name: str
+    """A name of ``OPTIMIZERS``."""
+    weight_decay: Rate = 0.0
+    """Times a weight is added to its gradient."""
+    exclude: str | None = BIAS_AND_NORMALISATION
+    """A regular expression: weights whose path matches have no decay, and no ratio."""
+    sharded: bool = False
+    """In dense phases each rank updates its part of the weights, and holds the state of that part alone."""
+
+    def make(self) -> "LayerWise":
+        """Return the optimizer, which imports TensorFlow."""
+        from pto import keras
+
+        settings = self.model_dump(exclude={"name", "sharded", "norms"})
+        optimizer: LayerWise = getattr(keras, type(self).__name__.upper())(**settings)
+        return optimizer
+
+
+class Sgd(Optimizer):
+    """Gradient descent with momentum."""
+
+    adapts: ClassVar[bool] = False
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Momentum = 0.9
+    """Share of the last update that is added to the next; for the phases that name none."""
+    nesterov: bool = False
+
+
+class Adam(Optimizer):
+    """Adaptive moments (Kingma and Ba 2015); ``weight_decay`` is part of the gradient."""
+
+    adapts: ClassVar[bool] = False
+
+    name: Literal["adam"] = "adam"
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.999
+    epsilon: Positive = 1e-8
+
+
+class AdamW(Adam):
+    """Adam whose weights decay apart from the gradient (Loshchilov and Hutter 2019)."""
+
+    name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
+    weight_decay: Rate = 0.01
+    """Times the learning rate and a weight is subtracted from it."""
+
+
+Way = Literal["auto", "layers", "slices", "local"]
+
+
+class Lars(Optimizer):
+    """Layer-wise adaptive rates, for large batches (You et al. 2017)."""
+
+    name: Literal["lars"] = "lars"
+    momentum: Momentum = 0.9
+    nesterov: bool = False
+    trust: Positive = 0.001
+    """What a layer's update may be of the norm of its weights, at a learning rate of 1."""
+    epsilon: Rate = 0.0
+    norms: Way = "auto"
+    """How ranks share the work of computing norms."""
+
+
+class Lamb(Optimizer):
+    """Layer-wise adaptive rates for Adam (You et al. 2020)."""
+
+    name: Literal["lamb"] = "lamb"
+    beta_1: Momentum = 0.9
+    beta_2: Momentum = 0.999
+    epsilon: Positive = 1e-6
+    least_norm: Rate = 0.0
+    largest_norm: Positive | None = None
+    """Between these two a layer's norm counts in its ratio."""
+    norms: Way = "auto"
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": Sgd,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": Lars,
+    "lamb": Lamb,
+}
+
+
+def _of_its_kind(value: Any) -> Optimizer:
+    """Return the record that ``name`` names; a word alone is a name."""
+    if isinstance(value, Optimizer):
+        return value
+    given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
+    if not isinstance(given, dict):
+        raise problem(f"expected a name, or the key name and others, got {shown(value)}")
+    try:
+        record = look_up(OPTIMIZERS, "optimizer", given.get("name", "sgd"))
+    except UnknownName as error:
+        raise problem(str(error), key="name") from error
+    return record.model_validate(given)
+
+
+AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(_of_its_kind)]

@@ -1,0 +1,267 @@
+"""What a configuration is made of: its data set, its phases, and what else has keys of its own."""
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    model_validator,
+)
+
+from commlib import REDUCERS, SELECTORS
+from commlib.errors import InvalidArgument, UnknownName
+from commlib.reducers import reducer_options
+from commlib.wire import make_codec
+from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
+from training.config.schema import (
+    Count,
+    Density,
+    Discreet,
+    Positive,
+    Rate,
+    Record,
+    expect,
+    is_number,
+    is_whole,
+    name_in,
+    problem,
+)
+from training.config.secrets import resolved
+from training.datasets import Dataset, check_dataset, make_dataset
+from training.models import MODELS
+
+AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
+DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
+
+
+def options_of(reducer: str) -> dict[str, Any]:
+    """Return the options of a reducer with their defaults; of ``auto`` those that it does not pick."""
+    return {"density": DEFAULT_DENSITY} if reducer == AUTO else reducer_options(reducer)
+
+
+def _check_codec(name: str) -> str:
+    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
+    try:
+        make_codec(name)
+    except (UnknownName, InvalidArgument) as error:
+        raise problem(str(error).removeprefix("wire: ")) from error
+    return name
+
+
+def _is_layout(value: Any) -> bool:
+    counts = value if isinstance(value, list) else [value]
+    return value is None or (len(counts) > 0 and all(is_whole(count, 1) for count in counts))
+
+
+Seed = Annotated[
+    int, expect("a whole number from 0 to 2³¹ − 1", lambda value: is_whole(value, 0) and value < 1 << 31)
+]
+Layout = Annotated[
+    int | list[int] | None, expect("a number of ranks, or a list of them, one a node", _is_layout)
+]
+FileName = Annotated[
+    str,
+    expect(
+        "letters, digits, '_', '.' and '-'",
+        lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
+    ),
+]
+ModelName = Annotated[str, name_in(MODELS, "model")]
+Transport = Literal["auto", "nccl", "nccl+mpi", "mpi"]
+ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
+SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
+CodecName = Annotated[str, AfterValidator(_check_codec)]
+Level = Annotated[
+    float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
+]
+Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
+CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
+
+
+REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
+
+
+class DatasetRecord(Discreet):
+    """A data set: its name, the path of its files where it has any, and its own options.
+
+    Secrets of its storage are references to the environment until it is made, see
+    :mod:`training.config.secrets`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    """A name of ``training.datasets.DATASETS``."""
+    path: str | None = None
+    """A folder or URL."""
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "DatasetRecord":
+        try:
+            check_dataset(self.name, self.path, self.options)
+        except ValueError as error:
+            raise problem(str(error)) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this data set alone."""
+        return dict(self.model_extra or {})
+
+    def make(self) -> Dataset:
+        """Return the data set; a ``ValueError`` of one line says what is wrong with it."""
+        try:
+            path, options = resolved(self.path), resolved(self.options)
+        except ValueError as error:
+            raise ValueError(f"dataset {self.name}: {error}") from error
+        return make_dataset(self.name, path, **options)
+
+
+def named(value: Any) -> Any:
+    """Return the record of a data set that is given by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Cache(Record):
+    """Where the ranks of a node keep samples: ``auto``, a folder, or none."""
+
+    disk: str | None = None
+    """As they are in central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    memory: str | None = None
+    """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
+    shards: Count = 1
+    """Parts of the samples, of which each node keeps those that its ranks read; 1: every node keeps all."""
+    exchange: Part = 0.0
+    """Share of every part, others in each epoch, that change places with those of other parts."""
+
+    @model_validator(mode="after")
+    def _there_are_parts_to_exchange(self) -> "Cache":
+        if self.exchange and self.shards == 1:
+            raise problem(f"expected 0 where shards is 1, got {self.exchange}", key="exchange")
+        return self
+
+
+class Normalise(Record):
+    """Levels of 0 to 255, one a channel, that inputs are normalised with: ``(level − mean)/std``."""
+
+    mean: list[Level]
+    std: list[Positive]
+
+    @model_validator(mode="after")
+    def _has_as_many(self) -> "Normalise":
+        if len(self.mean) != len(self.std):
+            raise problem(f"expected as many as the {len(self.mean)} of mean, got {len(self.std)}", key="std")
+        return self
+
+
+class Augmentation(Record):
+    """A random box of each image, another in every epoch, resized to the input."""
+
+    area: tuple[CropShare, CropShare] = (0.08, 1.0)
+    """Smallest and largest share of the image's area."""
+    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Smallest and largest width over height."""
+    mirror: bool = True
+    """Exchange left and right in half of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+
+    @model_validator(mode="after")
+    def _smallest_first(self) -> "Augmentation":
+        for key in ("area", "aspect"):
+            smallest, largest = getattr(self, key)
+            if smallest > largest:
+                raise problem(f"expected the smaller one first, got {[smallest, largest]}", key=key)
+        return self
+
+
+class Phase(Record):
+    """A run of epochs with one input size, batch size and reducer."""
+
+    epochs: Count | None = None
+    """Passes over the training samples."""
+    steps: Count | None = None
+    """In place of epochs."""
+    input_size: Count
+    """Images are resized to so many pixels square."""
+    batch_size: Count
+    """Samples in a step of one rank."""
+    learning_rate: LearningRate | None = None
+    """A number, or a schedule of :mod:`training.config.schedules`; the configuration's without it."""
+    momentum: MomentumSchedule | None = None
+    """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
+    label_smoothing: Part = 0.0
+    """Share of the weight of each label that goes to all classes alike."""
+    augmentation: Augmentation | None = None
+    """Without it, the largest square in the centre of each image."""
+    validation_crop: CropShare = 1.0
+    """Side of the square in the centre that is tested on, of the image's shorter side."""
+    kept_size: Count | None = None
+    """Shorter side at which images are kept, in pixels; else the input's, over 0.875 if it is a crop."""
+    reducer: ReducerName | None = None
+    """A name of ``commlib.REDUCERS``, or ``auto``; the configuration's without it, as for the three below."""
+    density: Density | None = None
+    """Share of the entries that a sparse reducer selects."""
+    density_warmup: DensityWarmup | None = None
+    """Larger densities in the first epochs of the phase."""
+    selector: SelectorName | None = None
+    """A name of ``commlib.SELECTORS``."""
+    wire: CodecName | None = None
+    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "Phase":
+        if (self.epochs is None) == (self.steps is None):
+            given = "none" if self.epochs is None else "both"
+            raise problem(f"expected epochs or steps, got {given}")
+        return self
+
+    @property
+    def kept_side(self) -> int:
+        """Return the shorter side at which images are kept, in pixels."""
+        if self.kept_size is not None:
+            return self.kept_size
+        crops = self.augmentation is not None or self.validation_crop < 1
+        return math.ceil(self.input_size / 0.875) if crops else self.input_size
+
+
+Phases = Annotated[
+    list[Phase], expect("a list of one phase or more", lambda value: isinstance(value, list) and value != [])
+]
+
+
+class Checkpointing(Record):
+    """When checkpoints are made, and how many are kept."""
+
+    every_epochs: Count | None = 1
+    every_steps: Count | None = None
+    """Besides the epochs'."""
+    keep: Count = 3
+    """The last so many; the best is kept as well."""
+
+
+class DawnBenchEntry(Record):
+    """What DAWNBench wants to know besides the run."""
+
+    author: str = ""
+    author_email: str = ""
+    code_url: str = ""
+    hardware: str | None = None
+    """Else the nodes and what they have, as they are found."""
+    cost_per_hour: Rate | None = None
+    """In dollars, of all nodes."""
+
+
+class Target(Record):
+    """What ends a run before its last epoch."""
+
+    metric: Literal["top1", "top5"]
+    at_least: CropShare
+    """Share of the test samples that are answered right."""

@@ -1,0 +1,366 @@
+"""How the learning rate and the momentum go over the steps of a phase, and densities to begin one with.
+
+The functions give the value of step ``step`` (from 0) of ``steps``; records of a configuration call them.
+Values are Python floats (float64), and the first and the last one are exactly those that were asked for.
+"""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, SerializeAsAny, model_validator
+
+from commlib.density import exponential
+from commlib.errors import UnknownName, look_up, shown
+from training.config.schema import Count, Density, Momentum, Positive, Rate, Record, Share, is_number, problem
+
+Own = TypeVar("Own", bound="Schedule")
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the schedules of a phase run over."""
+
+    steps: int
+    """Of the phase."""
+    epoch_steps: int
+    """Of one pass over the training samples."""
+    global_batch: int
+    """Samples in a step of all ranks together."""
+
+
+def linear(step: int, steps: int, start: float, end: float) -> float:
+    """Return a straight line from ``start`` in the first step to ``end`` in the last.
+
+    >>> [linear(step, 5, 1.0, 0.0) for step in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    _check(step, steps)
+    if 0 < step == steps - 1:
+        return end  # the formula may miss it by a rounding
+    return start + (end - start) * step / max(1, steps - 1)
+
+
+def cosine(step: int, steps: int, start: float, end: float) -> float:
+    """Return half a cosine wave from ``start`` to ``end``: flat at both ends (SGDR, equation 5, one period).
+
+    >>> [round(cosine(step, 5, 1.0, 0.0), 3) for step in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    _check(step, steps)
+    return _blend(start, end, (1 - math.cos(math.pi * step / max(1, steps - 1))) / 2)
+
+
+def polynomial(step: int, steps: int, start: float, end: float, power: float) -> float:
+    """Return ``end + (start − end)·(1 − t)^power``, with ``t`` from 0 in the first step to 1 in the last.
+
+    >>> [polynomial(step, 5, 1.0, 0.0, 2) for step in range(5)]
+    [1.0, 0.5625, 0.25, 0.0625, 0.0]
+    """
+    _check(step, steps)
+    return _blend(start, end, 1 - (1 - step / max(1, steps - 1)) ** power)
+
+
+def drops(step: int, start: float, factor: float, at: Sequence[int]) -> float:
+    """Return ``start`` times ``factor`` for every member of ``at`` that ``step`` has reached.
+
+    >>> [drops(step, 1.0, 0.5, [2, 3]) for step in range(5)]
+    [1.0, 1.0, 0.5, 0.25, 0.25]
+    """
+    return start * factor ** sum(step >= place for place in at)
+
+
+def noam(step: int, scale: float, warmup_steps: int, model_size: int) -> float:
+    """Return the rate of "Attention Is All You Need" (section 5.3), which counts its steps from 1.
+
+    It rises in a straight line for ``warmup_steps`` and falls with the root of the step from there:
+    ``scale · model_size^−½ · min(s^−½, s · warmup_steps^−³ᐟ²)``, ``s = step + 1``.
+
+    >>> [noam(step, 1.0, 4, 16) for step in (0, 3, 15)]
+    [0.03125, 0.125, 0.0625]
+    """
+    one = step + 1
+    return float(scale * model_size**-0.5 * min(one**-0.5, one * warmup_steps**-1.5))
+
+
+def _check(step: int, steps: int) -> None:
+    assert 0 <= step < steps, f"step {step} of {steps}"
+
+
+def _blend(start: float, end: float, share: float) -> float:
+    """Both ends are exact, which ``start + (end - start) * share`` is not; and so is what does not change."""
+    return start if start == end else start * (1 - share) + end * share
+
+
+class Warmup(Record):
+    """A straight line from ``start`` to the first value of the schedule, which is that of the step after it.
+
+    Give either ``steps`` or ``epochs``.
+    """
+
+    start: Rate
+    """Is not scaled by ``per_batch``: what is safe for one small batch is safe to begin with."""
+    steps: Count | None = None
+    epochs: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> "Warmup":
+        _check_one_of(self, ("steps", "epochs"))
+        return self
+
+    def resolved(self, span: Span) -> "Warmup":
+        """Return the same in steps; it must leave the schedule a step."""
+        key = _check_one_of(self, ("steps", "epochs"))
+        given = getattr(self, key)
+        steps = given if key == "steps" else max(1, round(given * span.epoch_steps))
+        if steps >= span.steps:
+            raise ValueError(
+                f"warmup.{key}: expected fewer than the {span.steps} steps of the phase, "
+                f"got {given:g} ({steps} steps)"
+            )
+        return Warmup(start=self.start, steps=steps)
+
+
+class Schedule(Record, ABC):
+    """A learning rate over the steps of a phase."""
+
+    schedule: str
+    """A name of ``SCHEDULES``."""
+    per_batch: Count | None = None
+    """The rate is for so many samples a step, and grows in proportion with those of all ranks together."""
+
+    def at(self, step: int, steps: int) -> float:
+        """Return the learning rate of step ``step`` of ``steps``.
+
+        A schedule with ``epochs`` or ``per_batch`` is to be ``resolved`` before.
+        """
+        assert self.per_batch is None, "resolve the schedule first"
+        _check(step, steps)
+        return self._at(step, steps)
+
+    @abstractmethod
+    def _at(self, step: int, steps: int) -> float:
+        """Return the rate of a resolved schedule."""
+
+    @abstractmethod
+    def resolved(self, span: Span) -> "Schedule":
+        """Return the schedule as it runs over ``span``: in steps, its rates for that batch.
+
+        Raises ``ValueError``, beginning with the key, where a part of it lies outside the phase.
+        """
+
+    def _scaled(self: Own, span: Span, *rates: str, **changes: Any) -> Own:
+        factor = 1.0 if self.per_batch is None else span.global_batch / self.per_batch
+        scaled = {name: getattr(self, name) * factor for name in rates}
+        return self.model_copy(update={"per_batch": None, **scaled, **changes})
+
+
+class _Warmed(Schedule):
+    """A schedule that a warm-up may come before."""
+
+    start: Rate
+    warmup: Warmup | None = None
+    """Its steps are the first ones of the phase; the schedule has the rest."""
+
+    def _at(self, step: int, steps: int) -> float:
+        if self.warmup is None:
+            return self._after(0, step, steps)
+        first = self.warmup.steps
+        assert first is not None, "resolve the schedule first"
+        assert first < steps, f"a warm-up of {first} steps in {steps}"
+        if step < first:
+            return linear(step, first + 1, self.warmup.start, self.start)
+        return self._after(first, step, steps)
+
+    @abstractmethod
+    def _after(self, first: int, step: int, steps: int) -> float:
+        """Return the rate of ``step``, where ``first`` is the first one that is not warm-up."""
+
+    def _warmup_in(self, span: Span) -> Warmup | None:
+        return None if self.warmup is None else self.warmup.resolved(span)
+
+
+class _Line(_Warmed):
+    """A schedule from a first to a last rate."""
+
+    end: Rate
+
+    def resolved(self, span: Span) -> "_Line":
+        """Return the schedule as it runs over ``span``."""
+        return self._scaled(span, "start", "end", warmup=self._warmup_in(span))
+
+
+class Linear(_Line):
+    """A straight line from ``start`` to ``end``; a number alone is both of them."""
+
+    schedule: Literal["linear"] = "linear"
+
+    def _after(self, first: int, step: int, steps: int) -> float:
+        return linear(step - first, steps - first, self.start, self.end)
+
+
+class Cosine(_Line):
+    """Half a cosine wave from ``start`` to ``end``."""
+
+    schedule: Literal["cosine"] = "cosine"
+
+    def _after(self, first: int, step: int, steps: int) -> float:
+        return cosine(step - first, steps - first, self.start, self.end)
+
+
+class Polynomial(_Line):
+    """From ``start`` to ``end`` as a power of the share of the phase that is left."""
+
+    schedule: Literal["polynomial"] = "polynomial"
+    power: Positive
+
+    def _after(self, first: int, step: int, steps: int) -> float:
+        return polynomial(step - first, steps - first, self.start, self.end, self.power)
+
+
+class Drops(_Warmed):
+    """``start``, and ``factor`` times as much from each of the places on.
+
+    Give one of ``at_epochs``, ``at_steps`` and ``at_shares``; all count from the beginning of the phase, with
+    its warm-up.
+    """
+
+    schedule: Literal["step"] = "step"
+    factor: Share
+    at_epochs: list[Positive] | None = None
+    at_steps: list[Count] | None = None
+    at_shares: list[Share] | None = None
+    """Of the steps of the phase."""
+
+    @model_validator(mode="after")
+    def _has_places_in_order(self) -> "Drops":
+        key = _check_one_of(self, ("at_epochs", "at_steps", "at_shares"))
+        places = getattr(self, key)
+        if not places or any(after <= before for before, after in itertools.pairwise(places)):
+            raise problem(f"expected one place or more, each after the one before, got {places}", key=key)
+        return self
+
+    def _after(self, first: int, step: int, steps: int) -> float:
+        assert self.at_epochs is None, "resolve the schedule first"
+        _, places = self._places(steps, epoch_steps=0)
+        return drops(step, self.start, self.factor, places)
+
+    def resolved(self, span: Span) -> "Drops":
+        """Return the schedule as it runs over ``span``."""
+        warmup = self._warmup_in(span)
+        first = max(1, warmup.steps or 0) if warmup is not None else 1
+        key, places = self._places(span.steps, span.epoch_steps)
+        if places[0] < first or places[-1] >= span.steps:
+            raise ValueError(
+                f"{key}: expected places in the steps {first} to {span.steps - 1} of the phase, "
+                f"got {getattr(self, key)} (steps {places})"
+            )
+        unused = {"at_epochs": None, "at_shares": None}
+        return self._scaled(span, "start", warmup=warmup, at_steps=places, **unused)
+
+    def _places(self, steps: int, epoch_steps: int) -> tuple[str, list[int]]:
+        """Return the key that gives the places, and the step of each."""
+        key = _check_one_of(self, ("at_epochs", "at_steps", "at_shares"))
+        unit = {"at_epochs": epoch_steps, "at_steps": 1, "at_shares": steps}[key]
+        return key, [round(place * unit) for place in getattr(self, key)]
+
+
+class Noam(Schedule):
+    """The rate of "Attention Is All You Need", with a warm-up of its own."""
+
+    schedule: Literal["noam"] = "noam"
+    scale: Rate
+    warmup_steps: Count
+    model_size: Count
+    """Width of the model's vectors."""
+
+    def _at(self, step: int, steps: int) -> float:
+        return noam(step, self.scale, self.warmup_steps, self.model_size)
+
+    def resolved(self, span: Span) -> "Noam":
+        """Return the schedule as it runs over ``span``."""
+        return self._scaled(span, "scale")
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "linear": Linear,
+    "cosine": Cosine,
+    "step": Drops,
+    "polynomial": Polynomial,
+    "noam": Noam,
+}
+
+
+def _of_its_kind(value: Any) -> Schedule:
+    """Return the record that ``schedule`` names; without that word it is a straight line."""
+    if isinstance(value, Schedule):
+        return value
+    if is_number(value) and value >= 0:
+        return Linear(start=value, end=value)
+    if not isinstance(value, dict):
+        raise problem(f"expected a number from 0, or the keys start and end, got {shown(value)}")
+    try:
+        record = look_up(SCHEDULES, "schedule", value.get("schedule", "linear"))
+    except UnknownName as error:
+        raise problem(str(error), key="schedule") from error
+    return record.model_validate(value)
+
+
+LearningRate = Annotated[SerializeAsAny[Schedule], BeforeValidator(_of_its_kind)]
+
+
+class MomentumLine(Record):
+    """A straight line from ``start`` to ``end`` over the steps of the phase."""
+
+    start: Momentum
+    end: Momentum
+
+    def at(self, step: int, steps: int) -> float:
+        """Return the momentum of step ``step`` of ``steps``."""
+        return linear(step, steps, self.start, self.end)
+
+
+def _number_or_line(value: Any) -> float | MomentumLine:
+    if isinstance(value, (dict, MomentumLine)):
+        return MomentumLine.model_validate(value)
+    if not is_number(value) or not 0 <= value < 1:
+        raise problem(f"expected a number in [0, 1), or the keys start and end, got {shown(value)}")
+    return float(value)
+
+
+MomentumSchedule = Annotated[float | MomentumLine, BeforeValidator(_number_or_line)]
+
+
+def momentum_at(momentum: float | MomentumLine, step: int, steps: int) -> float:
+    """Return the momentum of step ``step`` of ``steps``.
+
+    >>> momentum_at(0.9, 0, 2), momentum_at(MomentumLine(start=0.98, end=0.9), 1, 2)
+    (0.9, 0.9)
+    """
+    return momentum.at(step, steps) if isinstance(momentum, MomentumLine) else momentum
+
+
+class DensityWarmup(Record):
+    """Densities of the first epochs: from ``start`` in equal ratios to the phase's own (DGC, section 3.3)."""
+
+    start: Density
+    epochs: Count
+
+    def densities(self, last: float) -> tuple[float, ...]:
+        """Return one an epoch, for :class:`commlib.WarmUp`; ``last`` is that of the epochs after them.
+
+        >>> [round(density, 4) for density in DensityWarmup(start=0.25, epochs=4).densities(0.001)]
+        [0.25, 0.0629, 0.0158, 0.004]
+        """
+        return exponential(self.start, last, self.epochs)
+
+
+def _check_one_of(record: Record, keys: Sequence[str]) -> str:
+    """Return the only one of ``keys`` that is given."""
+    given = [key for key in keys if getattr(record, key) is not None]
+    if len(given) != 1:
+        raise problem(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
+    return given[0]

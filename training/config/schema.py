@@ -1,0 +1,127 @@
+"""The pieces that records of a configuration are made of: checked values, and problems of one line.
+
+A problem names the key, the value and what was expected; pydantic carries it to :func:`describe`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from commlib.errors import UnknownName, look_up, one_line, shown, suggestion
+from training.config.secrets import mask
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot be run; one line of bounded length, without secrets, says why."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(one_line(mask(line)))
+
+
+def problem(text: str, key: str = "") -> PydanticCustomError:
+    """Return what a validator raises; ``key`` lies inside the value or record that it validates."""
+    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
+
+
+def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
+    """Accept the values for which ``holds``; say of any other what was expected."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise problem(f"expected {expected}, got {shown(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
+    """Accept the names of a table; list them, and the nearest, for any other."""
+
+    def check(name: str) -> str:
+        try:
+            look_up(table, kind, name)
+        except UnknownName as error:
+            raise problem(str(error)) from error
+        return name
+
+    return AfterValidator(check)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Return whether ``value`` is a whole number from ``least``."""
+    return type(value) is int and value >= least  # True is an int to Python, and never what was meant
+
+
+def is_number(value: Any) -> bool:
+    """Return whether ``value`` is a finite number."""
+    return type(value) in (int, float) and -math.inf < value < math.inf  # of any number of digits
+
+
+Count = Annotated[int, expect("a whole number from 1", lambda value: is_whole(value, 1))]
+Rate = Annotated[float, expect("a number from 0", lambda value: is_number(value) and value >= 0)]
+Positive = Annotated[float, expect("a number above 0", lambda value: is_number(value) and value > 0)]
+Share = Annotated[float, expect("a number in (0, 1)", lambda value: is_number(value) and 0 < value < 1)]
+Momentum = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
+Density = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
+
+
+class Discreet(BaseModel):
+    """A record whose ``repr`` shows no secrets, nor do the errors of pydantic that are about it."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        masked: dict[str | None, Any] = mask(dict(super().__repr_args__()))
+        return masked.items()
+
+
+class Record(Discreet):
+    """Unknown keys and wrong types are refused; records do not change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, value: Any) -> Any:
+        """Say what pydantic cannot: which keys there are, here, and which is the nearest."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, dict):
+            raise problem(f"expected the keys {', '.join(_expected_keys(cls))}, got {shown(value)}")
+        known = list(cls.model_fields)
+        for key in value:
+            if key not in known:
+                nearest = suggestion(str(key), known)
+                raise problem(f"unknown key{nearest} (known here: {', '.join(known)})", key=str(key))
+        return value
+
+
+def _expected_keys(record: type[BaseModel]) -> list[str]:
+    """Return the keys that a record cannot do without; where it needs none, all."""
+    needed = [name for name, field in record.model_fields.items() if field.is_required()]
+    return needed or list(record.model_fields)
+
+
+def written(place: Sequence[str | int]) -> str:
+    """Return a place as messages show it.
+
+    >>> written(("phases", 0, "epochs"))
+    'phases[0].epochs'
+    """
+    parts = (f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}" for key in place)
+    return "".join(parts).lstrip(".")
+
+
+def describe(detail: ErrorDetails) -> str:
+    """Return ``key: what is wrong`` for one finding of pydantic."""
+    place: Sequence[str | int] = detail["loc"]
+    key = written(place)
+    if detail["type"] == "problem":
+        inside = detail["ctx"]["key"]
+        return f"{'.'.join(filter(None, (key, inside)))}: {detail['ctx']['problem']}"
+    if detail["type"] == "missing":
+        return f"{key}: missing, expected a value"
+    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"

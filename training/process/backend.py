@@ -1,0 +1,45 @@
+"""TensorFlow, Keras and Horovod, made ready in a process of a run."""
+
+import os
+from contextlib import suppress
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from commlib import Communicator
+from training.config.config import Config
+from training.process.devices import see_own_gpu
+from training.process.job import LocalRank
+
+
+def prepare_tensorflow(config: Config, comm: Communicator, place: LocalRank) -> None:
+    """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
+    see_own_gpu(place)
+    _share_cores(place)
+    if gpus := tf.config.list_physical_devices("GPU"):
+        own = gpus[place.number % len(gpus)]
+        tf.config.set_visible_devices(own, "GPU")
+        tf.config.experimental.set_memory_growth(own, True)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    # Ranks differ in what they draw; weights are broadcast.
+    keras.utils.set_random_seed(config.seed + comm.rank)
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+        raise RuntimeError(
+            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
+        )
+
+
+def _share_cores(place: LocalRank) -> None:
+    """Give TensorFlow this rank's share of the cores, where nobody has said how many threads it gets."""
+    threading = tf.config.threading
+    for variable, set_threads in (
+        ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads),
+        ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads),
+    ):
+        # Whoever has used TensorFlow before in this process has chosen its threads, too.
+        with suppress(RuntimeError):
+            if variable not in os.environ:
+                set_threads(place.threads)

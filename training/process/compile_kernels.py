@@ -1,0 +1,108 @@
+"""The CPU's kernels compiled ahead, and a line where that was not done.
+
+Numba compiles a kernel when it is first called, and keeps it beside its source or in the user's cache. That
+takes half a minute for all of them, in which a run would show no sign of life: ``scripts/install.sh`` runs
+``python -m training.process.compile_kernels``.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numba.core import event
+
+from commlib import CODECS, REDUCERS, SELECTORS, Communicator, Topology, make_reducer, select, transport
+from commlib.wire import VALUE_CODECS, make_codec
+from datacache import Arrays, Augmentation, CacheDirs, CentreCrop, DataCache, Order
+from datacache.augmentation import DTYPES, Crop
+from datacache.order import Permutation
+from datacache.sources.crc32c import crc32c
+from pto import sum_of_squares
+from training.process.job import log_error
+
+PACKAGES = ("commlib.", "datacache.", "pto.")
+SIZE = 5000  # of a gradient: as with longer ones, less than δ is selected of it
+WIRES = ("fp32", "gap+fp16")
+
+
+def compile_kernels() -> None:
+    """Call every kernel of commlib, datacache and pto with the types that runs call it with."""
+    for ranks in (1, 4):
+        transport.simulated.run(_reduce, ranks, ranks_per_node=min(2, ranks))
+    gradient = _gradient(0)
+    selected = [select(name, gradient, SIZE // 100) for name in SELECTORS][0]
+    for index in CODECS.keys() - VALUE_CODECS.keys():
+        for value in VALUE_CODECS:
+            codec = make_codec(f"{index}+{value}")
+            codec.decode(codec.encode(selected), SIZE)
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
+        for channels in (1, 3):
+            _read(channels, CacheDirs(Path(folder, f"disk{channels}"), Path(folder, f"memory{channels}")))
+    Permutation(9, 1)[0]
+    crc32c(b"0123456789")
+    for dtype in (np.float32, np.float64, ml_dtypes.bfloat16):
+        tensor = np.ones(100, dtype)
+        sum_of_squares(tensor)
+        tensor.flags.writeable = False
+        sum_of_squares(tensor)
+
+
+def _gradient(rank: int) -> Any:
+    return np.random.default_rng(rank).standard_normal(SIZE, np.float32)
+
+
+def _reduce(comm: Communicator) -> None:
+    topology = Topology(comm)
+    for name, kind in REDUCERS.items():
+        for options in [{"density": 0.01, "wire": wire} for wire in WIRES] if kind.sparse else [{}]:
+            reducer = make_reducer(name, topology, size=SIZE, **options)
+            for is_own in (True, False):  # TensorFlow lends its own for reading: another type for Numba
+                gradient = _gradient(comm.rank)
+                gradient.flags.writeable = is_own
+                reducer.reduce(gradient)
+
+
+def _read(channels: int, places: CacheDirs) -> None:
+    images = np.zeros((8, 6, 6, channels), np.uint8)
+    order = Order(samples=len(images), shards=1, global_batch=4, seed=1)
+    cached = DataCache(Arrays(images, np.arange(len(images))), places=places)
+    for crop in _crops():
+        for _ in range(2):  # as it comes from the source, then from a level
+            list(cached.batches(order, crop, rank=0, world_size=2, epoch=0))
+    cached.close()
+
+
+def _crops() -> Iterator[Crop]:
+    for dtype in DTYPES:
+        yield Augmentation(4, dtype=dtype)
+        yield CentreCrop(4, dtype=dtype)
+
+
+class _Announcement(event.Listener):
+    """Says once that kernels of ours are being compiled."""
+
+    said = False
+
+    def on_start(self, event: Any) -> None:
+        """Be told that a function is going to be compiled, which nothing kept has."""
+        own = event.data["dispatcher"].py_func.__module__.startswith(PACKAGES)
+        if own and not self.said:
+            self.said = True
+            log_error("compiling kernels for this processor (half a minute, once where they can be kept)")
+
+    def on_end(self, event: Any) -> None:
+        """Be told that it was."""
+
+
+@cache  # in a process, one is enough
+def announce_compiling() -> None:
+    """Print one line when the first kernel has to be compiled in this process, from now on."""
+    event.register("numba:compile", _Announcement())  # type: ignore[no-untyped-call]  # Numba has no types
+
+
+if __name__ == "__main__":
+    compile_kernels()

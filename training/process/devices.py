@@ -1,0 +1,92 @@
+"""The GPUs of a run: one for each rank, and gradients that stay there where NCCL can reach all of them.
+
+TensorFlow is imported only where there is a GPU.
+"""
+
+import os
+from glob import glob
+
+import numpy as np
+
+from commlib import Communicator, InvalidArgument, Topology
+from commlib.transport import nccl
+from commlib.transport.verified import VerifiedCommunicator, verified
+from training.config.schema import ConfigurationError
+from training.process.job import LocalRank
+from training.process.tf_logging import import_tensorflow
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
+
+
+def see_own_gpu(place: LocalRank) -> None:
+    """Let this process see one GPU of its machine, that of its place: TensorFlow and CuPy number it alike.
+
+    For a process that has not asked CUDA for anything; where it has, nothing changes.
+    """
+    given = os.environ.get(VISIBLE)
+    gpus = [str(number) for number in range(gpus_here())] if given is None else given.split(",")
+    if len(gpus) > 1:
+        os.environ[VISIBLE] = gpus[place.number % len(gpus)]
+
+
+def gpus_here() -> int:
+    """Return how many GPUs the driver shows to this machine or container; asking CUDA would settle which."""
+    return len(glob("/dev/nvidia[0-9]*") or glob("/dev/dxg"))  # the latter of Linux inside Windows
+
+
+def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]:
+    """Return the topology over GPUs and NCCL, where ``transport`` (see the configuration) and ranks allow it.
+
+    Else the one that there is; and, where a GPU is left out of it, a line that says why, equal on all ranks.
+    All of them call it together. Raises ``ConfigurationError`` where NCCL was asked for by name.
+    """
+    comm = topology.world
+    if comm.arrays is not np:
+        if transport == "mpi":
+            raise ConfigurationError("transport: expected nccl or auto with a topology of GPUs, got mpi")
+        return topology, None
+    if transport == "mpi":
+        return topology, None
+    there = any(comm.allgather_objects(gpus_here() > 0))
+    why = obstacle(comm) if there else "no machine has one"
+    if why is None:
+        gpus: Communicator = nccl.over(comm, between=BETWEEN[transport])
+        ranks = verified(gpus) if isinstance(comm, VerifiedCommunicator) else gpus
+        return Topology(ranks, topology.ranks_per_node), None
+    if transport != "auto":
+        raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {transport}: {why}")
+    return topology, f"gradients go through host memory: {why}" if there else None
+
+
+def obstacle(comm: Communicator) -> str | None:
+    """Return why gradients cannot stay on the GPUs of all ranks, the same on all of them, or ``None``."""
+    for rank, gpus in enumerate(comm.allgather_objects(_seen_by_tensorflow())):
+        if not gpus:
+            return f"TensorFlow sees no GPU on rank {rank}"
+    why = nccl.obstacle(comm)
+    if why is not None:
+        return why
+    for rank, alike in enumerate(comm.allgather_objects(_are_numbered_alike())):
+        if not alike:
+            return f"TensorFlow and CUDA number the GPUs of rank {rank} differently: set {VISIBLE} for each"
+    return None
+
+
+def _seen_by_tensorflow() -> int:
+    import_tensorflow()
+    import tensorflow as tf
+
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def _are_numbered_alike() -> bool:
+    import cupy
+
+    from commlib.tensorflow import tensorflow_device
+
+    try:
+        tensorflow_device(cupy.cuda.Device().id)
+    except InvalidArgument:
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""The processes of a run: how they were started, and how they end together."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+from commlib import Communicator, transport
+from commlib.errors import LaunchError
+from datacache.escaping import escaped
+from training.process.start_rank import FIRST_SPEAKS_WITHIN_SECONDS
+
+Result = TypeVar("Result")
+
+USAGE_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+# Where launchers say which rank this is.
+WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
+
+
+@contextmanager
+def as_rank() -> Iterator[Communicator]:
+    """Be one rank of this job inside the block, with the communicator of all: an error on one ends them all.
+
+    Where the processes were started in a way that cannot work, they say so in one line and exit.
+    """
+    try:
+        comm = transport.mpi.world()
+    except LaunchError as error:
+        if not is_first():
+            time.sleep(FIRST_SPEAKS_WITHIN_SECONDS)  # launchers end all processes with the first that exits
+        usage_error(str(error))
+    with _interrupts() as interrupts:
+        try:
+            yield comm
+        except BaseException:
+            if not interrupts:
+                raise
+            transport.mpi.interrupt()
+            log_error("interrupted")
+            sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Note each SIGINT (Ctrl-C) inside the block: TensorFlow makes other errors of ``KeyboardInterrupt``."""
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one is interrupted
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def is_first() -> bool:
+    """Return whether this process speaks for the job, before MPI is asked."""
+    return all(os.environ.get(name, "0") == "0" for name in WORLD_RANKS)
+
+
+def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
+    """Return ``function()``; if it raises a ``ValueError`` on any rank, all ranks exit with status 2.
+
+    The lowest of those ranks prints its one line, with its host where others have no such problem. For what a
+    user got wrong, before training starts.
+    """
+    result, problem = None, None
+    try:
+        result = function()
+    except ValueError as error:
+        problem = str(error)
+    problems = comm.allgather_objects(problem)
+    having = [rank for rank, each in enumerate(problems) if each is not None]
+    if having:
+        is_theirs_alone = len(having) < comm.size and having[0] != 0
+        place = f" (rank {having[0]} on {comm.host})" if is_theirs_alone else ""
+        if comm.rank == having[0]:
+            log_error(f"{problems[having[0]]}{place}")
+        exit_all(comm, USAGE_ERROR)
+    return result  # type: ignore[return-value]
+
+
+def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
+    """Return on all ranks what ``function()`` returns on rank 0, or raise its ``ValueError`` on all of them.
+
+    For what all must know alike, while their files may differ. The result is pickled.
+    """
+    result, problem = None, None
+    try:
+        result = function() if comm.rank == 0 else None
+    except ValueError as error:
+        problem = str(error)
+    result, problem = comm.allgather_objects((result, problem))[0]
+    if problem is not None:
+        raise ValueError(problem)
+    return result  # type: ignore[no-any-return]
+
+
+def exit_all(comm: Communicator, status: int) -> NoReturn:
+    """Exit with ``status``, all ranks at once: the first to end would take the others' last lines with it."""
+    sys.stdout.flush()
+    comm.barrier()
+    sys.exit(status)
+
+
+def log_error(line: str) -> None:
+    """Print one line to standard error, whatever names of files it holds."""
+    sys.stderr.write(f"cloudtrain: {escaped(line)}\n")
+    sys.stderr.flush()
+
+
+def usage_error(line: str) -> NoReturn:
+    """Print one line, on the first process only, and exit with status 2."""
+    if is_first():
+        log_error(line)
+    sys.exit(USAGE_ERROR)
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """Where a rank is on its machine: its number among ``ranks`` of them, whatever nodes are emulated."""
+
+    number: int
+    ranks: int
+
+    @classmethod
+    def of(cls, comm: Communicator) -> "LocalRank":
+        """Return the place of this rank; all ranks call it together."""
+        hosts = comm.allgather_objects(comm.host)
+        return cls(hosts[: comm.rank].count(comm.host), hosts.count(comm.host))
+
+    @property
+    def threads(self) -> int:
+        """Return how many cores this rank can have for itself, at least one."""
+        return max(1, len(os.sched_getaffinity(0)) // self.ranks)

@@ -1,0 +1,111 @@
+"""``reducer: auto``: the profile of the ranks that train, and what is chosen from it for each phase."""
+
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from commlib import InvalidArgument, Topology
+from commlib.errors import one_line
+from commlib.folders import expanded, user_cache
+from commlib.tuning.probe import job_of
+from commlib.tuning.profile import Job, Profile
+from commlib.tuning.tuner import ALONE, Choice, choose
+from training.config.config import Config
+from training.process.job import all_or_exit, on_rank0
+
+# What the cost model raises for numbers that were never measured, and names that are not known here.
+UNPREDICTABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
+
+
+def default_path(topology: Topology) -> Path:
+    """Return where the profile of such ranks is kept, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    name = f"profile-{topology.world.size}ranks-{len(topology.nodes)}nodes.json"
+    return user_cache() / name
+
+
+def profile_path(given: str | None, topology: Topology) -> Path:
+    """Return the path that was given for a profile, or the default."""
+    return default_path(topology) if given is None else expanded(given)
+
+
+def profile_for(config: Config, topology: Topology) -> Profile | None:
+    """Return the profile of these ranks, on rank 0, if a phase's reducer is to be chosen from it.
+
+    All ranks call it together. Where there is none, or one of other ranks, all exit with status 2.
+    """
+    comm = topology.world
+    if not config.automatic or comm.size == 1:
+        return None
+    job, remedy = job_of(topology), _remedy(config, topology)
+
+    def read() -> Profile | None:
+        return _read(profile_path(config.profile, topology), job, remedy) if comm.rank == 0 else None
+
+    return all_or_exit(comm, read)
+
+
+def _read(path: Path, job: Job, remedy: str) -> Profile:
+    try:
+        profile = Profile.load(path)
+    except InvalidArgument as error:
+        raise ValueError(f"{error}; reducer=auto expects one of {job}; to measure it: {remedy}") from error
+    try:
+        profile.check(job)
+    except InvalidArgument as error:
+        raise ValueError(f"{path}: {error}; to measure again: {remedy}") from error
+    return profile
+
+
+def _remedy(config: Config, topology: Topology) -> str:
+    """Return the command that measures these ranks; all of them call it together."""
+    slots = Counter(topology.world.allgather_objects(topology.world.host))
+    words = ["cloudtrain", "tune", "-np", str(topology.world.size)]
+    if len(slots) > 1:
+        words += ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())]
+    if (layout := config.ranks_per_node) is not None:
+        counts = [layout] if isinstance(layout, int) else layout
+        words += ["--ranks-per-node", ",".join(map(str, counts))]
+    if config.profile is not None:
+        words += ["--profile", config.profile]
+    if config.transport != "auto":
+        words += ["--transport", config.transport]
+    return shlex.join(words)
+
+
+def choose_reducers(
+    config: Config, topology: Topology, profile: Profile | None, size: int
+) -> dict[int, Choice]:
+    """Return what rank 0 chooses for each phase with ``auto``, by number, on all ranks.
+
+    ``profile``: as :func:`profile_for` returns it. ``size``: entries of the gradient. All ranks call it
+    together.
+    """
+    if not config.automatic:
+        return {}
+    if topology.world.size == 1:
+        return dict.fromkeys(config.automatic, NOBODY)
+    remedy = _remedy(config, topology)
+
+    def choices() -> dict[int, Choice]:
+        assert profile is not None
+        densities = {number: config.density_of(config.phases[number]) for number in config.automatic}
+        try:
+            return {
+                number: choose(profile, topology.nodes, size, density)
+                for number, density in densities.items()
+            }
+        except UNPREDICTABLE as error:
+            path = profile_path(config.profile, topology)
+            expected = (
+                f"expected a profile from which steps can be predicted ({type(error).__name__}: {error})"
+            )
+            raise ValueError(one_line(f"{path}: {expected}; to measure again: {remedy}")) from error
+
+    return on_rank0(topology.world, choices)
+
+
+def count_weights(model: Any) -> int:
+    """Return the trainable weights of a Keras model: the entries of its gradient."""
+    return sum(variable.shape.num_elements() for variable in model.trainable_variables)

@@ -1,0 +1,317 @@
+"""What happens in a run: the lines that tell a user of it, and its record in ``metrics.jsonl``.
+
+:mod:`training.process.progress` shows the lines, :class:`training.run.metrics.RunFolder` keeps the records.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, ClassVar
+
+import numpy as np
+
+from commlib import Report
+from training.config.config import Config
+from training.config.records import Target
+from training.run.data import Data, Reads
+from training.run.learner import Learner, StepHyperparameters
+from training.run.phases import PhaseRun
+from training.run.provenance import command, versions
+from training.run.state import Position
+from training.run.summary import EpochResult, Ranks, epoch_line
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to tell. ``kind``: of its record, which has all fields unless an event says otherwise."""
+
+    kind: ClassVar[str]
+
+    def lines(self) -> Iterable[str]:
+        """Return the lines that stay on the screen."""
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        """Return what ``metrics.jsonl`` holds of it beside its kind."""
+        return asdict(self)
+
+
+# ------------------------------------------------------------------------------------------ before training
+
+
+def introduction(data: Data, learner: Learner) -> str:
+    """Return the first line of a run: what is trained, with what, on whom."""
+    config, topology = learner.config, learner.topology
+    nodes = [len(node) for node in topology.nodes]
+    samples = f"{len(data.training):,} training and {len(data.test):,} test samples"
+    begin = f"{config.dataset.name}: {samples}; {config.model}: {learner.gradients.size:,} weights"
+    if topology.world.size == 1:
+        return f"{begin}; one rank, so nothing is exchanged and no reducer is used"
+    emulated = "emulated " if config.ranks_per_node else ""
+    word = "node" if len(nodes) == 1 else "nodes"
+    return f"{begin}; {topology.world.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
+
+
+@dataclass(frozen=True)
+class RunBegun(Event):
+    """A process begins a run, or goes on with one.
+
+    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, what gradients travel by; ``none`` on one rank.
+    ``reducers``: of the phases, with their options.
+    """
+
+    kind = "run"
+    identity: str
+    command: str
+    started: str
+    versions: dict[str, str]
+    ranks: Ranks
+    transport: str
+    reducers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> "RunBegun":
+        """Return the beginning of a run by this process; ``on_gpus``: gradients stay there."""
+        transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
+        return cls(
+            identity=identity,
+            command=command(),
+            started=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+            versions=versions(),
+            ranks=ranks,
+            transport=transport if ranks.count > 1 else "none",
+            reducers=[config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
+        )
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        ranks = {"ranks": self.ranks.count, "nodes": self.ranks.nodes, "hosts": self.ranks.hosts}
+        return {name: value for name, value in asdict(self).items() if name != "ranks"} | ranks
+
+
+@dataclass(frozen=True)
+class ReducerChosen(Event):
+    """``reducer: auto`` has become another one, for a phase."""
+
+    kind = "choice"
+    phase: int
+    reducer: str
+    options: dict[str, str]
+    predicted_seconds: float
+    predicted_dense_seconds: float
+    reason: str
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield f"phase {self.phase + 1}: auto picks {self.reason}"
+
+
+@dataclass(frozen=True)
+class NormsShared(Event):
+    """How ranks share the work of computing norms."""
+
+    kind = "norms"
+    reason: str
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield self.reason
+
+
+@dataclass(frozen=True)
+class OnGPUs(Event):
+    """Gradients stay on the GPUs that ``ranks`` have; or not, and ``why_not``."""
+
+    kind = "gpus"
+    ranks: int
+    transport: str
+    why_not: str | None
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        if self.why_not is not None:
+            yield self.why_not
+        elif self.ranks > 1:
+            by = "NCCL inside nodes and MPI between them" if self.transport == "nccl+mpi" else "NCCL"
+            yield f"gradients stay on the GPUs, one for each rank, and travel by {by}"
+
+
+def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
+    """Yield what was chosen where the configuration leaves the choice."""
+    if why_not_on_gpus is not None or learner.topology.world.arrays is not np:
+        yield OnGPUs(learner.topology.world.size, learner.config.transport, why_not_on_gpus)
+    for number, choice in learner.choices.items():
+        yield ReducerChosen(
+            phase=number,
+            reducer=choice.reducer,
+            options=choice.options,
+            predicted_seconds=choice.seconds,
+            predicted_dense_seconds=choice.dense_seconds,
+            reason=choice.reason,
+        )
+    yield from map(NormsShared, learner.how_norms_are_computed())
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """The run goes on ``at`` a place of a checkpoint. ``changes``: a line for what is not as it was."""
+
+    kind = "resume"
+    checkpoint: str
+    changes: list[str]
+    at: Position
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        at = self.at
+        place = f"step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
+        yield f"resumed from {self.checkpoint}: {place}"
+        yield from self.changes
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        return {"checkpoint": self.checkpoint, "changes": self.changes, **asdict(self.at)}
+
+
+@dataclass(frozen=True)
+class Prepared(Event):
+    """The steps of all phases to come are compiled."""
+
+    kind = "prepare"
+    compile_seconds: float
+
+
+# ------------------------------------------------------------------------------------------ while training
+
+
+def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None) -> str:
+    """Return where a run is after a step; ``seconds_left``: until the last step of the phase, if known."""
+    phase = phases[at.phase]
+    reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
+    left = ""
+    if seconds_left is not None:
+        whose = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
+        left = f"  {timedelta(seconds=round(seconds_left))} left{whose}"
+    return (
+        f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
+        f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){left}"
+    )
+
+
+@dataclass(frozen=True)
+class StepTaken(Event):
+    """A step, as rank 0 took it. ``step``: of its phase. ``loss``: of its samples, if it was finite."""
+
+    kind = "step"
+    epoch: int
+    step: int
+    loss: float | None
+    learning_rate: float
+    momentum: float | None
+    loss_scale: float | None
+    finite: bool
+    selected: int
+    applied: int
+    traffic: dict[str, Any]
+    stage_seconds: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, at: Position, loss: float, report: Report, hyperparameters: StepHyperparameters, learner: Learner
+    ) -> "StepTaken":
+        """Return the step after which a run is ``at`` a place, with the loss scale of the step to come."""
+        return cls(
+            epoch=at.run_epoch,
+            step=at.phase_steps,
+            loss=loss if np.isfinite(loss) else None,
+            learning_rate=hyperparameters.learning_rate,
+            momentum=hyperparameters.momentum,
+            loss_scale=None if learner.scale is None else float(learner.scale.scale.numpy()),
+            finite=report.finite,
+            selected=report.selected,
+            applied=report.applied,
+            traffic=asdict(report.traffic),
+            stage_seconds=asdict(report.seconds),
+        )
+
+
+@dataclass(frozen=True)
+class Switched(Event):
+    """Another phase has another reducer, which takes over the residual of the one before."""
+
+    kind = "switch"
+    before: str
+    after: str
+    residual_norm: float
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        residual = f"the residual (norm {self.residual_norm:.3g} on rank 0) goes into the next step"
+        yield f"switch from {self.before} to {self.after}: {residual}"
+
+
+@dataclass(frozen=True)
+class Stalled(Event):
+    """The ranks stood still before the first step of a phase."""
+
+    kind = "stall"
+    phase: int
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """An epoch of ``epochs``; ``width``: of the reducers' names."""
+
+    kind = "epoch"
+    result: EpochResult
+    epochs: int
+    width: int
+
+    @classmethod
+    def of(cls, result: EpochResult, phases: Sequence[PhaseRun], at: Position) -> "EpochEnded":
+        """Return the epoch whose last step a run is ``at``; those to come are counted as phases are now."""
+        now, *later = phases[at.phase :]
+        to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
+        width = max(len(phase.result.reducer or "") for phase in phases)
+        return cls(result, result.epoch + 1 + to_come, width)
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield epoch_line(self.result, epochs=self.epochs, width=self.width)
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        shares = {"accuracy": self.result.accuracy, "accuracy_of_five": self.result.accuracy_of_five}
+        return shares | asdict(self.result)
+
+
+def target_line(result: EpochResult, target: Target) -> str:
+    """Return the line of an epoch that reached the target."""
+    share = f"{target.metric} {result.share(target.metric):.2%}"
+    return f"{share} reaches the target of {target.at_least:.2%} after {result.run_seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint was made after ``steps`` of the run."""
+
+    kind = "checkpoint"
+    steps: int
+    save_seconds: float
+
+
+@dataclass(frozen=True)
+class CacheRead(Event):
+    """What all ranks have read, from the levels of the cache and from storage."""
+
+    kind = "cache"
+    reads: Reads
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        return self.reads.lines()
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        return {**self.reads.counts, "stand_ins": self.reads.stand_ins}

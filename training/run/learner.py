@@ -1,0 +1,260 @@
+"""A model that learns on all ranks together: what one step of training does, and what lies between phases."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from commlib import Report, Topology
+from commlib.arrays import is_on_gpu, module_of, to_host
+from commlib.tensorflow import DistributedGradients, array_of
+from commlib.tuning.profile import Profile
+from datacache import Batch
+from pto.keras import LossScale
+from pto.norms import Norms
+from pto.sharded import ShardedUpdate, restore, state_of
+from training.config.config import Config
+from training.config.optimizers import Lamb, Lars, Optimizer
+from training.config.records import Phase
+from training.datasets import Dataset
+from training.models import MODELS
+from training.run.autotune import choose_reducers, count_weights
+from training.run.data import input_dtype
+from training.run.norms import StepNorms, norm_of
+from training.run.replicas import broadcast_weights
+from training.run.steps import Average, Backward, Forward, Update
+
+POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+
+
+@dataclass(frozen=True)
+class StepHyperparameters:
+    """What a step is taken with."""
+
+    learning_rate: float
+    momentum: float | None
+
+
+class Learner:
+    """Model, optimizer and reducer of one rank.
+
+    ``config`` is the configuration with what was chosen from ``profile`` written out, ``choices`` why.
+    """
+
+    def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
+        self.topology = topology
+        with _policy(POLICIES[config.precision]):
+            builder = MODELS[config.model]
+            self.model = builder(dataset.channels, dataset.classes, normalised=config.normalise is not None)
+        self.variables = self.model.trainable_variables
+        broadcast_weights(self.model)
+        self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
+        self.config = config.with_choices(self.choices)
+        first = self.config.phases[0]
+        self.gradients = DistributedGradients(topology, self.variables, self.config.reducer_config(first))
+        self.scale = LossScale() if config.precision == "float16" else None
+        self.average = Average(self.variables, config.average) if config.average is not None else None
+        self._step_norms = self._norms_of_steps()
+        self._norms = self._norms_in_update()
+        self.optimizer: Any = None
+        self._make_optimizer(sharded=self._shards(first))
+        self._norm_of: Callable[[Any], float] | None = None
+        self._mean: Any = None
+        self.forward = Forward(self.model)
+        self._backwards: dict[tuple[Any, ...], Backward] = {}
+
+    def _norms_of_steps(self) -> StepNorms | None:
+        """Return what has the norms of LARS on several ranks before its update."""
+        settings = self.config.optimizer
+        if self.topology.world.size == 1 or not isinstance(settings, Lars):
+            return None
+        return StepNorms(self.variables, self.gradients, settings.norms)
+
+    def _norms_in_update(self) -> Norms | None:
+        """Return what computes norms of LAMB's moments, in host memory of several ranks.
+
+        They come with its update: one rank, and each GPU, computes its own in the graph.
+        """
+        settings, world = self.config.optimizer, self.topology.world
+        if world.size == 1 or world.arrays is not np or not isinstance(settings, Lamb):
+            return None
+        return Norms(self.gradients.sizes, world, partition=settings.norms)
+
+    def how_norms_are_computed(self) -> list[str]:
+        """Return a line for each way, where ranks could share that work."""
+        if self.topology.world.size == 1 or not self.config.optimizer.adapts:
+            return []
+        numbered = list(enumerate(self.config.phases, 1))
+        sharded = [number for number, phase in numbered if self._shards(phase)]
+        lines = [f"weights are updated in parts in phases {sharded}"] if sharded else []
+        if len(sharded) < len(numbered):
+            lines.append(self._how_all_norms_are_computed())
+        return lines
+
+    def _how_all_norms_are_computed(self) -> str:
+        if self._step_norms is not None:
+            return self._step_norms.reason
+        return (
+            "norms in the graph of each GPU, in float32" if self._norms is None else self._norms.choice.reason
+        )
+
+    def _shards(self, phase: Phase) -> bool:
+        return self.config.optimizer.sharded and self.config.is_dense(phase) and self.topology.world.size > 1
+
+    def _make_optimizer(self, *, sharded: bool) -> None:
+        """Make the optimizer, with the state of the one before."""
+        state = None if self.optimizer is None else self.optimizer_state()
+        self.optimizer = _with_slots_for_momentum(self.config).make()
+        if sharded:
+            self.optimizer = ShardedUpdate(self.optimizer, self.topology.world)
+        else:
+            self.optimizer.norms = self._norms if self._step_norms is None else self._step_norms.given
+        # Built before any step is traced: what is built inside a trace stays frozen in it.
+        self.optimizer.build(self.variables)
+        self._update = Update(self.variables, self.optimizer, self.average)
+        if state is not None:
+            self.restore_optimizer(state)
+
+    def optimizer_state(self) -> Any:
+        """Return iterations and slots by name, whole; where it is sharded all ranks call it together."""
+        if isinstance(self.optimizer, ShardedUpdate):
+            return self.optimizer.full_state()
+        return state_of(self.optimizer, self.variables)
+
+    def restore_optimizer(self, state: Any) -> None:
+        """Give the optimizer what ``optimizer_state`` returned."""
+        if isinstance(self.optimizer, ShardedUpdate):
+            self.optimizer.load_full_state(state)
+        else:
+            restore(self.optimizer, self.variables, state)
+
+    def backward_of(self, phase: Phase, channels: int) -> Backward:
+        """Return what computes the gradients of a phase; phases of equal inputs share it."""
+        size = phase.input_size
+        shape = (phase.batch_size // self.config.accumulate, size, size, channels)
+        key = shape, phase.label_smoothing
+        if key not in self._backwards:
+            inputs = tf.TensorSpec(shape, input_dtype(self.config))
+            self._backwards[key] = Backward(self.model, inputs, smoothing=key[1], scale=self.scale)
+        return self._backwards[key]
+
+    def begin(self, phase: Phase) -> float | None:
+        """Take over what a phase has of its own; return the norm of the residual that changes the reducer.
+
+        ``None`` where the reducer stays. All ranks call it together.
+        """
+        config, residual = self.config.reducer_config(phase), None
+        if config != self.gradients.config:
+            residual = self.residual_norm()
+            self.gradients.switch(config)
+        if self._shards(phase) != isinstance(self.optimizer, ShardedUpdate):
+            self._make_optimizer(sharded=self._shards(phase))
+        return residual
+
+    def residual_norm(self) -> float:
+        """Return the norm of what this rank's reducer holds back."""
+        return float(np.linalg.norm(to_host(self.gradients.reducer.residual)))
+
+    def set_density(self, density: float) -> None:
+        """Select another share of the gradient from the next step on."""
+        reducer: Any = self.gradients.reducer
+        if reducer.density != density:
+            reducer.set_density(density)
+
+    def step(
+        self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
+    ) -> tuple[float, Report]:
+        """Learn from one batch; return the loss of this rank's samples, and what the reducer did.
+
+        A step in which any rank's gradient was not finite changes nothing but the loss scale, and the random
+        states of the model.
+        """
+        images, *more = np.split(batch.images, self.config.accumulate)
+        labels, *more_labels = np.split(batch.labels, self.config.accumulate)
+        loss, gradient = backward(images, labels)
+        found = backward.found
+        if more:
+            loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
+        mean, report = self._reduce(gradient)
+        if report.finite:
+            self._clip(mean)
+            self._set(hyperparameters)
+            if self._step_norms is not None and not isinstance(self.optimizer, ShardedUpdate):
+                self._step_norms.give(mean)
+            self._update(mean)
+        else:
+            backward.put_back(found)
+        if self.scale is not None:
+            self.scale.update(report.finite)
+        return loss, report
+
+    def _reduce(self, gradient: Any) -> tuple[Any, Report]:
+        """Return the mean over ranks, an array.
+
+        Its memory is that of another mean only after the array and TensorFlow's tensors of it are gone.
+        """
+        reducer = self.gradients.reducer
+        mean = reducer.reduce(array_of(gradient, self.topology.world.arrays), out=self.gradients.room())
+        if is_on_gpu(mean):
+            # TensorFlow knows nothing of CuPy's stream: what was lent to it is given back once read, and
+            # the mean is kept until the next gradient is there, which comes after the update that reads it.
+            module_of(mean).cuda.get_current_stream().synchronize()
+            self._mean = mean
+        assert reducer.last is not None
+        return mean, reducer.last
+
+    def _clip(self, mean: Any) -> None:
+        """Scale the mean down to ``clip_norm``, in place, on all ranks alike."""
+        if (most := self.config.clip_norm) is None:
+            return
+        if self._norm_of is None:
+            self._norm_of = norm_of(self.gradients.size, self.topology.world.arrays)
+        if (norm := self._norm_of(mean)) > most:
+            mean *= np.float32(most / norm)
+
+    def _set(self, hyperparameters: StepHyperparameters) -> None:
+        self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
+        if self.optimizer.momentum is not None and hyperparameters.momentum is not None:
+            self.optimizer.momentum.assign(hyperparameters.momentum)
+
+    def tested(self) -> AbstractContextManager[None]:
+        """Let the model have the weights that are tested: their average, where one is kept."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+
+@contextmanager
+def _policy(name: str) -> Iterator[None]:
+    """Let layers that are made inside the block compute in this precision, and no others."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _with_slots_for_momentum(config: Config) -> Optimizer:
+    """Return the optimizer's settings, with a momentum where any phase has one.
+
+    Every step sets its own; but what is made with none has no room for a velocity.
+    """
+    settings = config.optimizer
+    if getattr(settings, "momentum", None) == 0 and any(phase.momentum for phase in config.phases):
+        return settings.model_copy(update={"momentum": 0.5})
+    return settings
+
+
+def _accumulated(
+    backward: Backward, loss: float, gradient: Any, more: list[tuple[Any, Any]]
+) -> tuple[float, Any]:
+    """Return the mean loss and gradient of a part that is there and of those to come."""
+    for images, labels in more:
+        own_loss, own_gradient = backward(images, labels)
+        loss += own_loss
+        gradient += own_gradient
+    parts = 1 + len(more)
+    return loss / parts, gradient / parts

@@ -1,0 +1,242 @@
+"""What a run leaves behind: a folder with its configuration, its metrics, its checkpoints and its weights."""
+
+import io
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from datacache.escaping import escaped
+from datacache.store import folders
+from training.config.config import Config
+from training.process.job import log_error
+from training.run.run_lock import RunIsAlive, RunLock, holder_of
+from training.run.summary import Ranks, Summary
+
+METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
+CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
+
+
+class WeightsNotSaved(RuntimeError):
+    """The weights of a run that has ended could not be written; one line names the file and the cause."""
+
+
+class RunFolder:
+    """The folder of one run, written by rank 0, which holds its lock (:mod:`training.run.run_lock`).
+
+    ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
+    configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
+    ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``checkpoint``, ``cache``
+    (:mod:`training.run.events`) and ``summary``, each with ``seconds`` since this process opened the folder;
+    those of ``summary`` are of all the training. What is not finite is ``null`` there. ``summary.json`` is
+    there when the run has ended.
+
+    Where metrics cannot be written any more, one line says so and training goes on.
+    """
+
+    def __init__(self, config: Config, path: Path | None = None) -> None:
+        """Make a new folder, or with ``path`` go on in that one.
+
+        Raises ``ValueError`` where it cannot be written, and :class:`training.run.run_lock.RunIsAlive` where
+        another process trains in it.
+        """
+        with unwritable(f"output: {config.output}: expected a folder that can be written"):
+            self.path = _new_folder(Path(config.output), config.name) if path is None else path
+            self._lock = RunLock(self.path)
+            try:
+                self.identity = _identity(self.path / RUN)
+                self._metrics = _Lines(self.path / METRICS)
+            except BaseException:
+                self._lock.release()
+                raise
+        self._missing: Counter[str] = Counter()
+        self._start = time.perf_counter()
+
+    def keep(self, config: Config) -> None:
+        """Write ``config.yaml``; a ``ValueError`` says why it cannot be."""
+        with unwritable(f"{self.path / CONFIG}: expected room for it"):
+            self.write_file(CONFIG, config.to_yaml())
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line to ``metrics.jsonl``, if there is room for it."""
+        seconds = round(time.perf_counter() - self._start, 6)
+        line = json.dumps(_printable({"kind": kind, "seconds": seconds, **values}), allow_nan=False)
+        self.attempt(METRICS, lambda: self._metrics.append(f"{line}\n".encode()))
+
+    def save_weights(self, model: Any) -> None:
+        """Write ``model.weights.h5``; no half-written file bears that name.
+
+        Raises :class:`WeightsNotSaved`. The file is made in memory: HDF5 crashes on a full disk.
+        """
+        content = _InMemory()
+        model.save_weights(content)
+        try:
+            write_whole(self.path / WEIGHTS, content.getvalue())
+        except OSError as error:
+            size = len(content.getvalue())
+            raise WeightsNotSaved(
+                f"{self.path / WEIGHTS}: expected room for the {size:,} bytes of the weights, which are not "
+                f"saved: {error.strerror}"
+            ) from error
+
+    def write_file(self, name: str, content: str) -> None:
+        """Write a file wholly or not at all; ``OSError`` where the disk is full."""
+        write_whole(self.path / name, content.encode())
+
+    def attempt(self, name: str, write: Callable[[], None]) -> None:
+        """Write something that training can do without: of a full disk it is told once a file."""
+        try:
+            write()
+        except OSError as error:
+            self._missing[name] += 1
+            if self._missing[name] == 1:
+                path = self.path / name
+                log_error(
+                    f"warning: {path}: cannot be written: {error.strerror}; training goes on without it"
+                )
+
+    def end(self, summary: Summary, ranks: Ranks) -> None:
+        """Note what the run came to: it is not gone on with any more."""
+        on = {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
+        content = {"accuracy": summary.accuracy, **asdict(summary), **on}
+        self.write("summary", **content)
+        self.attempt(SUMMARY, lambda: self.write_file(SUMMARY, json.dumps(content, indent=2) + "\n"))
+        if (count := self._missing[METRICS]) > 1:
+            log_error(f"warning: {self.path / METRICS}: {count} lines are missing in it")
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._lock.release()
+
+
+class _Lines:
+    """A file to which whole lines are appended: of one that cannot be, nothing is left."""
+
+    def __init__(self, path: Path) -> None:
+        # Without a buffer: what was not written would be tried again when the file is closed.
+        self._file = path.open("a+b", buffering=0)
+        self._drop_half_a_line()
+
+    def _drop_half_a_line(self) -> None:
+        """Remove what a crash has left of a last line."""
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - 1))
+        if self._file.read(1) not in (b"", b"\n"):
+            self._file.seek(0)
+            self._file.truncate(self._file.readall().rfind(b"\n") + 1)
+
+    def append(self, line: bytes) -> None:
+        """Write a line, all of it or nothing; ``OSError`` where the disk is full."""
+        end, rest = self._file.seek(0, os.SEEK_END), memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _InMemory(io.BytesIO):
+    """A file in memory that Keras takes for one of weights, by its name."""
+
+    def __str__(self) -> str:
+        return WEIGHTS
+
+
+@contextmanager
+def unwritable(expected: str) -> Iterator[None]:
+    """Raise an ``OSError`` of the block as a ``ValueError`` of one line, before training begins."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{expected}: {error}") from error
+
+
+def to_resume(config: Config) -> Path | None:
+    """Return the folder of the run to go on with, if ``resume`` asks for one.
+
+    Raises ``ValueError`` where it names a folder that is none of a run, and where that run is still trained.
+    """
+    if config.resume == "never":
+        return None
+    path = unfinished_run(config) if config.resume == "auto" else Path(config.resume).expanduser()
+    if path is None:
+        return None
+    if not (path / METRICS).exists():
+        raise ValueError(f"resume: expected auto, never or the folder of a run, got {config.resume}")
+    if (holder := holder_of(path)) is not None:
+        raise RunIsAlive(f"resume: {holder}; wait until it ends, or begin another with resume=never")
+    return path
+
+
+def unfinished_run(config: Config) -> Path | None:
+    """Return the newest run of this name that did not end: one with checkpoints, or one that is trained."""
+    runs = [
+        path
+        for path in Path(config.output).glob(f"{config.name}-*")
+        if _is_of(path, config.name)
+        and not (path / SUMMARY).exists()
+        and ((path / CHECKPOINTS).is_dir() or holder_of(path) is not None)
+    ]
+    return max(runs, key=lambda path: (path / METRICS).stat().st_mtime, default=None)
+
+
+def _is_of(path: Path, name: str) -> bool:
+    """Tell a run of ``a`` from one of ``a-b``: the rest of the name is its time."""
+    stamp = path.name.removeprefix(f"{name}-")
+    return stamp[:15].replace("-", "").isdigit() and (path / METRICS).exists()
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make ``parent/name-<time>``, with a number behind it where that is taken."""
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    parent.mkdir(parents=True, exist_ok=True)
+    attempt = 0
+    while True:
+        path = parent / (f"{stem}-{attempt}" if attempt else stem)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            attempt += 1
+        else:
+            return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of a run wholly or not at all, readable as ``umask`` says: results are to be shown."""
+    folders.write_whole(path, content, is_private=False)
+
+
+def _identity(path: Path) -> str:
+    """Return the identity of a run, which is made when it begins."""
+    try:
+        return str(json.loads(path.read_bytes())["identity"])
+    except FileNotFoundError:
+        identity = secrets.token_hex(16)
+        write_whole(path, f"{json.dumps({'identity': identity})}\n".encode())
+        return identity
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected the identity of a run, got what is damaged") from error
+
+
+def _printable(value: Any) -> Any:
+    """Return records, lists and strings with what is no text in them escaped: names of files may be bytes."""
+    if isinstance(value, Mapping):
+        return {key: _printable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    return escaped(value) if isinstance(value, str) else value

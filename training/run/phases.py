@@ -1,0 +1,99 @@
+"""What a phase of a run needs ready: its batches, its compiled step, its schedules."""
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+from training.config.config import Config
+from training.config.records import Phase
+from training.config.schedules import Schedule, Span, momentum_at
+from training.run.data import Data, PhaseData
+from training.run.learner import Learner, StepHyperparameters
+from training.run.state import Position
+from training.run.summary import PhaseResult
+
+
+class PhaseRun:
+    """One phase, on one rank. ``steps``: of the phase; ``epoch_steps``: of a pass over the samples.
+
+    Raises a ``ValueError`` of one line that begins with the key where a schedule does not fit the phase.
+    """
+
+    def __init__(self, number: int, phase: Phase, data: Data, learner: Learner) -> None:
+        self.number, self.phase = number, phase
+        self.data: PhaseData = data.of_phase(phase)
+        self.global_batch = phase.batch_size * learner.topology.world.size
+        self.epoch_steps = self.data.steps
+        self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
+        self.epochs = -(-self.steps // self.epoch_steps)
+        self.rate = self._resolved_rate()
+        self._check_density_warmup()
+        self.momentum = learner.config.momentum_of(phase)
+        self.backward = learner.backward_of(phase, data.dataset.channels)
+        reducer = None if learner.topology.world.size == 1 else _reducer_name(learner.config, phase)
+        self.result = PhaseResult(reducer, phase.input_size, self.epochs)
+        self._filling: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def _resolved_rate(self) -> Schedule:
+        schedule = self.phase.learning_rate
+        assert schedule is not None  # of a resolved configuration
+        try:
+            return schedule.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
+        except ValueError as error:
+            raise ValueError(f"phases[{self.number}].learning_rate.{error}") from error
+
+    def _check_density_warmup(self) -> None:
+        warmup = self.phase.density_warmup
+        if warmup is not None and warmup.epochs > self.epochs:
+            raise ValueError(
+                f"phases[{self.number}].density_warmup.epochs: expected at most the {self.epochs} of the "
+                f"phase, got {warmup.epochs}"
+            )
+
+    def hyperparameters(self, step: int) -> StepHyperparameters:
+        """Return what step ``step`` of the phase is taken with."""
+        momentum = None if self.momentum is None else momentum_at(self.momentum, step, self.steps)
+        return StepHyperparameters(self.rate.at(step, self.steps), momentum)
+
+    def density(self, epoch: int) -> float | None:
+        """Return the density of an epoch of the phase; ``None`` where its reducer has none."""
+        last, warmup = self.phase.density, self.phase.density_warmup
+        if last is None or warmup is None:
+            return last
+        densities = warmup.densities(last)
+        return densities[epoch] if epoch < len(densities) else last
+
+    def place(self, position: Position) -> Position:
+        """Return a position in the phase that was told in steps of perhaps other batches, in its own."""
+        here = position.in_world(self.global_batch, self.epoch_steps)
+        return here if self.phase.steps is None else replace(here, phase_steps=position.phase_steps)
+
+    def fill_ahead(self) -> None:
+        """Begin to read what the phase keeps, in the background, unless that is under way."""
+        if self._filling is None:
+            self._filling = threading.Thread(target=self._fill, name="fill ahead", daemon=True)
+            self._filling.start()
+
+    def _fill(self) -> None:
+        def report(done: int, total: int) -> None:
+            if self._closing.is_set():
+                raise _Over
+
+        with suppress(Exception):  # what went wrong, training meets and tells when it asks for the sample
+            self.data.fill(report)
+
+    def close(self) -> None:
+        """Give the node's folders back; a second time does nothing."""
+        if self._filling is not None:
+            self._closing.set()
+            self._filling.join()
+        self.data.close()
+
+
+class _Over(Exception):
+    """Ends a filling."""
+
+
+def _reducer_name(config: Config, phase: Phase) -> str:
+    return str(config.reducer_config(phase)["name"])

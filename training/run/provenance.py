@@ -1,0 +1,30 @@
+"""What a run is made with: its command, and the versions of what it uses."""
+
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+
+import keras
+import tensorflow as tf
+from mpi4py import MPI
+
+from commlib import __version__
+from training.config.secrets import mask
+
+
+def command() -> str:
+    """Return the command line of this process as a shell takes it, its secrets masked."""
+    return shlex.join(mask(sys.argv))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that decides what a run computes, by name."""
+    return {
+        "cloudtrain": __version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "horovod": version("horovod"),
+        "mpi": MPI.Get_library_version().split(",")[0],
+    }

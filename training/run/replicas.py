@@ -1,0 +1,40 @@
+"""The ranks' copies of one model: made equal, kept equal, checked.
+
+Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2.
+"""
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from commlib import Communicator, RanksDisagree
+from commlib.agreement import differing, digest
+
+
+def broadcast_weights(model: Any) -> None:
+    """Give every rank the weights of rank 0.
+
+    Weights, not all variables: the states of random generators must differ between ranks.
+    """
+    hvd.broadcast_variables([variable.value for variable in model.weights], 0)
+
+
+def average_statistics(model: Any) -> None:
+    """Give every rank the mean of the ranks' BatchNormalization statistics."""
+    statistics = model.non_trainable_weights
+    if not statistics or hvd.size() == 1:
+        return
+    flat = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], axis=0)
+    mean = hvd.allreduce(flat, op=hvd.Average)
+    sizes = [int(np.prod(variable.shape)) for variable in statistics]
+    for variable, part in zip(statistics, tf.split(mean, sizes), strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
+
+
+def check_equal_weights(model: Any, comm: Communicator) -> None:
+    """Raise :class:`commlib.RanksDisagree` where the ranks' trainable weights differ by a bit."""
+    own = digest(variable.numpy().tobytes() for variable in model.trainable_variables)
+    if others := differing(comm.allgather_ints([own])[:, 0]):
+        raise RanksDisagree(f"the weights of ranks {others} differ from those of rank 0")

@@ -1,0 +1,148 @@
+"""The checkpoints of a run: when one is due, what of the run it holds, and how the run goes on with it."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from training.checkpoint.folders import Checkpoint, Checkpoints
+from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.serialization import Damaged, parsed
+from training.config.records import Checkpointing
+from training.run.events import CheckpointSaved, Resumed
+from training.run.learner import Learner
+from training.run.phases import PhaseRun
+from training.run.state import Position, as_tree, own_state, readable, restore, shared_state
+from training.run.summary import Summary
+from training.run.totals import EpochAccumulator
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Where a run goes on, and with what of its epoch: nothing where the world has another size than then."""
+
+    position: Position
+    accumulator: EpochAccumulator | None
+    event: Resumed
+
+
+class Saving:
+    """Makes the checkpoints of a run in the folder ``path``, and takes back the newest.
+
+    ``run``: the identity of the run; that of rank 0 counts.
+    """
+
+    def __init__(self, path: Path, settings: Checkpointing, learner: Learner, run: str) -> None:
+        self._settings, self._learner = settings, learner
+        self._checkpoints = Checkpoints(path, learner.topology.world, run=run, keep=settings.keep)
+
+    def is_due_after_step(self, phase: PhaseRun, at: Position) -> bool:
+        """Return whether a checkpoint is made after this step; an epoch's last waits for the test."""
+        ends = at.step == phase.epoch_steps or at.phase_steps == phase.steps
+        return _divides(self._settings.every_steps, at.steps) and not ends
+
+    def is_due_after_epoch(self, number: int) -> bool:
+        """Return whether a checkpoint is made after epoch ``number`` of the run, the first of which is 1."""
+        return _divides(self._settings.every_epochs, number)
+
+    def save(
+        self, position: Position, summary: Summary, accumulator: EpochAccumulator, *, best: bool
+    ) -> CheckpointSaved:
+        """Write a checkpoint; all ranks call it together."""
+        start = time.perf_counter()
+        shared = shared_state(self._learner)
+        shared |= {"position": as_tree(position), "summary": asdict(summary)}
+        own = own_state(self._learner) | {"accumulator": accumulator.as_tree()}
+        self._checkpoints.save(position.steps, shared, own, best=best)
+        return CheckpointSaved(position.steps, time.perf_counter() - start)
+
+    def resume(self, phases: Sequence[PhaseRun], summary: Summary) -> Resumption | None:
+        """Give learner and ``summary`` what the newest checkpoint holds that can be used, if there is one.
+
+        All ranks call it together. One that is damaged is left out with a line; raises ``ValueError`` where
+        no other is left, and where the checkpoint is of another model or optimizer.
+        """
+        rank = self._learner.topology.world.rank
+        for checkpoint in self._checkpoints.complete():
+            found = self._usable(checkpoint, partial(_contents, checkpoint, rank))
+            if found is None:
+                continue
+            taken = self._usable(checkpoint, partial(self._take_over, checkpoint, found, phases))
+            if taken is not None:
+                summary.restore(found.summary)
+                return taken
+        if count := self._checkpoints.count():
+            raise ValueError(
+                f"resume: expected a checkpoint that can be used, got none among the {count} in "
+                f"{self._checkpoints.folder}; resume=never begins a new run"
+            )
+        return None
+
+    def _usable(self, checkpoint: Checkpoint, function: Callable[[], Result]) -> Result | None:
+        """Return ``function()``, or ``None`` on all ranks where any of them finds the checkpoint damaged."""
+        result, problem = None, None
+        try:
+            result = function()
+        except Damaged as error:
+            problem = str(error)
+        return None if self._checkpoints.is_left_out(checkpoint.step, problem) else result
+
+    def _take_over(
+        self, checkpoint: Checkpoint, found: "_Contents", phases: Sequence[PhaseRun]
+    ) -> Resumption:
+        """Give the learner what a checkpoint holds."""
+        before = found.position
+        phase = phases[min(before.phase, len(phases) - 1)]
+        lines = self._restore(checkpoint, phase, before)
+        position = phase.place(before)
+        event = Resumed(checkpoint.path.name, lines + _moved(before, position, phase), position)
+        return Resumption(position, found.accumulator, event)
+
+    def _restore(self, checkpoint: Checkpoint, phase: PhaseRun, at: Position) -> list[str]:
+        """Give the learner what a checkpoint holds; return a line for what is not as it was."""
+        self._learner.begin(phase.phase)
+        # A density is a setting of the reducer: the state to come is of the epoch that it was made in.
+        density = phase.density(at.epoch if at.step else max(0, at.epoch - 1))
+        if density is not None:
+            self._learner.set_density(density)
+        return restore(self._learner, checkpoint)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a checkpoint holds besides the learner. ``accumulator``: where the world has the same size."""
+
+    position: Position
+    summary: Summary
+    accumulator: EpochAccumulator | None
+
+
+def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
+    """Return it; :class:`Damaged` where the checkpoint holds something else."""
+    shared: Any = checkpoint.shared
+    own: Any = checkpoint.own
+    with readable(checkpoint.path / SHARED):
+        position = parsed(Position, json.dumps(shared["position"]))
+        summary = parsed(Summary, json.dumps(shared["summary"]))
+    with readable(checkpoint.path / own_file(rank)):
+        accumulator = None if own is None else parsed(EpochAccumulator, json.dumps(own["accumulator"]))
+    return _Contents(position, summary, accumulator)
+
+
+def _divides(every: int | None, number: int) -> bool:
+    return every is not None and number % every == 0
+
+
+def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
+    """Return a line that tells where an epoch goes on, where its steps take another number of samples."""
+    if before == after:
+        return []
+    return [
+        f"a step takes {phase.global_batch} samples now: {before.samples} of the epoch are read, it goes on "
+        f"with step {after.step + 1} of {phase.epoch_steps}"
+    ]

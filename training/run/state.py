@@ -1,0 +1,259 @@
+"""What a checkpoint holds of a run, and how a run takes it back."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import NonNegativeInt
+
+from commlib.errors import one_line
+from commlib.memory import zeros
+from commlib.vectors import Float32
+from training.checkpoint.folders import Checkpoint, merged
+from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.serialization import Damaged, Tree
+from training.run.learner import Learner
+
+Array = npt.NDArray[Any]
+
+
+class OtherModel(ValueError):
+    """A checkpoint is of another model; one line names the first tensor that differs."""
+
+
+class OtherOptimizer(ValueError):
+    """A checkpoint is of another optimizer; one line says what was expected."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come.
+
+    ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
+    ``steps``: of the run. ``samples``: of the epoch, all ranks together. ``run_epoch``: epochs of the run
+    that are over, on which the order of the samples and their crops depend.
+    """
+
+    phase: NonNegativeInt = 0
+    epoch: NonNegativeInt = 0
+    step: NonNegativeInt = 0
+    phase_steps: NonNegativeInt = 0
+    steps: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
+    run_epoch: NonNegativeInt = 0
+
+    def after_step(self, samples: int) -> "Position":
+        """Return the place one step further, in which all ranks together learnt from ``samples``.
+
+        >>> Position(step=2, phase_steps=7, steps=9, samples=64).after_step(32)
+        Position(phase=0, epoch=0, step=3, phase_steps=8, steps=10, samples=96, run_epoch=0)
+        """
+        return replace(
+            self,
+            step=self.step + 1,
+            phase_steps=self.phase_steps + 1,
+            steps=self.steps + 1,
+            samples=self.samples + samples,
+        )
+
+    def after_epoch(self) -> "Position":
+        """Return where the next epoch of the phase begins."""
+        return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
+
+    def after_phase(self) -> "Position":
+        """Return where the next phase begins."""
+        return Position(self.phase + 1, steps=self.steps, run_epoch=self.run_epoch)
+
+    def in_world(self, global_batch: int, epoch_steps: int) -> "Position":
+        """Return the same place where steps take ``global_batch`` samples: none of the epoch is read again.
+
+        >>> Position(epoch=1, step=3, phase_steps=13, steps=13, samples=24).in_world(16, 5)
+        Position(phase=0, epoch=1, step=2, phase_steps=7, steps=13, samples=32, run_epoch=0)
+        """
+        step = min(-(-self.samples // global_batch), epoch_steps)
+        steps = self.epoch * epoch_steps + step
+        return replace(self, step=step, phase_steps=steps, samples=step * global_batch)
+
+
+def shared_state(learner: Learner) -> dict[str, Tree]:
+    """Return what all ranks hold alike; all of them call it together."""
+    return {
+        "weights": {each.path: each.numpy() for each in learner.model.weights},
+        "optimizer": dict(learner.optimizer_state()),
+        "average": [each.numpy() for each in learner.average.averages] if learner.average else None,
+        "loss_scale": [each.numpy() for each in learner.scale.variables] if learner.scale else None,
+        "world_size": learner.topology.world.size,
+    }
+
+
+def own_state(learner: Learner) -> dict[str, Tree]:
+    """Return what only this rank holds: reducer and random states, and its statistics of the inputs."""
+    reducer: Any = learner.gradients.reducer
+    return {
+        "reducer": reducer.state_dict(),
+        "random": [each.numpy() for each in _random_states(learner)],
+        # Each rank's own until they are averaged, at the end of an epoch.
+        "statistics": [each.numpy() for each in learner.model.non_trainable_weights],
+    }
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise :class:`~training.checkpoint.serialization.Damaged` for what no run has written.
+
+    Its bytes are those that were written, by their digest: another program has written them.
+    """
+    try:
+        yield
+    except (OtherModel, OtherOptimizer, Damaged):
+        raise
+    except KeyError as error:
+        raise Damaged(f"{file}: expected {error} in the state of a run, got none") from error
+    except ValueError as error:
+        raise Damaged(f"{file}: {one_line(str(error))}") from error
+    except (TypeError, AttributeError, IndexError) as error:
+        raise Damaged(f"{file}: expected the state of a run, got {one_line(str(error))}") from error
+
+
+def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    """Give a learner what a checkpoint holds; return a line for what is not as it was.
+
+    The learner is in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed,
+    :class:`OtherOptimizer`, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds
+    something else: the learner can then be given another.
+    """
+    reducer: Any = learner.gradients.reducer
+    before = reducer.state_dict()
+    try:
+        with readable(checkpoint.path / SHARED):
+            lines = _restore_shared(learner, checkpoint.shared)
+        with readable(checkpoint.path / own_file(learner.topology.world.rank)):
+            return lines + _restore_own(learner, checkpoint)
+    except Damaged:
+        reducer.load_state_dict(before)
+        raise
+
+
+def _restore_shared(learner: Learner, shared: Any) -> list[str]:
+    weights = learner.model.weights
+    _check_weights(learner, shared["weights"])
+    _assign("weights", weights, [shared["weights"][each.path] for each in weights])
+    _restore_optimizer(learner, shared["optimizer"])
+    return _restore_extras(learner, shared)
+
+
+def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    own: Any = checkpoint.own
+    if own is None:
+        return _restore_of_another_world(learner, checkpoint)
+    _assign("statistics", learner.model.non_trainable_weights, own["statistics"])
+    _assign("random", _random_states(learner), own["random"])
+    state = own["reducer"]
+    dense_residual(state, learner.gradients.size)  # what any reducer's state has, this one has
+    try:
+        learner.gradients.reducer.load_state_dict(state)
+    except ValueError as error:  # the configuration names another reducer now, or other nodes
+        _absorb(learner, lambda rank: state, checkpoint.world_size)
+        return [f"what the reducer held back goes into the next step: {error}"]
+    return []
+
+
+def _assign(name: str, variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Give variables their values; raise ``ValueError`` unless those are arrays of their shapes and types."""
+    if len(variables) != len(values):
+        raise ValueError(f"{name}: expected {len(variables)} arrays, got {len(values)}")
+    for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        expected, found = variable.numpy(), np.asarray(value)
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise ValueError(
+                f"{name}[{number}]: expected {expected.dtype} of shape {expected.shape}, "
+                f"got {found.dtype} of shape {found.shape}"
+            )
+        variable.assign(value)
+
+
+def _restore_optimizer(learner: Learner, state: Any) -> None:
+    try:
+        learner.restore_optimizer(state)
+    except ValueError as error:
+        name = learner.config.optimizer.name
+        raise OtherOptimizer(f"optimizer: the checkpoint is not of {name} and this model: {error}") from error
+
+
+def _restore_extras(learner: Learner, shared: Any) -> list[str]:
+    lines = []
+    for name, variables in (
+        ("average", learner.average and learner.average.averages),
+        ("loss_scale", learner.scale and learner.scale.variables),
+    ):
+        if variables and shared[name] is not None:
+            _assign(name, variables, shared[name])
+        elif variables:
+            lines.append(f"{name}: the checkpoint has none: it begins again")
+    if learner.average and shared["average"] is None:
+        learner.average.restart()
+    return lines
+
+
+def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    def reducer_state(rank: int) -> Any:
+        own: Any = checkpoint.own_of(rank)
+        return own["reducer"]
+
+    _absorb(learner, reducer_state, checkpoint.world_size)
+    now = learner.topology.world.size
+    return [
+        f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
+        "and random states of the model begin again"
+    ]
+
+
+def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
+    """Give the reducer the residuals of the ranks of ``world_size`` that this one stands for."""
+    size, world = learner.gradients.size, learner.topology.world
+    residual = merged(
+        lambda rank: dense_residual(state_of(rank), size),
+        size,
+        world_size=world_size,
+        rank=world.rank,
+        size=world.size,
+    )
+    learner.gradients.reducer.add_residual(residual)
+
+
+def dense_residual(state: Any, size: int) -> Float32:
+    """Return the residual that a reducer's state holds, as a vector of all ``size`` entries."""
+    vector = zeros(size)
+    if state["carried"] is not None:
+        vector += state["carried"]
+    if "residual" in state:
+        low = state["low"]
+        vector[low : low + len(state["residual"])] += state["residual"]
+    return vector
+
+
+def _random_states(learner: Learner) -> list[Any]:
+    """Return the states of dropout and its like: variables of the model that are no weights."""
+    weights = {id(each) for each in learner.model.weights}
+    return [each for each in learner.model.variables if id(each) not in weights]
+
+
+def _check_weights(learner: Learner, saved: Any) -> None:
+    if not isinstance(saved, dict):
+        raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004 - a file
+    here = {variable.path: tuple(variable.shape) for variable in learner.model.weights}
+    for path in [*here, *(path for path in saved if path not in here)]:
+        there = tuple(saved[path].shape) if path in saved else "none"
+        if here.get(path, "none") != there:
+            raise OtherModel(
+                f"the checkpoint is of another model: {path}: expected {here.get(path, 'none')}, got {there}"
+            )
+
+
+def as_tree(position: Position) -> Tree:
+    """Return a position as a checkpoint holds it."""
+    return asdict(position)

@@ -1,0 +1,208 @@
+"""What a run ends with, and how it is told."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+from commlib import Topology
+from training.config.records import Target
+
+HOSTS_SHOWN = 8
+STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run. ``nodes``: how many each has; ``hosts``: their names, each once, in rank order."""
+
+    count: int
+    nodes: list[int]
+    hosts: list[str]
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Ranks":
+        """Return those of a topology; all of them call it together."""
+        hosts = dict.fromkeys(topology.world.allgather_objects(topology.world.host))
+        return cls(topology.world.size, [len(node) for node in topology.nodes], list(hosts))
+
+    def __str__(self) -> str:
+        """Return how many there are, on how many nodes, and the names of their hosts.
+
+        >>> print(Ranks(4, [2, 2], ["a", "b"]))
+        4 ranks on 2 nodes (a, b)
+        """
+        ranks = f"{self.count} rank{'s' * (self.count > 1)}"
+        nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) > 1)}"
+        more = len(self.hosts) - HOSTS_SHOWN
+        names = [*self.hosts[:HOSTS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return f"{ranks} on {nodes} ({', '.join(names)})"
+
+
+@dataclass
+class PhaseResult:
+    """What one phase did: ``sent`` and ``dense`` are inter-node payload bytes of all ranks together.
+
+    ``dense`` is what the reducer of that name, a ring, would have sent in as many steps. ``reducer`` is
+    ``None`` on one rank, which exchanges nothing. ``skipped_steps``: those that changed nothing, as some
+    rank's gradient was not finite.
+    """
+
+    reducer: str | None
+    input_size: int
+    epochs: int
+    sent: int = 0
+    dense: int = 0
+    skipped_steps: int = 0
+    stall_seconds: float | None = None
+    """How long the boundary before it kept the ranks from training, at least 0; ``None`` for the first."""
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch of all ranks together. ``loss``: mean over the steps whose loss was finite, if any was.
+
+    ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
+    where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
+    ``reducer``: ``None`` on one rank.
+    """
+
+    epoch: int
+    reducer: str | None
+    input_size: int
+    steps: int
+    loss: float | None
+    correct: int | None
+    correct_of_five: int | None
+    samples: int
+    train_seconds: float
+    run_seconds: float
+    images_per_second: float
+    sent_intra_bytes: int
+    sent_inter_bytes: int
+    dense_inter_bytes: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the share of the test samples that were answered right."""
+        return None if self.correct is None else self.correct / self.samples
+
+    @property
+    def accuracy_of_five(self) -> float | None:
+        """Return the share of the test samples whose label was among the first five."""
+        return None if self.correct_of_five is None else self.correct_of_five / self.samples
+
+    def share(self, metric: str) -> float | None:
+        """Return the share of the test samples that counts for ``metric``, ``"top1"`` or ``"top5"``."""
+        return self.accuracy if metric == "top1" else self.accuracy_of_five
+
+
+@dataclass
+class Summary:
+    """The test accuracy after the last epoch that was tested, and what every phase did.
+
+    ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the metric
+    that counts. ``reached``: whether the target was. ``residual_norm``: norm of rank 0's residual, which is
+    not in the weights.
+    """
+
+    correct: int = 0
+    correct_of_five: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    reached: bool = False
+    residual_norm: float = 0.0
+    phases: list[PhaseResult] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float:
+        """Return the share of the test samples that were answered right."""
+        return self.correct / self.samples if self.samples else 0.0
+
+    @property
+    def accuracy_of_five(self) -> float:
+        """Return the share of the test samples whose label was among the first five."""
+        return self.correct_of_five / self.samples if self.samples else 0.0
+
+    def judge(self, result: EpochResult, target: Target | None) -> bool:
+        """Note what an epoch reached, and return whether it is the best so far; equal on all ranks."""
+        share = result.share("top1" if target is None else target.metric)
+        if result.correct is None or share is None:
+            return False
+        self.correct, self.samples = result.correct, result.samples
+        self.correct_of_five = result.correct_of_five or 0
+        self.reached = self.reached or (target is not None and share >= target.at_least)
+        is_best = self.best is None or share > self.best
+        self.best = share if is_best else self.best
+        return is_best
+
+    def restore(self, before: "Summary") -> None:
+        """Take over another; phases that are not there any more are left out."""
+        for field_ in fields(self):
+            if field_.name != "phases":
+                setattr(self, field_.name, getattr(before, field_.name))
+        for phase, of_then in zip(self.phases, before.phases, strict=False):
+            phase.sent, phase.dense = of_then.sent, of_then.dense
+            phase.skipped_steps, phase.stall_seconds = of_then.skipped_steps, of_then.stall_seconds
+
+
+def megabytes(count: float) -> str:
+    """Return a number of bytes in MB, two places.
+
+    >>> megabytes(1_234_567)
+    '1.23 MB'
+    """
+    return f"{count / 1e6:.2f} MB"
+
+
+def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
+    """Return the line that stays of an epoch; ``width`` is that of the reducers' names, 0 without any."""
+    loss = "nan" if result.loss is None else f"{result.loss:.3f}"
+    between = ""
+    if result.dense_inter_bytes:
+        sent, dense = megabytes(result.sent_inter_bytes), megabytes(result.dense_inter_bytes)
+        between = f"  between nodes {sent} (dense {dense})"
+    tested = "not tested          " if result.accuracy is None else f"test accuracy {result.accuracy:6.1%}"
+    reducer = f"{result.reducer or '':<{width}}  " if width else ""
+    return (
+        f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input_size} px"
+        f"  loss {loss}  {tested}"
+        f"  {result.images_per_second:7,.0f} images/s{between}"
+    )
+
+
+def _share(phase: PhaseResult) -> str:
+    if not phase.sent:
+        return "nothing"
+    return f"1/{phase.dense / phase.sent:.0f}" if phase.sent < phase.dense else "all"
+
+
+def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
+    """Yield a line where training stood still between phases for as long as anybody would notice."""
+    stalls = {number: phase.stall_seconds or 0.0 for number, phase in enumerate(phases, 1)}
+    long = {number: seconds for number, seconds in stalls.items() if seconds >= STALL_SECONDS}
+    told = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
+    if told:
+        yield f"training stood still between phases: {', '.join(told)}"
+
+
+def closing_lines(summary: Summary, ranks: Ranks, folder: str) -> Iterator[str]:
+    """Yield what a user wants to know at the end."""
+    yield (
+        f"test accuracy {summary.accuracy:.1%} ({summary.correct} of {summary.samples}), "
+        f"trained in {summary.seconds:.0f} s by {ranks}"
+    )
+    sent = sum(phase.sent for phase in summary.phases)
+    dense = sum(phase.dense for phase in summary.phases)
+    if dense:
+        yield f"sent between nodes {megabytes(sent)}; dense all the way would have sent {megabytes(dense)}"
+        for number, phase in enumerate(summary.phases, 1):
+            sizes = f"{megabytes(phase.sent)} of {megabytes(phase.dense)}"
+            yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
+    yield from _stall_lines(summary.phases)
+    if skipped := sum(phase.skipped_steps for phase in summary.phases):
+        steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
+        yield f"{steps} skipped: a NaN or an infinity in the gradients"
+    if summary.residual_norm:
+        norm = f"{summary.residual_norm:.3g}"
+        yield f"held back at the end, and not in the weights: a residual of norm {norm} on rank 0"
+    yield f"files: {folder} (metrics.jsonl, config.yaml, model.weights.h5)"

@@ -1,0 +1,51 @@
+"""What an epoch has added up, on one rank and over all of them."""
+
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from commlib import Communicator, LinkBytes, Report
+from training.checkpoint.serialization import Tree
+
+
+@dataclass(frozen=True)
+class EpochTotals:
+    """What all ranks have done in an epoch. ``loss``: mean of those that were finite, if any was."""
+
+    loss: float | None
+    sent: LinkBytes
+    dense_inter_bytes: int
+
+
+@dataclass
+class EpochAccumulator:
+    """What an epoch has added up so far, on this rank. ``seconds``: of each step that this process made."""
+
+    losses: float = 0.0
+    finite: int = 0
+    steps: int = 0
+    sent: LinkBytes = LinkBytes()
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, report: Report, seconds: float) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.sent += report.traffic.sent
+        self.seconds.append(seconds)
+        if np.isfinite(loss):
+            self.losses += loss
+            self.finite += 1
+
+    def over_ranks(self, comm: Communicator, dense_step_bytes: int) -> EpochTotals:
+        """Return the sums of all ranks, equal on all; they call it together.
+
+        ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
+        """
+        own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite]
+        intra, inter, dense, finite = map(int, comm.allgather_ints(own).sum(axis=0))
+        losses = sum(comm.allgather_objects(self.losses))
+        return EpochTotals(losses / finite if finite else None, LinkBytes(intra, inter), dense)
+
+    def as_tree(self) -> Tree:
+        """Return what a checkpoint holds: all but the seconds."""
+        return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}

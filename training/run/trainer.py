@@ -1,0 +1,314 @@
+"""A run: phase after phase, epoch after epoch, tested, recorded and kept."""
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commlib import Report, Topology
+from commlib.transport.mpi import world
+from commlib.tuning.profile import Profile
+from training.config.config import Config, load
+from training.process.backend import prepare_tensorflow
+from training.process.compile_kernels import announce_compiling
+from training.process.devices import with_gpus
+from training.process.job import LocalRank, on_rank0
+from training.process.progress import Progress, TimeLeft
+from training.run import events
+from training.run.autotune import profile_for
+from training.run.data import Data, load_data
+from training.run.dawnbench import DawnBench, hardware, summed_up
+from training.run.evaluation import NOT_TESTED, add_up, evaluate
+from training.run.events import Event
+from training.run.learner import Learner, StepHyperparameters
+from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
+from training.run.phases import PhaseRun
+from training.run.saving import Saving
+from training.run.state import Position
+from training.run.summary import EpochResult, Ranks, Summary
+from training.run.totals import EpochAccumulator
+
+SKIPPED_STEPS_IN_A_ROW = 20
+
+
+class TrainingDiverged(RuntimeError):
+    """So many steps in a row were not finite that going on is a waste."""
+
+
+class Trainer:
+    """One run of a configuration, or of a file that holds one, on all ranks of this job.
+
+    ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are made where they
+    are not given. ``config`` is the configuration with what was chosen from the profile written out,
+    ``model`` the Keras model. Raises a ``ValueError`` of one line where the run cannot be.
+
+    A second one in the same process can read the checkpoints of the first only after
+    ``keras.utils.clear_session()``: they name weights as Keras does, which counts its layers.
+    """
+
+    def __init__(
+        self,
+        config: Config | str | Path,
+        *,
+        topology: Topology | None = None,
+        data: Data | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        config = (config if isinstance(config, Config) else load(config)).resolved()
+        topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
+        if topology.world.rank == 0:
+            announce_compiling()
+        data = data or load_data(config, topology)
+        prepare_tensorflow(config, topology.world, LocalRank.of(topology.world))
+        self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)
+        if not on_rank0(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
+            profile = profile_for(config, self.topology)
+        self.data = data
+        self.rank, self.size = topology.world.rank, topology.world.size
+        self.learner = Learner(config, self.topology, data.dataset, profile)
+        self.config = self.learner.config
+        self.model = self.learner.model
+        self.phases = [
+            PhaseRun(number, phase, data, self.learner) for number, phase in enumerate(self.config.phases)
+        ]
+        self.position = Position()
+        self.summary = Summary(phases=[phase.result for phase in self.phases])
+        self._tally = EpochAccumulator()
+        self._left = TimeLeft()
+        self._saving: Saving | None = None
+        self._dawnbench: DawnBench | None = None
+        self._skipped_in_a_row = 0
+        self._began = self._boundary = self._last = self._first_step_end = time.perf_counter()
+
+    def fit(self) -> Summary:
+        """Train, tell of it, leave a folder behind, return what it came to; all ranks call it together."""
+        comm, folder = self.topology.world, None
+
+        def open_folder() -> tuple[Path, bool]:
+            nonlocal folder
+            resumed = to_resume(self.config)
+            folder = RunFolder(self.config, resumed)
+            return folder.path.absolute(), resumed is not None
+
+        path, resume = on_rank0(comm, open_folder)
+        with folder or nullcontext(), Progress(silent=folder is None) as progress:
+            self.begin(folder, progress, path, resume=resume)
+            return self.run()
+
+    def begin(
+        self, folder: RunFolder | None, progress: Progress, path: Path, *, resume: bool = False
+    ) -> None:
+        """Get ready to train; rank 0 writes to ``folder``, whose path all know, and the others have none.
+
+        ``resume``: go on with the newest checkpoint there; what rank 0 says counts. Raises ``ValueError``
+        where it is of another model.
+        """
+        self.folder, self.progress = folder, progress
+        resume = on_rank0(self.topology.world, lambda: resume)
+        self.ranks = Ranks.of(self.topology)
+        if folder is not None:
+            on_gpus = self.topology.world.arrays is not np
+            self._tell(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
+        progress.say(events.introduction(self.data, self.learner))
+        for event in events.choices(self.learner, self._why_not_on_gpus):
+            self._tell(event)
+        if self.config.checkpoints is not None:
+            run = "" if folder is None else folder.identity
+            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner, run)
+            if resume:
+                self._resume(self._saving)
+            elif self.config.resume != "never":
+                progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
+        self._keep_records()  # not before: where a checkpoint is refused, the folder is as it was
+        self._prepare()
+
+    def run(self) -> Summary:
+        """Train all phases that are left."""
+        self._began = time.perf_counter() - self.summary.seconds
+        try:
+            while not self.summary.reached and self.position.phase < len(self.phases):
+                self._train_phase(self.phases[self.position.phase])
+        finally:
+            for phase in self.phases:
+                phase.close()
+        return self._end()
+
+    # ------------------------------------------------------------------------------------- before
+
+    def _keep_records(self) -> None:
+        """Write what the run's folder has from its beginning; all ranks call it together."""
+        computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
+
+        def write() -> None:
+            assert self.folder is not None
+            self.folder.keep(self.config)
+            if self.config.target is not None:
+                with unwritable(f"{self.folder.path}: expected room for its records"):
+                    self._dawnbench = DawnBench(self.folder, self.config, computed_on)
+
+        on_rank0(self.topology.world, write)
+
+    def _resume(self, saving: Saving) -> None:
+        """Go on where the newest checkpoint was made; all ranks call it together."""
+        resumption = saving.resume(self.phases, self.summary)
+        if resumption is None:
+            self.progress.say("resume: there is no checkpoint yet: the run begins again")
+            return
+        self.position = resumption.position
+        self._tally = resumption.accumulator or self._tally
+        self._tell(resumption.event)
+
+    def _prepare(self) -> None:
+        """Compile the steps of all phases to come: at the boundaries nobody waits for that."""
+        start = time.perf_counter()
+        for phase in self.phases[self.position.phase :]:
+            phase.backward.prepare()
+        self._tell(events.Prepared(time.perf_counter() - start))
+
+    # ------------------------------------------------------------------------------------- phases
+
+    def _train_phase(self, phase: PhaseRun) -> None:
+        self._switch_to(phase)
+        self._left = TimeLeft()  # steps of other phases take other times
+        while self.position.phase_steps < phase.steps and not self.summary.reached:
+            if self.position.epoch > 0 or phase.epochs == 1:
+                self._fill_ahead(phase.number + 1)
+            self._train_epoch(phase)
+        self._boundary = time.perf_counter()
+        phase.close()
+        if not self.summary.reached:
+            self.position = self.position.after_phase()
+
+    def _switch_to(self, phase: PhaseRun) -> None:
+        if phase.number == 0 or self.position.phase_steps > 0:
+            return
+        before = self.phases[phase.number - 1].result.reducer
+        residual = self.learner.begin(phase.phase)
+        if residual is not None and before is not None and phase.result.reducer is not None:
+            self._tell(events.Switched(before, phase.result.reducer, residual))
+
+    def _fill_ahead(self, number: int) -> None:
+        """Read what a phase keeps, in the background, so that its first epoch finds it."""
+        if number < len(self.phases) and self.data.places.memory is not None:
+            self.phases[number].fill_ahead()
+
+    def _train_epoch(self, phase: PhaseRun) -> None:
+        """Train on the batches of an epoch that are left, then test."""
+        at = self.position
+        if (density := phase.density(at.epoch)) is not None:
+            self.learner.set_density(density)
+        self._last = time.perf_counter()
+        for batch in phase.data.training_batches(at.run_epoch, at.step):
+            self.train_step(phase, batch)
+            if self.position.phase_steps == phase.steps:
+                break
+        if phase.number > 0 and self.position.phase_steps == len(self._tally.seconds):
+            self._note_stall(phase)
+        self._finish_epoch(phase)
+
+    def train_step(self, phase: PhaseRun, batch: Any) -> None:
+        """Learn from one batch; all ranks call it together."""
+        at = self.position
+        hyperparameters = phase.hyperparameters(at.phase_steps)
+        loss, report = self.learner.step(phase.backward, batch, hyperparameters)
+        now = time.perf_counter()
+        self._tally.add(loss, report, now - self._last)
+        self._left.add(now - self._last)
+        self._last = now
+        if at.phase_steps == 0:
+            self._first_step_end = now
+        self.position = at.after_step(phase.global_batch)
+        self._watch_for_skipped_steps(phase, report, hyperparameters)
+        self._tell_step(phase, loss, report, hyperparameters)
+        if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
+            self._save()
+            self._last = time.perf_counter()
+
+    def _watch_for_skipped_steps(
+        self, phase: PhaseRun, report: Report, hyperparameters: StepHyperparameters
+    ) -> None:
+        self._skipped_in_a_row = 0 if report.finite else self._skipped_in_a_row + 1
+        phase.result.skipped_steps += not report.finite
+        if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{SKIPPED_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
+                f"the learning rate is {hyperparameters.learning_rate:g}: try a smaller one"
+            )
+
+    def _note_stall(self, phase: PhaseRun) -> None:
+        """Note how long after the end of the phase before the first step ended, but for a step."""
+        waited = self._first_step_end - self._boundary - float(np.median(self._tally.seconds))
+        seconds = max(0.0, waited)  # a first step can be faster than the others
+        phase.result.stall_seconds = seconds
+        self._tell(events.Stalled(phase.number, seconds))
+
+    # --------------------------------------------------------------------------- what an epoch ends with
+
+    def _finish_epoch(self, phase: PhaseRun) -> None:
+        """Test, tell and keep what an epoch came to."""
+        at, config = self.position, self.config
+        last, number = at.phase_steps == phase.steps, at.run_epoch + 1
+        is_tested = last or number % config.evaluate_every == 0
+        answers = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
+        seconds = self.summary.seconds = time.perf_counter() - self._began
+        result = add_up(at.run_epoch, phase, self.learner, self._tally, answers, run_seconds=seconds)
+        self._tell_epoch(result)
+        self._tally = EpochAccumulator()
+        self.position = at.after_epoch()
+        is_best = self.summary.judge(result, config.target)
+        if self.summary.reached and config.target is not None:
+            self.progress.say(events.target_line(result, config.target))
+        if last or is_best or (self._saving is not None and self._saving.is_due_after_epoch(number)):
+            self._save(best=is_best)
+
+    def _save(self, *, best: bool = False) -> None:
+        """Write a checkpoint; all ranks call it together."""
+        if self._saving is None:
+            return
+        self.summary.seconds = time.perf_counter() - self._began
+        self._tell(self._saving.save(self.position, self.summary, self._tally, best=best))
+
+    def _end(self) -> Summary:
+        """Save the weights, before anything is told that could go wrong; all ranks call it together."""
+        summary = self.summary
+        summary.seconds = time.perf_counter() - self._began
+        summary.residual_norm = self.learner.residual_norm()
+        if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
+            raise WeightsNotSaved(problem)
+        self._tell(events.CacheRead(self.data.read_so_far()))
+        if self.folder is not None:
+            self.folder.end(summary, self.ranks)
+        return summary
+
+    def _save_weights(self) -> str | None:
+        """Write the weights that were tested; return why that could not be."""
+        assert self.folder is not None
+        try:
+            with self.learner.tested():
+                self.folder.save_weights(self.model)
+        except WeightsNotSaved as error:
+            return str(error)
+        return None
+
+    # ------------------------------------------------------------------------------------ telling
+
+    def _tell(self, event: Event) -> None:
+        for line in event.lines():
+            self.progress.say(line)
+        if self.folder is not None:
+            self.folder.write(event.kind, **event.record())
+
+    def _tell_step(
+        self, phase: PhaseRun, loss: float, report: Report, hyperparameters: StepHyperparameters
+    ) -> None:
+        left = self._left.of(phase.steps - self.position.phase_steps)
+        self.progress.update(events.live_line(self.phases, self.position, loss, left))
+        if self.position.steps % self.config.log_every == 0:
+            self._tell(events.StepTaken.of(self.position, loss, report, hyperparameters, self.learner))
+
+    def _tell_epoch(self, result: EpochResult) -> None:
+        self._tell(events.EpochEnded.of(result, self.phases, self.position))
+        if self._dawnbench is not None:
+            self._dawnbench.add(result)
