@@ -53,7 +53,7 @@ def kernels_for(cupy):
     """Let the emulator run all kernels, those of the norms as well."""
     norms = commlib.gpu.norms
     with engine_for(cupy):
-        before, norms.current_engine = norms.current_engine, commlib.kernels.current_engine
+        before, norms.current_engine = norms.current_engine, commlib.gpu.adapters.current_engine
         try:
             yield
         finally:
@@ -100,7 +100,7 @@ def learned(comm, config, dataset, spoil):
                 for variable, value in zip(learner.variables, before, strict=True):
                     np.testing.assert_array_equal(variable.numpy(), value)
         seen.append([variable.numpy().tobytes() for variable in learner.variables])
-    norms = [] if config.phases[-1].reducer == "torus2d" else [learner.residual_norm()]
+    norms = [] if config.phases[-1].reducer.name == "torus2d" else [learner.residual_norm()]
     return seen, norms
 
 

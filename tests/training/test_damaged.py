@@ -58,7 +58,7 @@ HARMFUL = {
     "3": "expected keys and values, got 3",
     "name: \0": "not YAML: special characters are not allowed",
     'name: "\\0\\e[31m"': "name: expected no control characters, got '\\x00\\x1b[31m'",
-    f"include: {DIGITS}\nmodel: a\u202eb": 'model: unknown model "a\\u202eb"',
+    f"include: {DIGITS}\nmodel: a\u202eb": 'model.name: unknown model "a\\u202eb"',
     "name: " + "x" * 200_000: "line 1: expected at most 10,000 characters, got 200,000",
     "#" * 300_000: "cannot be read: expected at most 262,144 bytes, got more",
     "a: [" + "b, " * 20_000 + "]": "line 1: expected at most 10,000 values, got more",
@@ -116,7 +116,7 @@ def test_files_that_include_each_other_again_and_again_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("dataset=" + "x" * 9000, 'dataset: unknown dataset "xxx'),
+        ("dataset=" + "x" * 9000, 'dataset.name: unknown dataset "xxx'),
         ("a" * 100_000, "aaa: expected key=value"),
         ("a." * 10_000 + "b=1", "the configuration has no place a.a.a."),
         ("\x1b[31m=1", "the configuration has no place \\x1b[31m"),
