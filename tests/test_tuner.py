@@ -16,12 +16,10 @@ from commlib import (
     Topology,
     cost,
     make_reducer,
-    trials,
-    tuner,
 )
 from commlib.cost import Speeds
 from commlib.transport import machines, simulated
-from commlib.tuning import probe
+from commlib.tuning import probe, trials, tuner
 from commlib.tuning.gradients import Gradients
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import WIRES, Candidate, Job, Profile, Trial
