@@ -133,9 +133,10 @@ class DistributedGradients:
         """Return it, to be closed at the end of the block."""
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         """Free what the reducer has made."""
-        self.close()
+        if kind is None:  # else the other ranks may not come here
+            self.close()
 
     def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
@@ -180,8 +181,8 @@ class DistributedGradients:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
 
         ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs.
-        The mean is an array of NumPy or CuPy where ``flat`` is. It belongs to the caller, who may write to it;
-        its memory is used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
+        The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory is
+        used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
         """
         with nullcontext() if self._gpu is None else self._gpu:
             mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
