@@ -19,7 +19,7 @@ def sparse(size, entries):
 
 
 def drawn(rng, size, count):
-    """``count`` heavy-tailed entries of either sign, at random places."""
+    """``count`` heavy-tailed entries of either sign, at random indices."""
     indices = np.sort(rng.choice(size, count, replace=False)).astype(index_dtype(size))
     return SparseVector(size, indices, rng.standard_t(2, count).astype(np.float32))
 
@@ -174,7 +174,7 @@ def test_a_total_adds_in_the_order_given(representation):
 
 def test_a_total_switches_to_dense_when_the_entries_together_reach_delta():
     below = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4})])
-    at = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four places
+    at = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four entries
     assert (below.is_dense, below.nnz) == (False, 3)
     assert (at.is_dense, at.nnz) == (True, 10)
     np.testing.assert_array_equal(at.to_dense(), [1, 5, 4, 5, 0, 0, 0, 0, 0, 0])

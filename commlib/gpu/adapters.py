@@ -50,7 +50,7 @@ class GPUSelector(Selector):
 
 def _entries_of(selection: Selection) -> SparseVector:
     """Return a copy: the next selection of the plan overwrites the plan's arrays."""
-    entries = selection.entries()
+    entries = selection.nnz()
     return SparseVector(selection.size, selection.indices[:entries].copy(), selection.values[:entries].copy())
 
 

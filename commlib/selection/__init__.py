@@ -32,7 +32,7 @@ def make_selector(name: str) -> Selector:
 def select(name: str, vector: Float32, k: int) -> SparseVector:
     """Return the entries of ``vector``, float32 of shape ``(d,)``, that the selector ``name`` picks.
 
-    They are ``min(k, d)``, but for ``gaussian``, which settles for ``3k/4`` to ``2k``. A NaN or an infinity
+    They are ``min(k, d)`` entries, except for ``gaussian``: ``3k/4`` to ``2k``. A NaN or an infinity
     in ``vector`` raises ``NonFiniteInput``.
 
     >>> import numpy as np

@@ -18,9 +18,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Gaussian(BlockSelector):
-    """About ``k`` entries, ``3k/4`` to ``2k`` of them: all that reach a threshold that is guessed.
+    """About ``k`` entries, ``3k/4`` to ``2k`` of them: all that reach an estimated threshold.
 
-    The guess is ``|μ| + z·σ``, where ``k/d`` of a normal distribution lies outside ``μ ± z·σ`` (Shi et al.
+    The estimate is ``|μ| + z·σ``, where ``k/d`` of a normal distribution lies outside ``μ ± z·σ`` (Shi et al.
     2019, Understanding Top-k Sparsification in Distributed Deep Learning). Real gradients have fewer large
     entries, so the threshold is lowered until ``3k/4`` reach it (Ok-Topk, section 5.4).
 

@@ -1,8 +1,8 @@
 """MSTopK made exact: the threshold search runs over the largest magnitude of every 64 entries.
 
 Where ``k`` blocks have a maximum that reaches a threshold, at least ``k`` entries reach it. So the ``k``-th
-largest block maximum is a threshold as the paper looks for, from below: few more than ``k`` entries reach it,
-and they lie in about ``k`` blocks, so that the second pass leaves most of the vector unread.
+largest block maximum is a lower threshold as in the paper: few more than ``k`` entries reach it, and they are
+in about ``k`` blocks, so that the second pass leaves most of the vector unread.
 """
 
 from typing import Any
@@ -19,8 +19,9 @@ from commlib.vectors import Float32, SparseVector
 class MSTopK(BlockSelector):
     """The ``k`` entries of largest magnitude, ties by lowest index, in little more than one pass.
 
-    The threshold search of HiTopKComm, section 3.1, without its approximation. Where ``k`` is too much of
-    ``d``, or the large entries crowd in few blocks, the threshold comes from all entries: one more pass.
+    The threshold search of HiTopKComm, section 3.1, without its approximation. Where ``k`` is too large a
+    share of ``d``, or the large entries are in few blocks, the threshold comes from all entries: one more
+    pass.
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
@@ -44,8 +45,8 @@ def paper_search(
     ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
     the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference that tests and benchmarks
     compare with; it bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
-    counts everything) where the k-th value lies below the mean. ``arrays``: NumPy, or the
-    vector's own module.
+    counts everything) where the k-th value lies below the mean. ``arrays``: the vector's
+    module, NumPy or CuPy.
     """
     magnitudes = arrays.abs(vector)
     mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())

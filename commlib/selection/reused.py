@@ -1,4 +1,4 @@
-"""A threshold found exactly once in a while and reused between (Ok-Topk, section 3.1.3)."""
+"""A threshold found exactly every τ′ steps and reused between them (Ok-Topk, section 3.1.3)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from commlib.vectors import Float32, SparseVector
 
 
 class Reused(BlockSelector):
-    """Exactly ``k`` entries every τ′ = ``every`` calls; between, all that reach the last of those thresholds.
+    """Exactly ``k`` entries every τ′ = ``every`` calls; in between, all that reach the last exact threshold.
 
     Gradients drift, and the count with them. Where fewer than ``k/2`` or more than ``2k`` reach the
-    threshold, it is found again at once: the count is bounded, also for ties and for gradients that grow.
+    threshold, it is computed again at once: the count is bounded, also for ties and for gradients that grow.
     """
 
     at_most = 2

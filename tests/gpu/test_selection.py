@@ -109,7 +109,7 @@ def test_a_vector_that_is_not_finite_is_refused_and_no_sum_is_cleared(engine, na
         vector[place] = bad
         selector = make_device_selector(name, size, size // 2 + 1, entry=entry, engine=engine)
         with pytest.raises(NonFiniteInput, match="a NaN or an infinity"):
-            selector.select(on(engine, vector)).entries()
+            selector.select(on(engine, vector)).nnz()
         residual, out = on(engine, normal(size, 1)), engine.empty(size, np.float32)
         selection = selector.select_sum(on(engine, vector), residual, out, clear=True)
         with pytest.raises(NonFiniteInput):
@@ -127,7 +127,7 @@ def test_a_sum_that_overflows_is_not_finite(engine):
     selector = make_device_selector("exact", 100, 3, engine=engine)
     selection = selector.select_sum(on(engine, large), on(engine, large), engine.empty(100, np.float32))
     with pytest.raises(NonFiniteInput):
-        selection.entries()
+        selection.nnz()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,12 +135,12 @@ def test_nothing_is_selected_for_k_0_and_of_nothing(engine, name):
     out = engine.empty(100, np.float32)
     selector = make_device_selector(name, 100, 0, engine=engine)
     ones = on(engine, np.ones(100, np.float32))
-    assert selector.select_sum(ones, ones, out, clear=True).entries() == 0
+    assert selector.select_sum(ones, ones, out, clear=True).nnz() == 0
     assert engine.to_host(out).tolist() == [2.0] * 100
     empty = make_device_selector(name, 0, 5, engine=engine)
-    assert empty.select(engine.empty(0, np.float32)).entries() == 0
+    assert empty.select(engine.empty(0, np.float32)).nnz() == 0
     with pytest.raises(NonFiniteInput):
-        selector.select(on(engine, np.full(100, np.nan, np.float32))).entries()
+        selector.select(on(engine, np.full(100, np.nan, np.float32))).nnz()
 
 
 @pytest.mark.parametrize("law", ["normal", "ties", *more("student", "denormal")])
@@ -236,7 +236,7 @@ def test_a_selection_is_seven_kernels_at_most_and_reads_state_once(emulate, monk
     selection = make_device_selector("exact", 65537, 65, engine=engine).select(on(engine, normal(65537)))
     assert engine.launched == ["measure_maxima", "gather", "refine_middle", "refine_last", "tally", "emit"]
     assert copies == []
-    assert selection.entries() == 65
+    assert selection.nnz() == 65
     assert copies == [16]
 
 

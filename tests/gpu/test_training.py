@@ -53,7 +53,7 @@ def kernels_for(cupy):
     """Let the emulator run all kernels, those of the norms as well."""
     norms = commlib.gpu.norms
     with engine_for(cupy):
-        before, norms.current_engine = norms.current_engine, commlib.kernels.current_engine
+        before, norms.current_engine = norms.current_engine, commlib.gpu.adapters.current_engine
         try:
             yield
         finally:

@@ -93,7 +93,7 @@ def gap_message(vector):
     while 2**shift < 0.48121182505960347 * vector.size / entries:  # the logarithm of the golden ratio
         shift += 1
     gaps = (np.diff(vector.indices.astype(np.int64), prepend=-1) - 1).tolist()
-    low = [gap >> place & 1 for gap in gaps for place in range(shift)]
+    low = [gap >> bit & 1 for gap in gaps for bit in range(shift)]
     unary = [bit for gap in gaps for bit in [0] * (gap >> shift) + [1]]
     return np.array([entries], vector.indices.dtype).tobytes() + little_endian(low + unary)
 

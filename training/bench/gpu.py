@@ -232,7 +232,7 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
     selector = make_device_selector(name, case["size"], case["k"], entry=case["entry"])
     selector.select(vector)
     selection = selector.select(vector)
-    found = selection.entries()
+    found = selection.nnz()
     _check(name, case, vector, selection.indices[:found], selection.values[:found], cupy)
     return selector.select
 
