@@ -12,9 +12,8 @@ from commlib.transport import simulated
 
 REDUCER = '''
 import numpy as np
-from commlib.reducers import Reducer
+from commlib.reducers import Outcome, Reducer
 from commlib.reducers.allgather import AllGather
-from commlib.reducers.base import Outcome
 
 class Everything(Reducer):
     """All ranks exchange their gradients and add them up in rank order."""

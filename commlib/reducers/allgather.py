@@ -1,7 +1,7 @@
 """Top-k all-gather: everybody sends everybody its entries (TopkA in Ok-Topk, NaiveAG in HiTopKComm)."""
 
 from commlib.reducers.messages import gather_messages
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
 from commlib.vectors import SparseVector
 
 

@@ -1,7 +1,7 @@
 """gTop-k: a reduction tree with a top-k at every merge, then a broadcast (Shi et al. 2019, algorithm 3)."""
 
 from commlib.reducers.messages import receive_message, send_message
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
 from commlib.vectors import SparseVector, non_finite
 
 

@@ -1,7 +1,7 @@
 """SparCML's recursive doubling on sparse vectors (SSAR_Recursive_double)."""
 
 from commlib.reducers.messages import exchange_message, receive_message, send_message
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
 from commlib.vectors import SparseVector
 from commlib.wire import Message
 

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers.base import Reducer
+from commlib.reducers.report import Outcome
 from commlib.topology import Topology
 from commlib.transport.base import Ring
 from commlib.vectors import Float32, is_finite, partition

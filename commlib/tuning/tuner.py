@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import geometric_mean
+from typing import Any
 
 from commlib.cost import Prediction, predict
 from commlib.density import check_density
@@ -111,7 +112,7 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
     return [trial for trial in trials if distance(trial) == least]
 
 
-def settings(case: Case, candidate: Candidate) -> dict[str, object]:
+def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return what the candidate is made with, beside its name."""
     return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
 
@@ -119,7 +120,7 @@ def settings(case: Case, candidate: Candidate) -> dict[str, object]:
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> Prediction:
     speeds, network = profile.speeds, profile.network
     given = settings(case, candidate)
-    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)  # type: ignore[arg-type]
+    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)
 
 
 def _bucket(profile: Profile, case: Case, candidate: Candidate) -> int:

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, cost, make_reducer
-from commlib.reducers import Reducer, SparseReducer
-from commlib.reducers.base import Outcome
+from commlib.reducers import Outcome, Reducer, SparseReducer
 from commlib.selection import Selector
 from commlib.transport import simulated
 from commlib.tuning.gradients import Gradients
