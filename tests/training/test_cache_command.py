@@ -36,7 +36,7 @@ def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path):
 
 
 def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path):
-    assert cache("info").stdout == "nothing is kept here\n"
+    assert cache("info").stdout == "nothing is stored here\n"
     built = cache("build")
     assert built.returncode == 0, tail(built)
     assert built.stdout.splitlines() == [
@@ -60,7 +60,7 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     assert sum(": removed, " in line for line in gone) == 4
     assert sum("stays" in line for line in gone) == 2
     assert cache("clear").stdout.count(": removed, ") == 2
-    assert cache("info").stdout == "nothing is kept here\n"
+    assert cache("info").stdout == "nothing is stored here\n"
 
 
 def test_without_folders_there_is_nothing_to_build(cache):

@@ -192,7 +192,7 @@ class Trainer:
 
     def _fill_ahead(self, number: int) -> None:
         """Read what a phase keeps, in the background, so that its first epoch finds it."""
-        if number < len(self.phases) and self.data.places.memory is not None:
+        if number < len(self.phases) and self.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:
