@@ -181,22 +181,26 @@ class DistributedGradients:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
 
         ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs.
-        The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory is
-        used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
+        The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory
+        is used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
         """
-        with nullcontext() if self._gpu is None else self._gpu:
-            mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
-            if self._gpu is not None:
-                # TensorFlow does not wait for CuPy's stream, and may read the gradient's memory again, or
-                # still read this mean when the next step begins.
+        if self._gpu is None:
+            mean = self._reduce(array_of(flat))[0]
+        else:
+            with self._gpu:
+                mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
+                # TensorFlow does not wait for CuPy's stream: it may use the gradient's memory again, and
+                # still read the mean when the next step begins.
                 module_of(mean).cuda.get_current_stream().synchronize()
                 self._latest = mean
         assert self.reducer.last is not None
         return mean, self.reducer.last
 
     def _reduce_on_gpu(self, flat: Any) -> tuple[Any, Any]:
-        mean, report = self.reduce_flat(flat)
-        return tensor_of(mean), tf.constant(report.finite)
+        with self._gpu:
+            mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
+            assert self.reducer.last is not None
+            return tensor_of(mean), tf.constant(self.reducer.last.finite)
 
     def _reduce(self, flat: Float32) -> tuple[Float32, np.bool_]:
         with self.guard():
