@@ -53,7 +53,9 @@ __all__ = [
     "SparseReducer",
     "StageSeconds",
     "State",
+    "check_reducer_options",
     "make_reducer",
+    "reducer_class",
     "reducer_options",
 ]
 
@@ -75,10 +77,9 @@ def make_reducer(
     innermost first, such as ``{"name": "momentum_correction", "momentum": 0.9}``; names are those of
     ``WRAPPERS`` or import paths.
     """
-    reducer = _reducer_class(name)
-    check_options(name, reducer, options, POSITIONAL)
+    check_reducer_options(name, options)
     around = [_wrapper(record) for record in wrappers]
-    made = reducer(topology, size, **options)
+    made: Reducer = reducer_class(name)(topology, size, **options)
     for wrapper, own in around:
         made = wrapper(made, **own)
     made.synchronize()
@@ -96,14 +97,20 @@ def _wrapper(record: Mapping[str, Any]) -> tuple[type[ReducerWrapper], dict[str,
     return wrapper, options
 
 
+def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` for an option that a reducer does not take, or lacks."""
+    check_options(name, reducer_class(name), options, POSITIONAL)
+
+
 def reducer_options(name: str) -> dict[str, Any]:
     """Return the options that a reducer takes, with their defaults.
 
     >>> reducer_options("dense"), reducer_options("hitopk")
     ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    return options_of(_reducer_class(name), POSITIONAL)
+    return options_of(reducer_class(name), POSITIONAL)
 
 
-def _reducer_class(name: str) -> type[Reducer]:
+def reducer_class(name: str) -> type[Reducer]:
+    """Return the class of a reducer, see :func:`make_reducer`."""
     return resolve(REDUCERS, "reducer", name, subclass_of=Reducer)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from commlib.agreement import CROSSED, check_settings, differences, differing, digest
 from commlib.arrays import to_host
+from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.memory import Workspace
 from commlib.reducers.arguments import added_residual, as_gradient, as_size, checked_out
@@ -43,6 +44,7 @@ class Reducer(ABC):
     """
 
     sparse: ClassVar[bool]
+    cost: ClassVar[Cost | None] = None
     options: Any = Options()
 
     def __init__(self, topology: Topology, size: int) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out
+from commlib.reducers.oktopk_cost import OKTOPK_COST
 from commlib.reducers.selecting import SelectingReducer, State
 from commlib.reducers.sparse import SparseOptions
 from commlib.topology import Topology
@@ -56,6 +57,7 @@ class OkTopK(SelectingReducer):
     paper's local ∩ global rule), or the ``owner`` of the region their sum.
     """
 
+    cost = OKTOPK_COST
     options: OkTopKOptions
     state: OkTopKState
 

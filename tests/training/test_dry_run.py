@@ -4,8 +4,10 @@ import tempfile
 
 import keras
 import pytest
+from typer.testing import CliRunner
 
 from tests.launching import DIGITS, ROOT, run
+from training.commands.main import app
 from training.commands.train import train
 from training.config.config import load_with_warnings
 from training.models import MODELS
@@ -79,8 +81,8 @@ def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():
     ],
 )
 def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):
-    result = run("cloudtrain", "train", DIGITS, word, "--dry-run")
-    assert result.returncode == 2
+    result = CliRunner().invoke(app, ["train", DIGITS, word, "--dry-run"])
+    assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
