@@ -32,7 +32,7 @@ def evaluate(learner: Learner, batches: Iterable[Any]) -> Answers:
     ``batches``: those of this rank. Ranks have the same statistics of the inputs from here on.
     """
     world, counted = learner.topology.world, np.zeros(3, np.int64)
-    average_statistics(learner.model)
+    average_statistics(learner.model, world)
     check_equal_weights(learner.model, world)
     with learner.tested():
         for batch in batches:

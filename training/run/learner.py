@@ -51,7 +51,7 @@ class Learner:
                 dataset.channels, dataset.classes, normalised=config.normalise is not None
             )
         self.variables = self.model.trainable_variables
-        broadcast_weights(self.model)
+        broadcast_weights(self.model, topology.world)
         self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
         self.config = config.with_choices(self.choices)
         first = self.config.phases[0]
