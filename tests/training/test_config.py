@@ -215,7 +215,8 @@ WRONG = {
     ),
     "reducer={name: oktopk, leftovers: nobody}": "reducer.leftovers: expected sender or owner, got 'nobody'",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
-    'density, selector, wire, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "leftovers"?',
+    "density, selector, wire, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
+    '"leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
