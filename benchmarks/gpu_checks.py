@@ -81,6 +81,9 @@ class Pipes(Communicator):
         self._ends, self._key, self._members, self._splits = ends, key, members, 0
         self._waiting = ends.waiting
 
+    def _free(self) -> None:
+        """Free nothing: the pipes are the processes'."""
+
     def give(self, value: Any, rank: int) -> None:
         """Send a picklable value."""
         if rank == self.rank:

@@ -1,8 +1,8 @@
-"""Arrays in host memory and on a GPU: which module made one, and how it gets from the one to the other.
+"""Arrays in host memory and on a GPU: which module made an array, and copies to host memory.
 
 NumPy's functions on a CuPy array are CuPy's (``np.abs``, ``np.concatenate``, …): most of commlib is written
-with them and runs on both. What makes an array out of nothing asks here for the module to make it with.
-CuPy is never imported here: where one of its arrays is, it has been.
+with them and runs on both. Code that allocates an array asks :func:`module_of` for the module to use.
+CuPy is never imported here: whoever made a CuPy array has imported it.
 """
 
 import sys
@@ -36,20 +36,20 @@ def module_of(array: Any) -> ModuleType:
 
 
 def to_host(array: Any) -> Array:
-    """Return ``array`` in host memory: itself where it is there, else a copy, waited for."""
+    """Return ``array`` in host memory: itself if it is there, else a copy, for which the host waits."""
     return array.get() if is_on_gpu(array) else array  # type: ignore[no-any-return]
 
 
 def finish(arrays: ModuleType) -> None:
-    """Wait until the current GPU has done all that it was asked for, where ``arrays`` are CuPy's."""
+    """Wait until the current GPU has finished all its work, if ``arrays`` is CuPy."""
     if arrays is not np:
         arrays.cuda.Device().synchronize()
 
 
 def expect_module(name: str, array: Any, arrays: ModuleType) -> None:
-    """Raise ``InvalidArgument`` where ``array`` does not lie where those of the module ``arrays`` do.
+    """Raise ``InvalidArgument`` unless ``array`` is in the memory, host or GPU, of the module ``arrays``.
 
-    It is not copied there in silence: that takes longer than most of what is done with it.
+    It is not copied implicitly: a copy takes longer than most operations on the array.
     """
     if is_on_gpu(array) == (arrays is not np):
         return

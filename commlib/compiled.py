@@ -1,4 +1,4 @@
-"""Numba's compiler as the kernels here use it."""
+"""Numba's compiler with the options of all kernels."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a kernel that runs without the GIL, kept on disk where there is a place to keep it."""
+    """Compile a kernel that runs without the GIL; cached on disk if a cache folder can be written."""
     try:
         kernel: Any = njit(nogil=True, cache=True)(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written

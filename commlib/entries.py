@@ -1,4 +1,4 @@
-"""Kernels for entries in host memory: sorted indices, and the float32 values that belong to them."""
+"""Numba kernels for sparse entries in host memory: sorted indices and their float32 values."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Words = npt.NDArray[np.uint64]
 
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
 INFINITY = np.uint32(0x7F80_0000)
-STRIDE = 4096  # entries between two looks at whether all were finite so far
+STRIDE = 4096  # entries between two checks whether all were finite so far
 TILE = 1 << 14  # entries that are added up at a time: their sums stay in the processor's cache
 
 
@@ -69,13 +69,13 @@ def subtract_at(vector: Float32, indices: Index, values: Float32) -> None:
 
 @compiled
 def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
-    """Return for each of ``indices`` whether ``others`` does not hold it; both are sorted."""
+    """Return for each of ``indices`` whether it is missing in ``others``; both are sorted."""
     missing = np.ones(len(indices), np.bool_)
-    place = 0
+    j = 0
     for i in range(len(indices)):
-        while place < len(others) and others[place] < indices[i]:
-            place += 1
-        missing[i] = place == len(others) or others[place] != indices[i]
+        while j < len(others) and others[j] < indices[i]:
+            j += 1
+        missing[i] = j == len(others) or others[j] != indices[i]
     return missing
 
 
@@ -112,8 +112,8 @@ def merge_runs(
 ) -> int:
     """Merge sorted runs that end at ``ends``; return how many distinct indices were written.
 
-    The values of an index are added in the order of the runs, from 0 on. A tile of the vector at a time is
-    added up as if it were dense, and collected by the bits of the entries that were touched.
+    The values of an index are added in the order of the runs, starting from 0. One tile of the vector at a
+    time is summed as if it were dense; a bit mask marks the entries that were touched.
     """
     heads = np.zeros(len(ends), np.int64)
     heads[1:] = ends[:-1]
@@ -130,9 +130,9 @@ def merge_runs(
         for run in range(len(ends)):
             i = heads[run]
             while i < ends[run] and indices[i] - low < TILE:
-                place = indices[i] - low
-                sums[place] += values[i]
-                touched[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+                offset = indices[i] - low
+                sums[offset] += values[i]
+                touched[offset >> 6] |= np.uint64(1) << np.uint64(offset & 63)
                 i += 1
             heads[run] = i
         filled = _collect(low, sums, touched, filled, merged_indices, merged_values)
@@ -142,15 +142,15 @@ def merge_runs(
 def _collect(
     low: int, sums: Float32, touched: Words, filled: int, merged_indices: Index, merged_values: Float32
 ) -> int:
-    """Write the touched entries of a tile, and clear it; return how many are written now."""
+    """Write the touched entries of a tile and clear it; return how many entries are written in total."""
     for number in range(len(touched)):
         word = touched[number]
         touched[number] = 0
         while word:
             lowest_bit = word & (~word + np.uint64(1))
-            place = number * 64 + ones_in(lowest_bit - np.uint64(1))
-            merged_indices[filled], merged_values[filled] = low + place, sums[place]
-            sums[place] = 0
+            offset = number * 64 + ones_in(lowest_bit - np.uint64(1))
+            merged_indices[filled], merged_values[filled] = low + offset, sums[offset]
+            sums[offset] = 0
             filled += 1
             word ^= lowest_bit
     return filled

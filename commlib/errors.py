@@ -3,14 +3,15 @@
 ::
 
     CommlibError
-    ├── UnknownName      a reducer, selector or codec that no table holds   (also a ValueError)
+    ├── UnknownName      a name that is in no table of known names         (also a ValueError)
     ├── InvalidArgument  a value outside what its argument allows            (also a ValueError)
     ├── NonFiniteInput   a NaN or an infinity where numbers are compared     (also a ValueError)
     ├── RanksDisagree    ranks that should hold equal state do not          (also a ValueError)
     ├── LaunchError      processes that are not the ranks of one MPI job     (also a ValueError)
     ├── ConcurrentUse    two threads in one communicator at the same time
+    ├── UseAfterClose    an exchange over a communicator that was closed
     ├── GpuUnavailable, OutOfDeviceMemory    of commlib.gpu.errors
-    └── PeerFailed       another rank stopped, so this one cannot go on
+    └── PeerFailed       another rank stopped, so this one cannot continue
 """
 
 import difflib
@@ -22,7 +23,7 @@ Member = TypeVar("Member")
 
 LONGEST_NAME = 100  # characters that are compared with known names
 LONGEST_LINE = 1000  # characters of a message
-LONGEST_NUMBER = 1 << 256  # the first whole number that is not written out
+LONGEST_NUMBER = 1 << 256  # integers from here on are not printed in full
 
 
 class CommlibError(Exception):
@@ -53,6 +54,10 @@ class ConcurrentUse(CommlibError):
     """Two threads exchange over one communicator, or a topology of it, at the same time."""
 
 
+class UseAfterClose(CommlibError):
+    """An exchange over a communicator, or a topology's communicator, after its ``close()``."""
+
+
 class PeerFailed(CommlibError):
     """Another rank raised an exception or never answered."""
 
@@ -68,7 +73,7 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         if abs(x) < LONGEST_NUMBER:
             return repr(x)
-        # Python writes out no number of more than some thousand digits
+        # Python refuses to print integers of more than some thousand digits
         return f"a number of about {x.bit_length() * 301 // 1000} digits"
 
 

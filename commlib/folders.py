@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make again."""
+"""The user's cache folder, for files that can be made again at any time."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from commlib.errors import InvalidArgument
 
 
 def user_cache() -> Path:
-    """Return the folder of the user for it, below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """Return this program's folder in the user's cache, below ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises :class:`InvalidArgument` where there is neither.
     """
@@ -39,6 +39,6 @@ def _home(wanted: str) -> Path:
 
 
 def _absolute(name: str) -> Path | None:
-    """Return a folder that the environment names; relative ones do not count, as the standard says."""
+    """Return the absolute path in an environment variable; XDG ignores relative ones."""
     path = Path(os.environ.get(name, ""))
     return path if path.is_absolute() else None

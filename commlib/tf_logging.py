@@ -1,4 +1,4 @@
-"""TensorFlow's start without the lines it prints about libraries that it was built with and misses."""
+"""Import TensorFlow without the lines that it prints about missing libraries."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 ERRORS_ONLY = "2"
-# Written by TensorFlow's C++ before its log level is read; nothing a user could or should act on.
+# Written by TensorFlow's C++ before its log level is read; no user needs to act on them.
 NOISE = re.compile(
     rb"All log messages before absl::InitializeLog|Unable to register cu(DNN|BLAS|FFT) factory"
     rb"|computation placer already registered|oneDNN custom operations are on"
@@ -23,7 +23,7 @@ NOISE = re.compile(
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back what the body writes to standard error, then write all of it but ``NOISE``.
+    """Buffer what the body writes to standard error, then write all lines except those that match ``NOISE``.
 
     For the import of TensorFlow. From here on it logs errors only, unless ``TF_CPP_MIN_LOG_LEVEL`` says more.
     """
@@ -33,7 +33,7 @@ def without_noise() -> Iterator[None]:
         return
     sys.stderr.flush()
     original, handled = os.dup(2), faulthandler.is_enabled()
-    faulthandler.enable(original)  # a crash in native code still says where, although its lines are held
+    faulthandler.enable(original)  # a crash in native code still prints where, while stderr is redirected
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -49,10 +50,12 @@ class Topology:
     :func:`commlib.network.node_of_ranks`.
 
     ``nodes``: the world ranks of every node. ``node_index`` i and ``local_rank`` j: this rank's node and
-    place in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
+    number in it. ``node``: communicator of the ranks of this node. ``stream``: of the ranks whose local rank
     is j, across nodes, in the order of their ranks. ``streams``: how many of these reach every node: with
     uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
     part between the nodes.
+
+    A context manager: ``close()`` frees ``node`` and ``stream``, and leaves the caller's ``world`` open.
     """
 
     def __init__(self, world: Communicator, ranks_per_node: int | Sequence[int] | None = None) -> None:
@@ -70,19 +73,36 @@ class Topology:
         self.stream = world.split(self.local_rank)
         self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
 
+    def __enter__(self) -> "Topology":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free the communicators of the node and of the stream, on all ranks together.
+
+        See :meth:`commlib.transport.base.Communicator.close`; ``world`` stays open.
+        """
+        self.stream.close()
+        self.node.close()
+
     @property
     def slowest_link(self) -> str:
         """Return ``inter``, or ``intra`` where all ranks share one node."""
         return "inter" if len(self.nodes) > 1 else "intra"
 
     def shard_bounds(self, size: int) -> npt.NDArray[np.int64]:
-        """Return the bounds of this node's shards: one a stream, nothing for the ranks beyond."""
+        """Return the bounds of this node's shards: one per stream, and empty ones for ranks without one."""
         beyond = self.node.size - self.streams
         return np.pad(partition(size, self.streams), (0, beyond), mode="edge")
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has exchanged over ``world``, ``node`` and ``stream``, since these were made."""
+        """The rank's payload over ``world``, ``node`` and ``stream`` since they were made."""
         return Traffic(
             self._by_link(self.world.sent_bytes, self.node.sent_bytes, self.stream.sent_bytes),
             self._by_link(self.world.received_bytes, self.node.received_bytes, self.stream.received_bytes),
@@ -96,7 +116,7 @@ class Topology:
 
 
 def _emulate(hosts: Sequence[str], ranks_per_node: int | Sequence[int]) -> list[int]:
-    """Return the node of every rank as it was asked for; no node may span machines."""
+    """Return the node of every rank for ``ranks_per_node``; no node may span machines."""
     nodes = node_of_ranks(len(hosts), ranks_per_node)
     for node in sorted(set(nodes)):
         machines = list(dict.fromkeys(host for host, own in zip(hosts, nodes, strict=True) if own == node))

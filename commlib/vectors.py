@@ -60,12 +60,12 @@ def partition(size: int, parts: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class SparseVector:
-    """A vector of ``size`` float32 entries, of which those not named are zero.
+    """A vector of ``size`` float32 entries; those without an index are zero.
 
     ``indices`` are sorted and unique (int32, or int64 past 2³¹ − 1), one for each of ``values``;
-    ``indices=None`` says that the vector is dense and ``values`` holds all its entries.
-    The arrays are kept, not copied: who makes a SparseVector gives them away. They may be CuPy's; then the
-    order and range of the indices are not looked at, for who looks has to wait for the GPU.
+    ``indices=None`` means that the vector is dense: ``values`` holds all its entries.
+    The arrays are not copied: they belong to the SparseVector from now on. They may be CuPy's; then the order
+    and range of the indices are not checked, since a check would have to wait for the GPU.
 
     >>> SparseVector(6, np.array([1, 4], np.int32), np.array([2.0, -3.0], np.float32)).to_dense()
     array([ 0.,  2.,  0.,  0., -3.,  0.], dtype=float32)
@@ -99,7 +99,7 @@ class SparseVector:
 
     @classmethod
     def trusted(cls, size: int, indices: Index | None, values: Float32) -> "SparseVector":
-        """Return the vector of arrays that are known to be right: nothing is checked."""
+        """Return a vector of these arrays without checking them."""
         vector = object.__new__(cls)
         for name, value in (("size", size), ("indices", indices), ("values", values)):
             object.__setattr__(vector, name, value)
@@ -107,7 +107,7 @@ class SparseVector:
 
     @classmethod
     def empty(cls, size: int, arrays: ModuleType = np) -> "SparseVector":
-        """Return the vector of ``size`` entries of which none is held, made with the module ``arrays``."""
+        """Return a vector of ``size`` zeros without any stored entry, in arrays of the module ``arrays``."""
         return cls.trusted(size, arrays.empty(0, index_dtype(size)), arrays.empty(0, np.float32))
 
     @classmethod
@@ -120,17 +120,17 @@ class SparseVector:
 
     @property
     def is_dense(self) -> bool:
-        """Whether all entries are held, instead of indices and values."""
+        """Whether all ``size`` values are stored, without indices."""
         return self.indices is None
 
     @property
     def nnz(self) -> int:
-        """How many entries are held: all of them when dense."""
+        """The number of stored entries: ``size`` when dense."""
         return len(self.values)
 
     @property
     def indices_or_range(self) -> Index:
-        """Return the indices of the entries: all of them when dense."""
+        """The indices of the stored entries: ``0 … size − 1`` when dense."""
         if self.indices is not None:
             return self.indices
         return module_of(self.values).arange(self.size, dtype=index_dtype(self.size))  # type: ignore[no-any-return]
@@ -148,7 +148,7 @@ class SparseVector:
         return vector
 
     def write_to(self, vector: Float32) -> None:
-        """Put the entries into ``vector``, in place of what is there."""
+        """Overwrite the entries of ``vector`` at the indices."""
         if self.indices is None:
             vector[...] = self.values
         elif is_on_gpu(vector):
@@ -184,7 +184,7 @@ class SparseVector:
         return SparseVector.trusted(high - low, indices, self.values[first:last])
 
     def top_k(self, k: int) -> "SparseVector":
-        """Return the ``min(k, entries)`` entries of largest magnitude, ties by lowest index."""
+        """Return the ``min(k, nnz)`` entries of largest magnitude, ties by lowest index."""
         if k < 0:
             raise InvalidArgument(f"k: expected at least 0, got {k}")
         magnitudes = np.abs(self.values)
@@ -192,12 +192,12 @@ class SparseVector:
         if k == 0:
             return SparseVector.empty(self.size, module_of(self.values))
         threshold = np.partition(magnitudes, -k)[-k]
-        kept = magnitudes > threshold
-        kept[np.flatnonzero(magnitudes == threshold)[: k - int(np.count_nonzero(kept))]] = True
-        return self.where(kept)
+        is_top = magnitudes > threshold
+        is_top[np.flatnonzero(magnitudes == threshold)[: k - int(np.count_nonzero(is_top))]] = True
+        return self.where(is_top)
 
     def without(self, others: "SparseVector") -> "SparseVector":
-        """Return the entries whose indices ``others`` does not hold."""
+        """Return the entries whose indices are not in ``others``."""
         if is_on_gpu(self.values):
             return self.where(~np.isin(self.indices_or_range, others.indices_or_range))
         return self.where(are_missing(self.indices_or_range, others.indices_or_range))
@@ -221,7 +221,7 @@ def is_finite(vector: Float32) -> bool:
 
 
 def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
-    """Return the sum that stands for one that is not finite: a NaN at index 0."""
+    """Return the vector that stands for a sum that is not finite: a NaN at index 0."""
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
 
@@ -248,13 +248,14 @@ def sum_sparse(
     dense: Callable[[int], Float32] | None = None,
     room: Room = new_array,
 ) -> SparseVector:
-    """Return the sum, added in the order of ``vectors``: equal on all who hold them in that order.
+    """Return the sum, added in the order of ``vectors``: the same bits on all ranks that use the same order.
 
     The result is dense where the entries together could pass δ, or where one of the vectors is.
 
-    Without ``dense`` and ``room`` its arrays are new ones. ``dense(size)`` returns the array that a dense sum
-    is made in; it may be that of the first vector. ``room(name, length, dtype)`` returns the arrays of a
-    sparse one, as ``Workspace.get`` does: the sum is valid until they are asked for again.
+    Without ``dense`` and ``room`` its arrays are new ones. ``dense(size)`` returns the array for a dense sum,
+    which may be that of the first vector. ``room(name, length, dtype)`` returns the arrays for a sparse sum,
+    as ``Workspace.get`` does: the sum is valid until the next call with the same workspace. Sparse vectors
+    are in host memory; :func:`commlib.kernels.kernels_of` has the sum of those on a GPU.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
     >>> sum_sparse([a, a]).values
@@ -302,19 +303,18 @@ def _sparse_total(size: int, indices: Sequence[Index], values: Sequence[Float32]
     return SparseVector.trusted(size, merged[0][:filled], merged[1][:filled])
 
 
-def sum_rows(others: Float32, own: Float32, place: int) -> Float32:
-    """Return the sum of rows in their order: ``own`` is number ``place``, the first ones being ``others``'.
+def sum_rows(others: Float32, own: Float32, position: int) -> Float32:
+    """Return the sum of ``others``, one or more rows, with ``own`` inserted at ``position``, in that order.
 
-    It is made in the first row of ``others``. These are one or more rows, of which so many entries are added
-    as ``own`` has.
+    The first row of ``others`` is overwritten with it. Rows may be longer than ``own``: the rest is ignored.
 
     >>> sum_rows(np.array([[1e8, 9], [1, 9]], np.float32), np.array([-1e8], np.float32), 1)
     array([1.], dtype=float32)
     """
     rows = list(others[:, : len(own)])
     sums: Float32 = rows[0]
-    rows.insert(place, own)
+    rows.insert(position, own)
     np.add(rows[0], rows[1], out=sums)
-    for row in rows[2:]:  # np.add.reduce would add long columns pairwise
+    for row in rows[2:]:  # in order; np.add.reduce would add long columns pairwise
         sums += row
     return sums

@@ -1,6 +1,6 @@
-"""Which part of a stored image a network's input is: a box at random for training, the centre for evaluation.
+"""Crops of stored images, the inputs of a network: a random box for training, the centre for evaluation.
 
-What is in the box is resized, mirrored, normalised and cast in one pass: see :mod:`datacache.resampling`.
+The box is resized, mirrored, normalised and cast in one pass: see :mod:`datacache.resampling`.
 """
 
 import math
@@ -20,15 +20,15 @@ __all__ = ["Augmentation", "CentreCrop", "Crop", "PackedImages"]
 DTYPES = ("uint8", "float16", "float32")
 LARGEST_LEVEL = 255
 TRIES = 10
-_AUGMENTATION = 3  # its keys are none of an order's
+_AUGMENTATION = 3  # so that its keys differ from those of other uses
 
 
 @dataclass(frozen=True)
 class Crop(ABC):
     """A square of ``input_size`` pixels from every image.
 
-    ``mean`` and ``std`` normalise a level ``v`` of 0 … 255 to ``(v − mean)/std``: levels as well, one a
-    channel or one for all; ``None`` leaves levels as they are. ``dtype`` is ``"float32"``, ``"float16"``
+    ``mean`` and ``std`` normalise a level ``v`` of 0 … 255 to ``(v − mean)/std``; they are levels, one a
+    channel or one for all; ``None``: no normalisation. ``dtype`` is ``"float32"``, ``"float16"``
     (the nearest to float32, ties to even), or ``"uint8"`` (the nearest level, not normalised).
     """
 
@@ -61,16 +61,16 @@ class Crop(ABC):
     def boxes(self, shapes: Ids, ids: Ids, epoch: int, seed: int) -> tuple[Boxes, Flags]:
         """Return for each sample its box and whether it is mirrored.
 
-        ``shapes``: as in ``PackedImages``. A box is its left, top, right and bottom, float64, in pixels
-        from the image's upper left corner.
+        ``shapes``: as in ``PackedImages``. A box is left, top, right and bottom, float64, in pixels from the
+        image's upper left corner.
         """
 
     def apply(self, images: PackedImages, ids: Ids, epoch: int, seed: int, out: npt.NDArray[Any]) -> None:
         """Write the inputs cut from ``images`` to ``out``.
 
         ``ids``: of the samples, in the order of ``images``. ``out``: C-contiguous ``(samples, input_size,
-        input_size, channels)`` of ``dtype``. What is written for a sample depends on its image and id,
-        ``epoch`` and ``seed``, not on the samples around it. Runs without the GIL, in any number of threads.
+        input_size, channels)`` of ``dtype``. The input of a sample depends on its image and id, ``epoch`` and
+        ``seed``, not on the other samples. Runs without the GIL, in any number of threads.
         """
         self._check(images, ids, out)
         samples, _, _, channels = out.shape
@@ -78,7 +78,7 @@ class Crop(ABC):
             return
         boxes, mirrored = self.boxes(images.shapes, ids, epoch, seed)
         mean, scale = self._normalisation(channels)
-        # Bytes: Numba knows no float16, and one compiled kernel serves all three types.
+        # As bytes, since Numba has no float16: one compiled kernel serves all three types.
         rows = out.reshape(samples, self.input_size, -1).view(np.uint8)
         resample(images.pixels, images.starts, images.shapes, boxes, mirrored, mean, scale, rows)
 
@@ -95,7 +95,7 @@ class Crop(ABC):
             raise ValueError(f"images: expected {channels} channels, as out has, got {found}")
 
     def _normalisation(self, channels: int) -> tuple[Float32, Float32]:
-        """Return what to subtract from, then to multiply with, each number of a row of inputs."""
+        """Return the mean and the factor for each number of a row of inputs."""
         mean, std = np.array(self.mean or (0.0,)), np.array(self.std or (1.0,))
         if len(mean) not in (1, channels):
             raise ValueError(
@@ -146,8 +146,8 @@ class Augmentation(Crop):
 class CentreCrop(Crop):
     """For evaluation: the square in the centre whose side is ``ratio`` of the image's shorter side.
 
-    The same as resizing the shorter side to ``input_size / ratio`` and then cutting out the centre. Looks at
-    neither id, epoch nor seed.
+    The same as resizing the shorter side to ``input_size / ratio`` and then cropping the centre. Does not
+    depend on id, epoch or seed.
 
     >>> CentreCrop(4, ratio=0.5).boxes(np.array([[10, 20, 3]]), np.array([0]), epoch=0, seed=0)[0].tolist()
     [[7.5, 2.5, 12.5, 7.5]]
@@ -197,7 +197,7 @@ def _draw_boxes(
 def _drawn_size(
     width: int, height: int, key: np.uint64, area: tuple[float, float], aspect: tuple[float, float]
 ) -> tuple[float, float, bool]:
-    """Return a box's width and height in pixels, and whether one that was drawn fitted."""
+    """Return a box's width and height in pixels, and whether a random one fitted the image."""
     lowest, highest = math.log(aspect[0]), math.log(aspect[1])
     for attempt in range(TRIES):
         pixels = width * height * (area[0] + (area[1] - area[0]) * _uniform(key, 3 + 2 * attempt))

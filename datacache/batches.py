@@ -1,4 +1,4 @@
-"""Whole batches, assembled ahead by threads of their own."""
+"""Batches, built ahead by threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 class Batch:
     """Inputs of shape ``(samples, input_size, input_size, channels)``, their labels, and their ids.
 
-    ``counts``: which of the samples are to be counted; the others only fill the batch up.
+    ``counts``: which samples count; the others only pad the batch.
     """
 
     images: npt.NDArray[Any]
@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What a batch is to be made of. ``epoch`` and ``seed``: what the crop draws from, beside the ids."""
+    """The samples of a batch. ``epoch`` and ``seed``: with the ids, the seed of random crops."""
 
     ids: Ids
     counts: Flags
@@ -43,7 +43,7 @@ class BatchSpec:
 
 
 class BatchBuilder:
-    """Makes batches of one size: reads the samples, crops them into memory that is used again."""
+    """Builds batches: reads the samples and crops them into reused buffers."""
 
     def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], crop: Crop, channels: int) -> None:
         self._levels, self._labels, self._crop = levels, labels, crop
@@ -51,34 +51,34 @@ class BatchBuilder:
         self._pools: dict[tuple[tuple[int, ...], str], Buffers] = {}
 
     def make(self, spec: BatchSpec) -> Batch:
-        """Return the batch; threads may call it at the same time."""
+        """Return a batch; any number of threads may call it."""
         samples = PackedImages.of(self._levels.read(spec.ids), self._pixels)
         images = self._buffers((len(spec.ids), *self._side), self._crop.dtype).take()
         self._crop.apply(samples, spec.ids, spec.epoch, spec.seed, images)
         return Batch(images, self._labels[spec.ids], spec.ids, spec.counts)
 
     def _pixels(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return memory for ``size`` bytes, of few different lengths, so that it can be used again."""
+        """Return a buffer of ``size`` bytes or more; lengths are powers of two, so buffers are reused."""
         return self._buffers((1 << (size - 1).bit_length(),), "uint8").take()
 
     def _buffers(self, shape: tuple[int, ...], dtype: str) -> Buffers:
         return self._pools.setdefault((shape, dtype), Buffers(shape, dtype))
 
 
-def prefetched(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, prefetch: int
+def prefetch(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, depth: int
 ) -> Iterator[Result]:
-    """Return ``function(item)`` in the order of ``items``, up to ``prefetch`` of them computed ahead.
+    """Return an iterator of ``function(item)`` in the order of ``items``, up to ``depth`` computed ahead.
 
-    The first of these are begun at once, before anybody asks. An exception is raised where its result would
-    have come. What is under way ends when nobody asks any more.
+    The first items start at once, before the first ``next``. An exception is raised in place of its result.
+    When the iterator is closed, calls that have begun are finished and the others cancelled.
 
-    >>> list(prefetched(lambda number: 2 * number, range(5), threads=2, prefetch=3))
+    >>> list(prefetch(lambda number: 2 * number, range(5), threads=2, depth=3))
     [0, 2, 4, 6, 8]
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="datacache")
     waiting = iter(items)
-    futures = deque(pool.submit(function, item) for item in islice(waiting, prefetch))
+    futures = deque(pool.submit(function, item) for item in islice(waiting, depth))
     return _results(pool, function, waiting, futures)
 
 

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again: no pages to touch again, and none written while somebody reads."""
+"""Reused memory for batches: no new pages to touch, and no array overwritten while it is in use."""
 
 import weakref
 from collections import deque
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 64  # bytes: from here on TensorFlow takes an array as it is
+ALIGNMENT = 64  # bytes: TensorFlow uses such arrays without a copy
 
 
 class Buffers:
-    """Arrays of one shape and dtype, lent to whoever takes one.
+    """A pool of arrays of one shape and dtype.
 
-    An array comes back when nobody refers to it any more, nor to a part of it. As many exist as were in use
-    at the same time.
+    An array returns to the pool when neither it nor a view of it is referenced any more. There are as many as
+    were in use at the same time.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -23,12 +23,12 @@ class Buffers:
         self._free: deque[memoryview] = deque()  # appending and popping are atomic: no lock in a finalizer
 
     def take(self) -> npt.NDArray[Any]:
-        """Return an array that nobody else has, with anything in it."""
+        """Return an unused array with arbitrary contents."""
         try:
             memory = self._free.pop()
         except IndexError:
             memory = self._allocate()
-        array = np.frombuffer(memory, self.dtype)  # owner of all its views: none is left when it goes
+        array = np.frombuffer(memory, self.dtype)  # the base of all views: it lives as long as any of them
         weakref.finalize(array, self._free.append, memory)
         return array.reshape(self.shape)
 

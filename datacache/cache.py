@@ -1,4 +1,4 @@
-"""Batches of a source's samples: each read once from central storage, then from the node's disk and memory.
+"""Batches of a source's samples, each read once from central storage, then from the node's disk and memory.
 
 >>> import numpy as np
 >>> from datacache import Arrays, CentreCrop, DataCache, Order
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datacache.augmentation import Crop
-from datacache.batches import Batch, BatchBuilder, BatchSpec, Result, prefetched
-from datacache.exchange import Exchanging, fetch_remote_samples
+from datacache.batches import Batch, BatchBuilder, BatchSpec, Result, prefetch
+from datacache.exchange import Comm, fetch_remote_samples
 from datacache.levels import CacheDirs, Counts, Levels
 from datacache.manifest import Manifest
 from datacache.order import Ids, Order, Remainder, evaluation_batch, evaluation_steps
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 PICTURE_CHANNELS = 3
-FILL_SAMPLES = 128  # that are read at once
+FILL_SAMPLES = 128  # of one read
 
 
 class DataCache:
     """The samples of one source, pre-processed in one way, on one node.
 
-    ``shorter_side``: what samples are shrunk to before they are kept, in pixels: the largest that any phase
-    asks for. ``part``: the ids, ascending, that this node keeps (see :meth:`Order.part`); all without it.
-    ``threads`` assemble up to ``prefetch`` batches ahead. ``verified``: the share of reads from memory whose
-    checksums are looked at.
+    ``manifest``: of the source, scanned if not given. ``shorter_side``: the size in pixels to which samples
+    are shrunk before they are stored, the largest that any phase needs. ``part``: the ids, ascending, that
+    this node stores (see :meth:`Order.part`); all by default. ``dirs``: the folders of the levels; none by
+    default. ``threads`` build up to ``prefetch`` batches ahead. ``verified``: the share of reads from memory
+    that verify payload checksums.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class DataCache:
         manifest: Manifest | None = None,
         shorter_side: int | None = None,
         part: Ids | None = None,
-        places: CacheDirs = CacheDirs(),  # noqa: B008 - it is immutable
+        dirs: CacheDirs = CacheDirs(),  # noqa: B008 - it is immutable
         threads: int = 2,
         prefetch: int = 4,
         verified: float = 1.0,
@@ -61,20 +62,20 @@ class DataCache:
         self._threads, self._prefetch = threads, prefetch
         preprocessing = Preprocessing(self.manifest.payload, shorter_side)
         self._part = np.arange(len(self.manifest)) if part is None else part
-        self._levels = Levels(source, self.manifest, preprocessing, self._part, places, verified=verified)
+        self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs, verified=verified)
 
     def __len__(self) -> int:
         return len(self.manifest)
 
     @property
     def channels(self) -> int:
-        """Of each sample."""
+        """The number of channels of a sample."""
         shape = self.manifest.shape
         return PICTURE_CHANNELS if shape is None else shape[2]
 
     @property
     def counts(self) -> Counts:
-        """What this rank has read so far."""
+        """The samples that this rank has read so far, by where they were found."""
         return self._levels.counts
 
     def batches(
@@ -88,9 +89,9 @@ class DataCache:
         start: int = 0,
         remainder: Remainder = "drop",
     ) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch, from step ``start`` on: as many on each of all ranks.
+        """Yield this rank's batches of an epoch, from step ``start`` on; every rank has equally many.
 
-        Nothing of the steps before is read. What crops draw depends on the order's seed, the epoch and the
+        Samples of earlier steps are not read. Random crops depend on the order's seed, the epoch and the
         sample.
         """
         if order.samples != len(self):
@@ -104,44 +105,45 @@ class DataCache:
             )
             for step in range(start, order.steps(remainder))
         )
-        return self._assembled(crop, specs)
+        return self._build(crop, specs)
 
     def evaluation_batches(
         self, crop: Crop, rank: int, world_size: int, *, batch_size: int
     ) -> Iterator[Batch]:
-        """Yield this rank's batches, in a fixed order: as many on all ranks, each sample counted once."""
+        """Yield this rank's batches, in a fixed order: equally many on all ranks, each sample once."""
         specs = (
             BatchSpec(*evaluation_batch(len(self), step, rank, world_size, batch_size))
             for step in range(evaluation_steps(len(self), world_size, batch_size))
         )
-        return self._assembled(crop, specs)
+        return self._build(crop, specs)
 
     def exchange(
         self,
         order: Order,
-        comm: Exchanging,
+        comm: Comm,
         epoch: int,
         *,
         start: int = 0,
         remainder: Remainder = "drop",
     ) -> int:
-        """Ask other nodes for what this rank reads of their parts in an epoch, from step ``start`` on.
+        """Fetch the remote samples of an epoch, from step ``start`` on, from the nodes that store them.
 
-        All ranks of ``comm`` call it together, before the ``batches`` of the epoch: without it these read
-        such samples from central storage. What an earlier call brought is given up. Returns how many came.
+        Remote samples are those that this rank reads in the epoch and its node does not store. All ranks of
+        ``comm`` call this together, before :meth:`batches`, which otherwise reads them from central storage.
+        Samples of an earlier call are dropped. Returns how many were fetched.
         """
         steps = range(start, order.steps(remainder))
-        ids = _joined(order.batch(epoch, step, comm.rank, comm.size) for step in steps)
-        homes = _joined(order.homes(epoch, step, comm.rank, comm.size) for step in steps)
+        ids = _concatenate(order.batch(epoch, step, comm.rank, comm.size) for step in steps)
+        holders = _concatenate(order.holders(epoch, step, comm.rank, comm.size) for step in steps)
         wanted, first = np.unique(ids, return_index=True)
-        elsewhere = np.isin(wanted, self._part, assume_unique=True, invert=True)
+        is_remote = np.isin(wanted, self._part, assume_unique=True, invert=True)
         self._levels.set_remote_samples({})
-        remote = fetch_remote_samples(comm, wanted[elsewhere], homes[first][elsewhere], self._levels.read)
+        remote = fetch_remote_samples(comm, wanted[is_remote], holders[first][is_remote], self._levels.read)
         self._levels.set_remote_samples(remote)
         return len(remote)
 
     def dataset(self, batches: Callable[[], Iterable[Batch]], crop: Crop) -> "tf.data.Dataset":
-        """Return what ``batches()`` yields, made with ``crop``: ``(images, labels, counts)``."""
+        """Return a data set of ``(images, labels, counts)``: the batches, made with ``crop``."""
         from datacache.tensorflow import as_dataset
 
         return as_dataset(batches, crop, self.channels)
@@ -149,10 +151,10 @@ class DataCache:
     def fill(
         self, report: Callable[[int, int], None] = lambda done, total: None, *, part: int = 0, of: int = 1
     ) -> None:
-        """Read all samples of the node's part that are not kept yet, so that training finds them.
+        """Read and store the samples of the node's part that are not stored yet.
 
-        Ranks that fill it together each give another ``part`` of the same number ``of`` parts.
-        ``report(done, total)`` counts samples; what it raises ends the filling.
+        Ranks that fill the cache together each pass another ``part`` of the same number ``of`` parts.
+        ``report(done, total)`` counts samples; an exception that it raises ends the filling.
         """
         missing, done = self._levels.missing(), 0
         missing = missing[len(missing) * part // of : len(missing) * (part + 1) // of]
@@ -161,7 +163,7 @@ class DataCache:
             report(done, len(missing))
 
     def repair(self) -> int:
-        """Read all samples of the node's part at every level, mend what is damaged, return how many were."""
+        """Read all samples of the node's part at every level, replace damaged ones, return their number."""
         before = self.counts.damaged_in_memory + self.counts.damaged_on_disk
         for read in (self._levels.read, self._levels.payloads):
             for _ in self._in_parts(read, self._part):
@@ -169,21 +171,21 @@ class DataCache:
         return self.counts.damaged_in_memory + self.counts.damaged_on_disk - before
 
     def sample_bytes(self, ids: Ids) -> int:
-        """Return what these samples take, pre-processed."""
+        """Return the bytes of these samples, pre-processed."""
         return sum(sample.nbytes for sample in self._levels.read(ids))
 
     def close(self) -> None:
-        """Give the folders back; batches that are lent stay what they are."""
+        """Release the folders; batches that were yielded stay valid."""
         self._levels.close()
 
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
         parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)
-        return prefetched(function, parts, threads=self._threads, prefetch=self._prefetch)
+        return prefetch(function, parts, threads=self._threads, depth=self._prefetch)
 
-    def _assembled(self, crop: Crop, specs: Iterable[BatchSpec]) -> Iterator[Batch]:
+    def _build(self, crop: Crop, specs: Iterable[BatchSpec]) -> Iterator[Batch]:
         builder = BatchBuilder(self._levels, self.manifest.labels, crop, self.channels)
-        return prefetched(builder.make, specs, threads=self._threads, prefetch=self._prefetch)
+        return prefetch(builder.make, specs, threads=self._threads, depth=self._prefetch)
 
 
-def _joined(parts: Iterable[Ids]) -> Ids:
+def _concatenate(parts: Iterable[Ids]) -> Ids:
     return np.concatenate([np.empty(0, np.int64), *parts])

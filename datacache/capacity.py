@@ -1,7 +1,7 @@
-"""How much room there is, and how much a cache will take: asked before anything is written.
+"""How much room a folder has, and how much a cache needs: checked before anything is written.
 
-A tmpfs that is larger than the memory left to this process's control group does not report that it is full:
-the process is killed. So its room is the least of all limits.
+A process that writes more to a tmpfs than its control group has memory left is killed, with no error before.
+So the room of a tmpfs is the least of all limits: of the filesystem, the machine and the control groups.
 """
 
 import os
@@ -22,7 +22,7 @@ _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class Limit:
-    """What bounds the room in a folder: ``free`` bytes left, and how more can be had."""
+    """A limit on the room in a folder: ``free`` bytes are left, and ``remedy`` says how to get more."""
 
     name: str
     free: int
@@ -30,7 +30,7 @@ class Limit:
 
 
 def store_bytes(sizes: npt.NDArray[np.int64]) -> int:
-    """Return an upper bound of the bytes that a generation with records of ``sizes`` bytes takes.
+    """Return an upper bound of the bytes of a store with records of ``sizes`` bytes.
 
     >>> store_bytes(np.full(1000, 30_000)) / (1000 * 30_000) < 1.01
     True
@@ -39,7 +39,7 @@ def store_bytes(sizes: npt.NDArray[np.int64]) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes can still be written in a folder, which need not exist yet."""
+    """Return how many bytes can still be written to a folder, which need not exist yet."""
     return tightest(path).free
 
 
@@ -54,7 +54,7 @@ def check_room(path: Path, needed: int, what: str) -> None:
 
 
 def tightest(path: Path, system: Path = Path("/")) -> Limit:
-    """Return what bounds the room in a folder most; ``system`` is where ``proc`` and ``sys`` are."""
+    """Return the smallest limit on the room in a folder; ``system``: the folder with ``proc`` and ``sys``."""
     path = existing(path)
     limits = [_filesystem_limit(path)]
     if in_memory(path, system):
@@ -63,7 +63,7 @@ def tightest(path: Path, system: Path = Path("/")) -> Limit:
 
 
 def in_memory(path: Path, system: Path = Path("/")) -> bool:
-    """Tell whether what is written to a folder stays in memory."""
+    """Return whether a folder is on a filesystem in memory."""
     device = os.stat(existing(path)).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in (system / "proc/self/mountinfo").read_text().splitlines():
@@ -74,7 +74,7 @@ def in_memory(path: Path, system: Path = Path("/")) -> bool:
 
 
 def readable(number: int) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes as text.
 
     >>> readable(999), readable(5 << 20), readable(3 << 40)
     ('999 bytes', '5.0 MiB', '3072.0 GiB')
@@ -108,7 +108,7 @@ def _filesystem_limit(path: Path) -> Limit:
 def _machine_limit(system: Path) -> Limit:
     lines = (system / "proc/meminfo").read_text().splitlines()
     kibibytes = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return Limit("the machine's memory", 1024 * kibibytes, "end other programs, or keep this level on disk")
+    return Limit("the machine's memory", 1024 * kibibytes, "end other programs, or put this level on a disk")
 
 
 def _group_limits(system: Path) -> list[Limit]:
@@ -126,29 +126,29 @@ def _group_limits(system: Path) -> list[Limit]:
 
 
 def _groups_upwards(mount: Path, group: str, limit_file: str, usage_file: str) -> list[Limit]:
-    """Return the limits of a group and of those around it; inside a container only some can be seen."""
+    """Return the limits of a group and of its parents; inside a container only some are visible."""
     folder = mount / group.lstrip("/")
     limits = []
-    for place in (folder, *folder.parents):
-        if not place.is_relative_to(mount):
+    for path in (folder, *folder.parents):
+        if not path.is_relative_to(mount):
             break
-        limit, usage = _number(place / limit_file), _number(place / usage_file)
+        limit, usage = _number(path / limit_file), _number(path / usage_file)
         if limit is not None and usage is not None:
-            free = max(0, limit - usage + _reclaimable(place))
-            remedy = f"raise {place / limit_file} (the container's or the job's memory limit)"
-            limits.append(Limit(f"the control group {place}", free, remedy))
+            free = max(0, limit - usage + _reclaimable(path))
+            remedy = f"raise {path / limit_file} (the container's or the job's memory limit)"
+            limits.append(Limit(f"the control group {path}", free, remedy))
     return limits
 
 
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # not there, or "max"
+    except (OSError, ValueError):  # missing, or "max"
         return None
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the bytes of file cache that the kernel gives up first when a group's memory runs short."""
+    """Return the bytes of file cache that the kernel frees first when a group's memory runs short."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:

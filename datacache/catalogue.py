@@ -1,4 +1,4 @@
-"""Stored manifests: each is built once, by one process, and again when its source has changed."""
+"""Stored manifests: each is built once, by one process, and again after its source has changed."""
 
 from pathlib import Path
 
@@ -9,20 +9,19 @@ from datacache.manifest import Manifest
 from datacache.sources import Source
 from datacache.storage import ProgressCallback, no_report
 from datacache.store import locks
-from datacache.store.private import append_line, check_folder, make_folder, read_file
+from datacache.store.files import append_line, check_folder, make_folder, read_file
 
-_BEFORE = ".superseded"
-SCAN_SECONDS = 300.0  # that others wait for the one that scans, before each scans for itself
+_SUPERSEDED = ".superseded"
+SCAN_SECONDS = 300.0  # that processes wait for the one that scans, before each scans itself
 
 
 def manifest_of(
     source: Source, folder: Path | None, name: str, report: ProgressCallback = no_report
 ) -> Manifest:
-    """Return the manifest of a source, from ``folder`` if it is there and the source is what it was.
+    """Return the manifest of a source, from ``folder`` if it is stored there and the source has not changed.
 
-    ``name`` tells sources apart, by their URLs and options: a listing does not show these. Where several
-    processes call this, one scans and the others wait for some minutes at most. Raises ``Untrusted`` where
-    other users can change what is in the folder.
+    ``name`` identifies the source, by its URL and options. If several processes call this, one scans and the
+    others wait, five minutes at most. Raises ``Untrusted`` if other users can change the folder.
     """
     if folder is None:
         return source.scan(report)
@@ -31,42 +30,42 @@ def manifest_of(
     try:
         make_folder(folder)
         with locks.exclusive(path.with_suffix(".lock"), SCAN_SECONDS) as held:
-            return _kept(source, path) or _scanned(source, path if held else None, report)
+            return _stored(source, path) or _scan(source, path if held else None, report)
     except Untrusted:
         raise
     except OSError:  # the folder cannot be written
-        return _kept(source, path) or _scanned(source, None, report)
+        return _stored(source, path) or _scan(source, None, report)
 
 
 def superseded(folder: Path) -> set[str]:
     """Return the fingerprints of manifests that sources had before they changed."""
     before: set[str] = set()
     check_folder(folder)
-    for path in folder.glob(f"manifest-*{_BEFORE}"):
+    for path in folder.glob(f"manifest-*{_SUPERSEDED}"):
         before |= set(read_file(path).decode().split())
     if not before:
         return before
-    return before - {fingerprint for path in folder.glob("manifest-*.npz") if (fingerprint := _held_by(path))}
+    return before - {_fingerprint(path) for path in folder.glob("manifest-*.npz")}
 
 
-def _scanned(source: Source, path: Path | None, report: ProgressCallback) -> Manifest:
+def _scan(source: Source, path: Path | None, report: ProgressCallback) -> Manifest:
     manifest = source.scan(report)
     if path is not None:
-        before = _held_by(path)
+        before = _fingerprint(path)
         if before is not None and before != manifest.fingerprint:
-            append_line(path.with_suffix(_BEFORE), before)
+            append_line(path.with_suffix(_SUPERSEDED), before)
         manifest.save(path)
     return manifest
 
 
-def _held_by(path: Path) -> str | None:
+def _fingerprint(path: Path) -> str | None:
     try:
         return Manifest.load(path).fingerprint
     except (OSError, ValueError):
         return None
 
 
-def _kept(source: Source, path: Path) -> Manifest | None:
+def _stored(source: Source, path: Path) -> Manifest | None:
     try:
         manifest = Manifest.load(path)
         source.check(manifest)

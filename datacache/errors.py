@@ -1,34 +1,34 @@
-"""What can go wrong beyond bad arguments, which are ``ValueError``."""
+"""The exceptions of datacache, besides ``ValueError`` for bad arguments."""
 
 from datacache.escaping import escaped
 
 
 class _NamesFiles(Exception):
-    """Its message holds names of files, which others have chosen, in a form that can be printed."""
+    """An exception whose message holds file names, which are escaped so that they can be printed."""
 
     def __str__(self) -> str:
         return escaped(super().__str__())
 
 
 class StorageFailed(_NamesFiles, RuntimeError):
-    """Central storage gave no answer, or not a whole one, however often it was asked."""
+    """Central storage gave no answer, or an incomplete one, at every attempt."""
 
 
 class SourceChanged(_NamesFiles, RuntimeError):
-    """A file is no longer what it was when the manifest was made."""
+    """A file has changed since the manifest was made."""
 
 
 class CacheFull(RuntimeError):
-    """There is no room for what would have to be written."""
+    """There is no room for what is to be written."""
 
 
 class Damaged(_NamesFiles, ValueError):
-    """A record is not what was written."""
+    """A record, or a file of a store, is not what was written."""
 
 
 class BadSample(_NamesFiles, ValueError):
-    """What central storage holds cannot be decoded."""
+    """A sample in central storage cannot be decoded."""
 
 
 class Untrusted(PermissionError):
-    """A folder or file of a cache that somebody else has made or may change."""
+    """A folder or file of a cache that belongs to another user, or that others may change."""

@@ -1,12 +1,12 @@
-"""Text that others have made, names of files above all, as it can be printed and logged."""
+"""Untrusted text, such as file names, escaped so that it can be printed and logged."""
 
 
 def escaped(text: str) -> str:
-    r"""Return ``text`` in one line that any terminal, log and UTF-8 file can take.
+    r"""Return ``text`` as one line that is safe for terminals, logs and UTF-8 files.
 
-    Control characters, line breaks, marks of text direction and lone surrogates become what Python writes
-    for them in a string. A byte of a file's name that is no UTF-8, for which Python has a surrogate, becomes
-    ``\xff``. Backslashes stay as they are: to escape what is escaped changes nothing.
+    Control characters, line breaks, text direction marks and lone surrogates become Python's escape
+    sequences. A byte of a file name that is not UTF-8, for which Python has a surrogate, becomes ``\xff``.
+    Backslashes do not change, so escaping twice is the same as once.
 
     >>> print(escaped("a name\n\x1b[31m"), escaped(b"caf\xe9.png".decode(errors="surrogateescape")))
     a name\n\x1b[31m caf\xe9.png

@@ -1,9 +1,7 @@
-"""What a source holds: one number a sample and column, built once, kept in a file."""
+"""The list of a source's samples: one number a sample and column, built once, stored in a file."""
 
 import io
 import json
-import os
-import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from datacache.store.private import open_file, read_file
+from datacache.store.files import read_file, write_atomic
 
 FORMAT = 1
 Column = npt.NDArray[np.int64]
 
 
 class Texts(Sequence[str]):
-    """Many strings as one buffer of UTF-8: no Python object for each. Bytes that are no UTF-8 survive.
+    """Many strings in one buffer of UTF-8, without a Python object for each; other bytes are preserved.
 
     >>> texts = Texts.of(["one", "zwölf"])
     >>> texts[1], len(texts), texts == Texts.of(["one", "zwölf"])
@@ -70,8 +68,8 @@ class Texts(Sequence[str]):
 class Manifest:
     """The samples of a source; equal sources have equal fingerprints.
 
-    All columns are read-only. Sample ``i`` begins at byte ``start[i]`` of ``files[file[i]]`` and its payload,
-    as :meth:`Source.read` returns it, has ``sizes[i]`` bytes.
+    All columns are read-only. Sample ``i`` begins at byte ``start[i]`` of ``files[file[i]]``; its payload, as
+    returned by :meth:`Source.read`, has ``sizes[i]`` bytes.
     """
 
     payload: str
@@ -79,7 +77,7 @@ class Manifest:
     files: Texts
     """Paths below the source's URL."""
     stamps: npt.NDArray[np.uint64]
-    """For each file a hash of its size and version: whether it changed."""
+    """For each file a hash of its size and version."""
     file: npt.NDArray[np.int32]
     start: Column
     sizes: Column
@@ -89,7 +87,7 @@ class Manifest:
     shape: tuple[int, ...] | None = None
     """Of each sample, ``(height, width, channels)``, where samples are arrays."""
     more: Mapping[str, Column] = field(default_factory=dict)
-    """Further columns that only the source understands."""
+    """Further columns, specific to the source."""
     fingerprint: str = field(init=False)
     """Of all the above, 32 hexadecimal digits."""
 
@@ -106,30 +104,23 @@ class Manifest:
         return len(self.sizes)
 
     def samples_fingerprint(self) -> str:
-        """Return that of all but the stamps: copies of the same files have times of their own."""
-        return self._hash(but="stamps")
+        """Return the fingerprint without the stamps, which differ between copies of the same files."""
+        return self._hash(without="stamps")
 
     def save(self, path: str | Path) -> None:
-        """Write the manifest; what was there is replaced at once or not at all."""
-        path = Path(path)
+        """Write the manifest to a file atomically."""
         facts = {"format": FORMAT, "fingerprint": self.fingerprint, **self._facts()}
         columns: dict[str, Any] = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)}
         columns |= {name: np.frombuffer(buffer, np.uint8) for name, buffer in self._buffers().items()}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
-        try:
-            with os.fdopen(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                np.savez(file, **columns)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        content = io.BytesIO()
+        np.savez(content, **columns)
+        write_atomic(Path(path), content.getbuffer())
 
     @classmethod
     def load(cls, path: str | Path) -> "Manifest":
         """Return a manifest that was saved.
 
-        ``FileNotFoundError`` if it is not there; ``ValueError`` if it is damaged or of another format;
+        ``FileNotFoundError`` if it does not exist; ``ValueError`` if it is damaged or of another format;
         ``Untrusted`` if other users may have written it.
         """
         data = read_file(Path(path))
@@ -138,12 +129,12 @@ class Manifest:
             facts = json.loads(columns["facts"].tobytes())
             if facts["format"] == FORMAT:
                 manifest = cls._restored(facts, columns)
-        except Exception as error:  # damaged bytes make an archive's reader stumble in many ways
+        except Exception as error:  # damaged bytes raise many kinds of errors in an archive's reader
             raise ValueError(f"{path}: {_DAMAGED} ({type(error).__name__}: {error})") from error
         if facts["format"] != FORMAT:
             raise ValueError(f"{path}: manifest of format {facts['format']}, expected {FORMAT}; {_REMEDY}")
         if manifest.fingerprint != facts["fingerprint"]:
-            raise ValueError(f"{path}: {_DAMAGED} (its fingerprint is another)")
+            raise ValueError(f"{path}: {_DAMAGED} (its fingerprint does not match)")
         return manifest
 
     @classmethod
@@ -179,10 +170,10 @@ class Manifest:
         columns |= {f"more_{name}": self.more[name] for name in sorted(self.more)}
         return {"names": self.files.buffer, **{name: column.tobytes() for name, column in columns.items()}}
 
-    def _hash(self, but: str | None = None) -> str:
+    def _hash(self, without: str | None = None) -> str:
         digest = xxhash.xxh3_128(json.dumps([FORMAT, self._facts()]).encode())
         for name, buffer in self._buffers().items():
-            if name == but:
+            if name == without:
                 continue
             digest.update(len(buffer).to_bytes(8, "little"))
             digest.update(buffer)
@@ -214,8 +205,8 @@ class Manifest:
         object.__setattr__(self, name, _frozen(getattr(self, name), kind))
 
 
-_REMEDY = "delete it and it is built again"
-_DAMAGED = f"no manifest, or a damaged one; {_REMEDY}"
+_REMEDY = "delete it, and it is built again"
+_DAMAGED = f"not a manifest, or a damaged one; {_REMEDY}"
 
 
 def _frozen(column: npt.ArrayLike, kind: Any) -> npt.NDArray[Any]:

@@ -1,8 +1,8 @@
-"""Which sample is read when: pure functions of seed, epoch and place, so that a run can be repeated.
+"""The order of the samples: a pure function of seed, epoch, step and rank, so that runs can be repeated.
 
-``Order`` and ``Permutation`` hold no list of samples: an order is computed where it is asked for, so that a
-run resumes at any step without going through those before it. All of it is integer arithmetic of our own,
-hence equal on every machine and under every version of NumPy.
+``Order`` and ``Permutation`` store no list of samples: each batch is computed on request, so a run resumes at
+any step without the steps before it. All of it is integer arithmetic, without NumPy's random generators, so
+it is equal on every machine and under every version of NumPy.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,16 @@ Placement = Literal["manifest", "hash"]
 Remainder = Literal["drop", "pad"]
 
 ROUNDS = 8
-SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never come up
+SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never occur
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
-_ORDER, _PLACEMENT, _TURN, _EXCHANGE = range(1, 5)  # so that keys of different uses differ
+_ORDER, _PLACEMENT, _ORDER_WITHIN, _EXCHANGE = range(1, 5)  # so that keys of different uses differ
 
 # --------------------------------------------------------------------------------------- keys
 
 
 @compiled
 def mixed(value: np.uint64) -> np.uint64:
-    """Return 64 bits each of which depends on every bit of ``value``: the finisher of SplitMix64."""
+    """Return 64 bits that each depend on every bit of ``value``: the finalizer of SplitMix64."""
     bits = np.uint64(value)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -38,12 +38,12 @@ def mixed(value: np.uint64) -> np.uint64:
 
 @compiled
 def folded(key: np.uint64, part: np.uint64) -> np.uint64:
-    """Return another key for every ``part``."""
+    """Return a key made of a key and one more integer."""
     return mixed(np.uint64(key) ^ mixed(np.uint64(part) + GOLDEN))
 
 
 def key_of(*parts: int) -> np.uint64:
-    """Return one key for several integers, in this order; of each, the low 64 bits count.
+    """Return one key for several integers, in this order; only their low 64 bits count.
 
     >>> len({int(key_of(1, 2)), int(key_of(1, 2)), int(key_of(2, 1))})
     2
@@ -59,10 +59,10 @@ def key_of(*parts: int) -> np.uint64:
 
 @compiled
 def permuted(position: int, size: int, key: np.uint64) -> int:
-    """Return what the permutation of ``range(size)`` with this key has at ``position``.
+    """Return the element at ``position`` of the permutation of ``range(size)`` with this key.
 
-    A Feistel network permutes the smallest power of two that holds ``size``. What lands outside goes through
-    it again until it is inside: less than two passes in the mean.
+    A Feistel network permutes the smallest power of two that is at least ``size``; values outside the range
+    are permuted again until they are inside (cycle walking), less than two passes on average.
     """
     bits = SMALLEST_BITS
     while (1 << bits) < size:
@@ -97,7 +97,7 @@ def _permute_in_shards(positions: Ids, shards: Ids, sizes: Ids, key: np.uint64, 
 
 
 class Permutation:
-    """A permutation of ``range(size)`` chosen by integers, in O(1) memory.
+    """A permutation of ``range(size)``, keyed by integers, in O(1) memory.
 
     >>> permutation = Permutation(5, 7)
     >>> [permutation[position] for position in range(5)]
@@ -118,7 +118,7 @@ class Permutation:
         return int(self.at(np.array([position]))[0])
 
     def at(self, positions: Ids) -> Ids:
-        """Return what is at these positions, int64, as a new array."""
+        """Return the elements at these positions, int64, as a new array."""
         if len(positions) and not 0 <= positions.min() <= positions.max() < self._size:
             found = f"{positions.min()} to {positions.max()}"
             raise IndexError(f"positions: expected 0 to {self._size - 1}, got {found}")
@@ -134,20 +134,20 @@ class Permutation:
 class Order:
     """Which samples each rank reads at each training step.
 
-    The samples are divided into ``shards`` of nearly equal size. Each global batch takes equally many of
-    every shard, in the order of the shard's own permutation of the epoch: slot ``j`` of a batch belongs to
-    shard ``j·shards // global_batch``. Of ``P`` ranks, the ``r``-th fills the ``r``-th part of the slots. So
-    global batches are the same at every world size, and a node reads in all epochs only the shards that its
-    ranks' slots belong to. With one shard, batches are drawn from all samples; with as many as there are
-    nodes, each node holds its own part.
+    The samples are divided into ``shards`` of nearly equal size. Each global batch takes equally many
+    samples of every shard, in the order of the shard's permutation of the epoch: slot ``j`` of a batch
+    belongs to shard ``j·shards // global_batch``. Of ``P`` ranks, rank ``r`` reads the ``r``-th part of the
+    slots. So global batches are the same at every world size, and a node reads in all epochs only the shards
+    of its ranks' slots. With one shard, batches are drawn from all samples; with one shard a node, each node
+    stores its own part.
 
-    ``placement`` says which samples a shard holds: with ``"manifest"`` consecutive ids, which are cheap to
-    read where neighbours are in one file; with ``"hash"`` scattered ones, so that classes mix where the
+    ``placement``: which samples a shard has: ``"manifest"``, consecutive ids, which are cheap to read where
+    neighbours are in one file; or ``"hash"``, scattered ids, so that a shard has all classes where the
     manifest is sorted by them. Neither depends on ``seed``: a node's cache serves runs of any seed.
 
-    ``exchange``: the share of every shard's samples, others in each epoch, that change places with those of
-    other shards (partial local shuffling, Nguyen et al. 2022), so that in the long run every rank sees all.
-    Nodes lend them to each other for the epoch: see :meth:`DataCache.exchange`.
+    ``exchange``: the size of the exchanged subset, as a share of each shard: samples, others in each epoch,
+    that swap shards (partial local shuffling, Nguyen et al. 2022), so that in the long run every rank sees
+    all samples. They are remote samples for the epoch: see :meth:`DataCache.exchange`.
 
     >>> order = Order(samples=10, shards=2, global_batch=4, seed=1)
     >>> [order.batch(0, step, rank=1, world_size=2) for step in range(order.steps("drop"))]
@@ -179,8 +179,8 @@ class Order:
     def steps(self, remainder: Remainder) -> int:
         """Return how many global batches an epoch has.
 
-        ``"drop"``: those that are full; the samples left over differ from epoch to epoch. ``"pad"``: until
-        every sample was read; the order of a shard that ends before begins again.
+        ``"drop"``: only full ones; the remaining samples differ from epoch to epoch. ``"pad"``: as many as
+        read every sample; a shard that has no samples left starts again.
         """
         per_step = self.global_batch // self.shards
         if remainder == "drop":
@@ -191,31 +191,31 @@ class Order:
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         """Return the ids a rank reads at a step, ``global_batch / world_size`` of them, as a new array."""
-        shards, places = self._drawn(epoch, *self._places(step, rank, world_size))
-        return self._placed(self._starts(shards) + places)
+        shards, offsets = self._samples(epoch, *self._slots(step, rank, world_size))
+        return self._ids(self._starts(shards) + offsets)
 
-    def homes(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """Return for each sample of a rank's batch a rank whose node holds it in all epochs.
+    def holders(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
+        """Return for each sample of a rank's batch a rank whose node stores it.
 
-        The samples of a shard are asked in turn of all ranks that read it.
+        The samples of a shard are distributed evenly over all ranks that read it.
         """
-        shards, places = self._drawn(epoch, *self._places(step, rank, world_size))
+        shards, offsets = self._samples(epoch, *self._slots(step, rank, world_size))
         per_shard, per_rank = self.global_batch // self.shards, self.global_batch // world_size
         first, last = shards * per_shard // per_rank, ((shards + 1) * per_shard - 1) // per_rank
-        return first + places % (last - first + 1)
+        return first + offsets % (last - first + 1)
 
     def counts(self, step: int, rank: int, world_size: int) -> Flags:
-        """Return for each sample of a rank's batch whether it is one of the epoch, or repeated to pad it."""
-        shards, positions = self._places(step, rank, world_size)
+        """Return for each sample of a rank's batch whether it counts; others repeat one, to pad."""
+        shards, positions = self._slots(step, rank, world_size)
         return positions < self._starts(shards + 1) - self._starts(shards)
 
     def part(self, ranks: Iterable[int], world_size: int) -> Ids:
-        """Return all ids that these ranks ever read, ascending: what their node has to hold."""
-        shards = {int(shard) for rank in ranks for shard in np.unique(self._places(0, rank, world_size)[0])}
+        """Return the ids that the node of these ranks stores, ascending: their shards."""
+        shards = {int(shard) for rank in ranks for shard in np.unique(self._slots(0, rank, world_size)[0])}
         parts = [np.arange(*self._starts(np.array([shard, shard + 1]))) for shard in sorted(shards)]
-        return np.sort(self._placed(np.concatenate([np.empty(0, np.int64), *parts])))
+        return np.sort(self._ids(np.concatenate([np.empty(0, np.int64), *parts])))
 
-    def _places(self, step: int, rank: int, world_size: int) -> tuple[Ids, Ids]:
+    def _slots(self, step: int, rank: int, world_size: int) -> tuple[Ids, Ids]:
         """Return the shard of each slot of a rank, and the slot's position in the order of that shard."""
         _check_at_least("step", step, 0)
         _check_rank(rank, world_size)
@@ -227,23 +227,23 @@ class Order:
         shards, slots_of_shard = np.divmod(slots, self.global_batch // self.shards)
         return shards, step * (self.global_batch // self.shards) + slots_of_shard
 
-    def _drawn(self, epoch: int, shards: Ids, positions: Ids) -> tuple[Ids, Ids]:
-        """Return the shard of the sample at each position of a shard's order, and its place in that shard."""
+    def _samples(self, epoch: int, shards: Ids, positions: Ids) -> tuple[Ids, Ids]:
+        """Return the sample at each position of a shard's order: its own shard, and its offset in that."""
         order = key_of(_ORDER, self.seed, epoch)
         drawn = self._permuted(shards, positions, order)
         exchanged = int(self.exchange * (self.samples // self.shards))
         if exchanged == 0:
             return shards, drawn
-        # The first so many of what is drawn in each shard change places; a second order says which these are.
+        # The first offsets of each shard are exchanged; a second permutation chooses which samples these are.
         is_exchanged = drawn < exchanged
         positions = (shards * exchanged + drawn)[is_exchanged]
         to = Permutation(exchanged * self.shards, _EXCHANGE, self.seed, epoch).at(positions)
         shards = shards.copy()
         shards[is_exchanged], drawn[is_exchanged] = np.divmod(to, exchanged)
-        return shards, self._permuted(shards, drawn, key_of(_TURN, self.seed, epoch))
+        return shards, self._permuted(shards, drawn, key_of(_ORDER_WITHIN, self.seed, epoch))
 
     def _permuted(self, shards: Ids, positions: Ids, key: np.uint64) -> Ids:
-        """Return what each shard's own permutation has at positions, which begin again at its end."""
+        """Return the elements of each shard's permutation at positions, which wrap around at its end."""
         out = np.empty_like(positions)
         _permute_in_shards(positions, shards, self._starts(shards + 1) - self._starts(shards), key, out)
         return out
@@ -251,10 +251,10 @@ class Order:
     def _starts(self, shards: Ids) -> Ids:
         return shards * self.samples // self.shards
 
-    def _placed(self, places: Ids) -> Ids:
+    def _ids(self, positions: Ids) -> Ids:
         if self.placement == "manifest":
-            return places
-        return Permutation(self.samples, _PLACEMENT).at(places)
+            return positions
+        return Permutation(self.samples, _PLACEMENT).at(positions)
 
 
 # ---------------------------------------------------------------------------------- evaluation
@@ -272,10 +272,10 @@ def evaluation_steps(samples: int, world_size: int, batch_size: int) -> int:
 def evaluation_batch(
     samples: int, step: int, rank: int, world_size: int, batch_size: int
 ) -> tuple[Ids, Flags]:
-    """Return the ids a rank evaluates at a step, ``batch_size`` of them, and which of these count.
+    """Return the ids that a rank evaluates at a step, ``batch_size`` of them, and which of these count.
 
-    The order is fixed. Over all ranks and steps every sample counts exactly once; the others are repeated to
-    fill the batch, from the rank's own part.
+    The order is fixed. Over all ranks and steps every sample counts exactly once; repetitions from the
+    rank's own part pad its last batch.
 
     >>> evaluation_batch(5, step=1, rank=1, world_size=2, batch_size=2)
     (array([4, 4]), array([ True, False]))
@@ -289,20 +289,20 @@ def evaluation_batch(
 
 
 def evaluation_part(samples: int, ranks: Iterable[int], world_size: int) -> Ids:
-    """Return all ids that these ranks evaluate, ascending: what their node has to hold.
+    """Return the ids that these ranks evaluate, ascending: those that their node stores.
 
     >>> evaluation_part(5, ranks=[1], world_size=2)
     array([2, 3, 4])
     """
     bounds = [_evaluated(samples, rank, world_size) for rank in ranks]
-    # A rank without samples of its own, there being fewer than ranks, pads its batch with one of another's.
+    # A rank without samples (there are more ranks than samples) pads its batch with another rank's.
     parts = [np.arange(start, min(max(stop, start + 1), samples)) for start, stop in bounds]
     ids: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
     return ids
 
 
 def _evaluated(samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first id a rank evaluates, and the one after its last."""
+    """Return the first id that a rank evaluates, and the one after its last."""
     _check_rank(rank, world_size)
     return samples * rank // world_size, samples * (rank + 1) // world_size
 

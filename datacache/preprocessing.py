@@ -1,4 +1,4 @@
-"""From the bytes of central storage to the array kept in memory: all that comes before the first random step.
+"""From the bytes in central storage to the array in memory: all processing before the first random step.
 
 >>> halves = Preprocessing("array", shorter_side=2)
 >>> halves.apply(bytes([0, 0, 8, 8] * 4), (4, 4))[:, :, 0]
@@ -21,31 +21,30 @@ from datacache.errors import BadSample
 
 PAYLOADS = ("image", "array", "text")
 
-# Only these decoders see a payload: others are slow to find out that they do not know it, and one of them
-# (EPS) starts a program.
+# Only these decoders are tried: others are slow to reject a payload, and one of them (EPS) starts a program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 
-# A few hundred kilobytes can claim any size, and decoding takes memory and time by pixels: 3 bytes each and
-# more. Photographs have fewer.
+# A header of a few bytes can claim any size, and decoding takes memory and time by pixels: 3 bytes or more
+# each. Photographs have fewer.
 MOST_PIXELS = 1 << 26
 
-# Photographs are 4:3 or 3:2; samples that are longer are few, so their sum stays under what this plans.
+# Photographs are 4:3 or 3:2; longer ones are rare, so that the sum over all samples is an upper bound.
 PLANNED_ASPECT = 1.5
 
-# Part of the fingerprint: to be raised when `apply` gives other values for the same payload.
+# Part of the fingerprint: to be raised when `apply` returns other values for the same payload.
 VERSION = 1
 
-_PART = 1 << 20  # values that are scaled at once
+_PART = 1 << 20  # values that are scaled at a time
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done once to each sample.
+    """The deterministic processing of each sample, done once.
 
-    ``payload``: "image" (an encoded picture), "array" (raw uint8 values) or "text" (kept as it is).
-    ``shorter_side``: pictures and arrays are shrunk until their shorter side has this many pixels, aspect
-    kept, antialiased; those that are smaller are never enlarged. ``None`` leaves them as they are.
+    ``payload``: "image" (an encoded picture), "array" (raw uint8 values) or "text" (not changed).
+    ``shorter_side``: pictures and arrays are shrunk until their shorter side has this many pixels, with the
+    same aspect ratio, antialiased; smaller ones are not enlarged. ``None``: nothing is shrunk.
     """
 
     payload: str
@@ -61,7 +60,7 @@ class Preprocessing:
 
     @property
     def fingerprint(self) -> str:
-        """What the result depends on besides the payload, the decoder's version included; for file names too.
+        """All that the result depends on besides the payload, with the decoder's version; fit for file names.
 
         >>> Preprocessing("text").fingerprint
         'text-v1'
@@ -73,11 +72,11 @@ class Preprocessing:
     def apply(self, payload: bytes, shape: Sequence[int] = ()) -> npt.NDArray[np.uint8]:
         """Return the sample, uint8 ``(height, width, channels)``; text as a vector of its bytes.
 
-        ``shape`` is that of an array: ``(height, width)`` or ``(height, width, channels)``. Pictures come out
-        with three channels, red, green, blue: grey and CMYK are converted, 16-bit values scaled to 8, alpha
-        and EXIF's orientation ignored, as is the custom with ImageNet. What is not shrunk may be a read-only
-        view of ``payload``. Raises :class:`BadSample`, which says what is wrong with the payload; also for a
-        picture of more than ``MOST_PIXELS``, before it is decoded.
+        ``shape``: of an array, ``(height, width)`` or ``(height, width, channels)``. Pictures get three
+        channels, red, green, blue: grey and CMYK are converted, 16-bit values scaled to 8, alpha and EXIF's
+        orientation ignored, as is usual for ImageNet. A sample that is not shrunk may be a read-only view of
+        ``payload``. Raises :class:`BadSample` with the fault of the payload; also for a picture of more than
+        ``MOST_PIXELS``, before it is decoded.
         """
         if self.payload == "text":
             return np.frombuffer(payload, np.uint8)
@@ -88,10 +87,10 @@ class Preprocessing:
     def planned_bytes(
         self, sizes: npt.NDArray[np.int64], shape: Sequence[int] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return how many bytes to plan for each result, from the payloads' ``sizes`` in bytes.
+        """Return an estimate of the bytes of each result, from the payloads' ``sizes`` in bytes.
 
-        Exact for arrays (all of ``shape``) and text. For pictures, whose proportions only decoding tells,
-        their sum is an upper bound as long as they are not longer than 3:2 on average.
+        Exact for arrays (all of ``shape``) and text. For pictures, whose aspect ratio is known only after
+        decoding, the sum is an upper bound if they are not longer than 3:2 on average.
         """
         if self.payload == "text":
             return sizes.astype(np.int64)
@@ -101,12 +100,12 @@ class Preprocessing:
             height, width = shrunk(shape[0], shape[1], self.shorter_side)
             return np.full(len(sizes), math.prod([height, width, *shape[2:]]), np.int64)
         if self.shorter_side is None:
-            raise ValueError("shorter_side: room for pictures can be planned only with one, got None")
+            raise ValueError("shorter_side: expected one, to estimate the bytes of pictures, got None")
         return np.full(len(sizes), math.ceil(3 * PLANNED_ASPECT * self.shorter_side**2), np.int64)
 
 
 def shrunk(height: int, width: int, shorter_side: int | None) -> tuple[int, int]:
-    """Return height and width with the shorter side shrunk to ``shorter_side``, aspect kept.
+    """Return height and width with the shorter side shrunk to ``shorter_side``, in the same aspect ratio.
 
     >>> shrunk(375, 500, 128), shrunk(500, 375, 128), shrunk(20, 30, 128)
     ((128, 171), (171, 128), (20, 30))
@@ -129,7 +128,7 @@ def _as_array(payload: bytes, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
 
 
 def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> npt.NDArray[np.uint8]:
-    """Return the array with its shorter side shrunk, each channel for itself: there may be any number."""
+    """Return the array with its shorter side shrunk, channel by channel, as there may be any number."""
     height, width, channels = pixels.shape
     size = shrunk(height, width, shorter_side)
     if size == (height, width):
@@ -142,12 +141,12 @@ def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> np
 
 
 def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
-    """Return the picture decoded and shrunk; whatever the decoder stumbles over is a :class:`BadSample`."""
+    """Return the picture decoded and shrunk; any error of the decoder becomes a :class:`BadSample`."""
     picture = _open(payload)
     what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
     try:
         height, width = shrunk(picture.height, picture.width, shorter_side)
-        # JPEG can be decoded at ½, ¼ or ⅛ of its size, which costs as much less; never below what is needed
+        # JPEG can be decoded at ½, ¼ or ⅛ of its size, at as much less cost; never below the size needed
         picture.draft("RGB", (width, height))
         colours = _as_rgb(picture)
         if colours.size != (width, height):
@@ -155,12 +154,12 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
         return np.asarray(colours)
     except MemoryError:
         raise
-    except Exception as error:  # decoders raise nearly anything when they meet damaged bytes
+    except Exception as error:  # decoders raise many kinds of errors for damaged bytes
         raise BadSample(f"{what}: {error}") from error
 
 
 def _open(payload: bytes) -> Image.Image:
-    """Return the picture, its header read, its pixels not yet decoded."""
+    """Return the picture with its header read and its pixels not yet decoded."""
     if not payload:
         raise BadSample("no picture: 0 bytes")
     try:
@@ -184,7 +183,7 @@ def _open(payload: bytes) -> Image.Image:
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:
-    """Return the picture in red, green, blue, 8 bits each; alpha is left out, not blended."""
+    """Return the picture in red, green, blue, 8 bits each; alpha is dropped, not blended."""
     if picture.mode in _SIXTEEN_BITS:
         picture = Image.fromarray(_eight_bits(np.asarray(picture)))
     if picture.mode == "F":
@@ -195,7 +194,7 @@ def _as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return 16-bit values scaled to 8, part by part: wider numbers for all at once take much memory."""
+    """Return 16-bit values scaled to 8 bits, in parts, which limits the memory of the wider integers."""
     if values.min() < 0 or values.max() > 65535:
         raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
     flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)

@@ -1,15 +1,15 @@
-"""Ranges of files, and which of them are read in one request."""
+"""Ranges of files, and the requests that read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-JOINED_GAP = 16 << 10  # bytes: at 1 Gbit/s they take 0.13 ms, as a request of 2 ms does when 16 run at once
+JOINED_GAP = 16 << 10  # bytes: 0.13 ms at 1 Gbit/s, as a request of 2 ms costs when 16 run in parallel
 JOINED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes ``start … start + length − 1`` of a file; ``whole`` if that is all the file should have."""
+    """Bytes ``start … start + length − 1`` of a file; ``whole``: these are all bytes of the file."""
 
     path: str
     start: int
@@ -26,7 +26,7 @@ class Request:
 
 
 def joined(ranges: Sequence[Range]) -> list[Request]:
-    """Return requests that cover all ranges: neighbours in a file make one where the gap is small."""
+    """Return requests that cover all ranges; ranges of a file with a small gap between them share one."""
     requests: list[Request] = []
     for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
         wanted = ranges[position]

@@ -1,9 +1,9 @@
-"""From boxes of stored images to rows of numbers: resize, mirror, normalise and cast, in one pass.
+"""Boxes of stored images, resized, mirrored, normalised and cast in one pass.
 
-A crop is a box with real coordinates, resized by a triangle filter: an input's pixel is the weighted mean of
-the image's pixels around it, with weights that fall linearly to zero at the distance of one pixel, of the
-image's or the input's, whichever is larger. So enlarging interpolates bilinearly, and shrinking does not
-alias. At a box's edge the filter reaches for the image's pixels beyond it, at the image's edge for none.
+A crop is a box with real coordinates, resized by a triangle filter: a pixel of the input is the weighted mean
+of the image's pixels around it, with weights that fall linearly to zero at the distance of one pixel of the
+image or of the input, whichever is larger. So enlarging interpolates bilinearly, and shrinking does not
+alias. At a box's edge the filter uses the image's pixels beyond it; there are none beyond the image's edge.
 """
 
 import math
@@ -23,10 +23,10 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PackedImages:
-    """Images of any sizes in one buffer, which a kernel takes as it is.
+    """Images of any sizes in one buffer, the input of a kernel.
 
-    ``pixels``: uint8. ``starts``: int64, where in it each image starts. ``shapes``: int64 ``(samples, 3)``,
-    the height, width and channels of each.
+    ``pixels``: uint8. ``starts``: int64, the start of each image in ``pixels``. ``shapes``: int64
+    ``(samples, 3)``, the height, width and channels of each.
     """
 
     pixels: Bytes
@@ -39,7 +39,7 @@ class PackedImages:
         if (self.shapes < 1).any():
             worst = self.shapes[(self.shapes < 1).any(axis=1)][0]
             raise ValueError(f"shapes: expected height, width and channels of at least 1, got {worst}")
-        # The kernel reads what is said here without looking at bounds.
+        # The kernel does not check bounds.
         stops = self.starts + self.shapes.prod(axis=1)
         if (self.starts < 0).any() or (stops > len(self.pixels)).any():
             span = f"{self.starts.min()} to {stops.max()}"
@@ -51,7 +51,7 @@ class PackedImages:
     ) -> "PackedImages":
         """Copy images, each uint8 of shape ``(height, width, channels)``.
 
-        ``take(size)``: gives the buffer, of so many bytes or more.
+        ``take(size)`` returns the buffer, of at least so many bytes.
         """
         for image in images:
             if image.dtype != np.uint8 or image.ndim != 3:
@@ -83,7 +83,7 @@ def resample(
 
     ``pixels``, ``starts``, ``shapes``: as in :class:`PackedImages`. ``boxes``: float64 ``(samples, 4)``, the
     left, top, right and bottom of each in pixels. ``mean``, ``scale``: float32, for each number of a row.
-    ``out``: uint8 ``(samples, rows, bytes)``; a row's bytes tell whether it is float32, float16 or uint8.
+    ``out``: uint8 ``(samples, rows, bytes)``; the bytes of a row imply float32, float16 or uint8.
     """
     for i in range(len(starts)):
         height, width, channels = shapes[i]
@@ -96,21 +96,21 @@ def resample(
         first = columns.min() * channels
         last = (columns.max() + column_weights.shape[1]) * channels
         blended = np.empty(last - first, np.float32)
-        places = columns * channels - first
+        offsets = columns * channels - first
         row = np.empty(len(mean), np.float32)
         for y in range(len(rows)):
             _blend_rows(image[rows[y] : rows[y] + row_weights.shape[1], first:last], row_weights[y], blended)
             if channels == 3:
-                _blend_columns_of_three(blended, places, column_weights, row)
+                _blend_columns_of_three(blended, offsets, column_weights, row)
             else:
-                _blend_columns(blended, places, column_weights, channels, row)
+                _blend_columns(blended, offsets, column_weights, channels, row)
             _normalise(row, mean, scale)
             _store(row, out[i, y])
 
 
 @compiled
 def _filter(length: int, low: float, high: float, size: int) -> tuple[Ids, Float32]:
-    """Return which of ``length`` pixels each of ``size`` from ``low`` to ``high`` is blended of.
+    """Return the pixels, of ``length``, and weights of each of ``size`` pixels between ``low`` and ``high``.
 
     For each, its first pixel and the weights of that and the next ones.
     """
@@ -141,28 +141,28 @@ def _blend_rows(rows: Bytes, weights: Float32, blended: Float32) -> None:
 
 @compiled
 def _blend_columns(blended: Float32, firsts: Ids, weights: Float32, channels: int, row: Float32) -> None:
-    # Places are unsigned: of a signed one, every access would first ask whether it counts from the end.
+    # Indices are unsigned: every access by a signed one would first test whether it is negative.
     for channel in range(channels):
         for x in range(len(firsts)):
-            place, total = np.uint64(firsts[x] + channel), np.float32(0)
+            index, total = np.uint64(firsts[x] + channel), np.float32(0)
             for tap in range(weights.shape[1]):
-                total += weights[x, tap] * blended[place]
-                place += np.uint64(channels)
+                total += weights[x, tap] * blended[index]
+                index += np.uint64(channels)
             row[x * channels + channel] = total
 
 
 @compiled
 def _blend_columns_of_three(blended: Float32, firsts: Ids, weights: Float32, row: Float32) -> None:
-    """Do the same for three channels at once, in half the time."""
+    """Do the same as ``_blend_columns`` for three channels at once, in half the time."""
     for x in range(len(firsts)):
-        place = np.uint64(firsts[x])
+        index = np.uint64(firsts[x])
         red = green = blue = np.float32(0)
         for tap in range(weights.shape[1]):
             weight = weights[x, tap]
-            red += weight * blended[place]
-            green += weight * blended[place + np.uint64(1)]
-            blue += weight * blended[place + np.uint64(2)]
-            place += np.uint64(3)
+            red += weight * blended[index]
+            green += weight * blended[index + np.uint64(1)]
+            blue += weight * blended[index + np.uint64(2)]
+            index += np.uint64(3)
         row[3 * x], row[3 * x + 1], row[3 * x + 2] = red, green, blue
 
 
@@ -185,7 +185,7 @@ def _store(row: Float32, out: Bytes) -> None:
 
 @compiled
 def _store_floats(row: Float32, floats: Float32) -> None:
-    for i in range(len(row)):  # what row[:] = … does would ask whether the two overlap
+    for i in range(len(row)):  # floats[:] = row would first test whether the two overlap
         floats[i] = row[i]
 
 

@@ -1,4 +1,4 @@
-"""Samples for training and for validation, where a data set has no such parts: chosen by a seed."""
+"""A split into training and validation samples, by a seed, for data sets that have none of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from datacache.order import Ids, Permutation
 
 @dataclass(frozen=True)
 class Split:
-    """One of two parts of a data set: of every class, ``share`` of the samples are for validation.
+    """One of two parts of a data set: the ``share`` of each class's samples for validation, or the rest.
 
-    Which ones depends on the seed and on how many samples the class has, in the order of the manifest: the
-    same on every node.
+    The choice depends only on the seed and the number of the class's samples, in the order of the manifest,
+    so it is the same on every node.
     """
 
     part: Literal["training", "validation"]
@@ -24,10 +24,9 @@ class Split:
     seed: int = 0
 
     def of(self, manifest: Manifest) -> Manifest:
-        """Return the manifest of this part; its files stay those of the whole.
+        """Return the manifest of this part; its files are those of the whole data set.
 
-        Raises ``ValueError`` where a class would have no sample left to train on, or no class one to
-        validate.
+        Raises ``ValueError`` if a class had no training samples left, or no class had a validation sample.
         """
         held_out = self._held_out(manifest.labels, manifest.classes)
         chosen = held_out if self.part == "validation" else ~held_out

@@ -1,4 +1,4 @@
-"""Central storage: files behind any URL that fsspec knows, asked again until they come whole."""
+"""Central storage: files behind any URL that fsspec knows, read with retries."""
 
 import concurrent.futures
 import os
@@ -19,29 +19,29 @@ from datacache.thread_pool import ThreadPool
 from datacache.urls import without_secrets
 
 ProgressCallback = Callable[[int, int], None]
-"""``report(done, total)`` of a progress bar; called by one thread at a time, not always the same one."""
+"""``report(done, total)``; called by one thread at a time, not always the same one."""
 
 LONGEST_WAIT_SECONDS = 10.0
 DEEPEST_FOLDER = 32
-LISTING_PATIENCE = 20  # a folder's listing may be many requests: a thousand entries each, or a stat of each
-# What filesystems call the thing that changes when a file does, the most reliable first.
+LISTING_PATIENCE = 20  # times the timeout: listing a folder may take many requests, or a stat of each entry
+# The names by which filesystems report a file's version, the most reliable first.
 VERSIONS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "crc32c", "generation"),
     *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created", "CRC"),
 )
-HOPELESS = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+PERMANENT_ERRORS = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 def no_report(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file, its path relative to the storage's URL, its bytes, and what changes when it changes."""
+    """A file: its path relative to the storage's URL, its bytes, and its version (an ETag or a time)."""
 
     path: str
     size: int
@@ -50,7 +50,7 @@ class File:
 
 @dataclass(slots=True)
 class _Listing:
-    """Files and folders, and names that could be either or whose size was not told (links, HTTP)."""
+    """Files and folders, and names of unknown kind or size (links, HTTP)."""
 
     files: list[File] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -60,14 +60,14 @@ class _Listing:
 class Storage:
     """The files below a URL, for any number of threads, also after a fork.
 
-    A request that fails, stalls for ``timeout_seconds`` or brings too little is made again, ``attempts``
-    times in all, after waits that double from ``first_wait_seconds`` to ten seconds, each shortened or
-    lengthened by chance by up to a half. The default withstands a million reads of a storage that fails one
-    request in five (0.2¹⁰ · 10⁶ = 0.1), and gives up on a dead one after half a minute, on one that stalls
-    after five and a half.
+    A request that fails, stalls for ``timeout_seconds`` or returns too few bytes is retried, ``attempts``
+    requests in all, with exponential backoff from ``first_wait_seconds`` to ten seconds and a jitter of up to
+    a half. The default survives a million reads from a storage that fails one request in five
+    (0.2¹⁰ · 10⁶ = 0.1), gives up on a dead one after half a minute, and on one that stalls after five and a
+    half minutes.
 
-    ``options`` go to the filesystem (keys, endpoints, …); ``threads`` is the number of requests at once.
-    ``url`` is what messages show: without a password that it was given with.
+    ``options`` go to the filesystem (keys, endpoints, …); ``threads`` is the number of parallel requests.
+    The attribute ``url``, which messages show, has no passwords.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Storage:
         self._connect()
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """Return all files below the URL, sorted by path; ``tell`` counts folders, those found so far in all.
+        """Return all files below the URL, sorted by path; ``report`` counts folders, done and found so far.
 
-        Links to files and folders are followed. ``FileNotFoundError`` if the URL is not there.
+        Links to files and folders are followed. ``FileNotFoundError`` if the URL does not exist.
         """
-        # fsspec's own find() leaves out a folder that it fails to list, and says nothing.
+        # fsspec's own find() silently leaves out a folder that it fails to list.
         self._filesystem.invalidate_cache()
         found: list[File] = []
         folders, total = [self._root], 1
@@ -116,21 +116,21 @@ class Storage:
         )
 
     def file(self, path: str) -> File:
-        """Return what the storage knows now of one file; ``FileNotFoundError`` if it is not there."""
-        return self._file(self._ask("info", self._full(path)), path)
+        """Return size and version of one file now; ``FileNotFoundError`` if it does not exist."""
+        return self._file(self._request("info", self._full(path)), path)
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return ``length`` bytes from ``start``, exactly; all the rest of the file without a length.
+        """Return exactly ``length`` bytes from ``start``; without a length, all up to the end of the file.
 
-        ``FileNotFoundError`` at once; ``StorageFailed`` when every attempt failed; ``SourceChanged`` if the
-        file is too short for the range.
+        ``FileNotFoundError`` at once; ``StorageFailed`` if every attempt failed; ``SourceChanged`` if the
+        file is shorter than the range.
         """
         if length is None:
             length = self.file(path).size - start
         return self._read(Range(path, start, length))
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the bytes of each range, in order, from parallel requests; neighbours share a request."""
+        """Return the bytes of each range, in order, by parallel requests; near ranges share a request."""
         results = [b""] * len(ranges)
 
         def answer(request: Request) -> None:
@@ -144,9 +144,9 @@ class Storage:
         return results
 
     def in_parallel(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Return ``function(item)`` of each, computed by as many threads as there may be requests.
+        """Return ``function(item)`` of each, computed by ``threads`` threads.
 
-        The first exception is raised, after the calls under way have ended; no others are begun.
+        After an exception no more calls begin; it is raised when the running ones have ended.
         """
         if len(items) <= 1:
             return [function(item) for item in items]
@@ -164,8 +164,8 @@ class Storage:
                     failed.set()
                     raise
 
-        crew = self._connected()
-        workers = [crew.start(work) for _ in range(min(self._threads, len(items)))]
+        pool = self._connected()
+        workers = [pool.submit(work) for _ in range(min(self._threads, len(items)))]
         errors = [worker.exception() for worker in workers]
         for error in errors:
             if error is not None:
@@ -178,19 +178,19 @@ class Storage:
 
         def check(data: bytes) -> None:
             if len(data) != wanted.length:
-                self._blame_the_file(wanted, len(data))
-                raise OSError(f"{len(data)} bytes came, {wanted.length} expected")
+                self._check_size(wanted, len(data))
+                raise OSError(f"expected {wanted.length} bytes, got {len(data)}")
 
         limits = {} if wanted.whole else {"start": wanted.start, "end": wanted.start + wanted.length}
-        data: bytes = self._ask("cat_file", self._full(wanted.path), check, **limits)
+        data: bytes = self._request("cat_file", self._full(wanted.path), check, **limits)
         return data
 
-    def _blame_the_file(self, wanted: Range, came: int) -> None:
-        """Raise ``SourceChanged`` if the file has not the bytes asked for, so that no retry helps."""
+    def _check_size(self, wanted: Range, got: int) -> None:
+        """Raise ``SourceChanged`` if the file does not have the requested bytes: no retry helps then."""
         self._filesystem.invalidate_cache(self._full(wanted.path))
         size = self.file(wanted.path).size
         end = wanted.start + wanted.length
-        if size < end or (wanted.whole and size == came):
+        if size < end or (wanted.whole and size == got):
             expected = f"{end}" if wanted.whole else f"at least {end}"
             raise SourceChanged(
                 f"{self.url}/{wanted.path}: has {size} bytes, {expected} expected: "
@@ -198,13 +198,13 @@ class Storage:
             )
 
     def _level(self, folders: list[str]) -> "_Listing":
-        """Return what several folders hold together, everything of it looked at."""
+        """Return the contents of several folders; the kind of every entry is known."""
         level = _Listing()
         for listing in self.in_parallel(self._list, folders):
             level.files += listing.files
             level.folders += listing.folders
             level.unknown += listing.unknown
-        entries = self.in_parallel(lambda name: self._ask("info", name), level.unknown)
+        entries = self.in_parallel(lambda name: self._request("info", name), level.unknown)
         for name, entry in zip(level.unknown, entries, strict=True):
             if entry["type"] == "directory":
                 level.folders.append(name)
@@ -214,13 +214,13 @@ class Storage:
 
     def _list(self, folder: str) -> "_Listing":
         listing = _Listing()
-        for entry in self._ask("ls", folder, detail=True):
+        for entry in self._request("ls", folder, detail=True):
             name: str = entry["name"].rstrip("/")
             path = self._relative(name)
             if name == self._root and entry["type"] == "file" and entry["name"] == name:
                 raise ValueError(f"{self.url}: expected a folder, got a file")
             if path is None or name == folder.rstrip("/"):
-                continue  # a web page's link to elsewhere; an object storage's mark of an empty folder
+                continue  # a link of a web page to elsewhere; an object store's marker of an empty folder
             if entry["type"] == "directory":
                 listing.folders.append(entry["name"])
             elif entry["type"] == "file" and entry.get("size") is not None:
@@ -229,32 +229,32 @@ class Storage:
                 listing.unknown.append(name)
         return listing
 
-    def _file(self, told: Mapping[str, Any], path: str) -> File:
-        if told.get("size") is None:
-            raise StorageFailed(f"{self.url}: {path}: the storage does not tell the file's size")
-        versions = (told[key] for key in VERSIONS if told.get(key) is not None)
+    def _file(self, info: Mapping[str, Any], path: str) -> File:
+        if info.get("size") is None:
+            raise StorageFailed(f"{self.url}: {path}: the storage does not report the file's size")
+        versions = (info[key] for key in VERSIONS if info.get(key) is not None)
         version = next(versions, "")
-        if isinstance(version, datetime):  # as some filesystems tell a time here and a number there
+        if isinstance(version, datetime):  # some filesystems report the same time as a number elsewhere
             version = version.timestamp()
-        return File(path, int(told["size"]), str(version))
+        return File(path, int(info["size"]), str(version))
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root else path
 
     def _relative(self, name: str) -> str | None:
-        """Return a name as a path below the URL; None if it is not below it, or asks a web page to sort."""
+        """Return a name as a path below the URL; None if it is not below it, or is a query of a web page."""
         start = f"{self._root}/" if self._root else ""
         path = name[len(start) :].lstrip("/")
         return path if name.startswith(start) and path and not path.startswith("?") else None
 
-    def _ask(
+    def _request(
         self, method: str, path: str, check: Callable[[Any], None] | None = None, **arguments: Any
     ) -> Any:
-        """Return what the filesystem's method answers and ``check`` finds nothing wrong with."""
+        """Return the result of a method of the filesystem that ``check`` accepts, with retries."""
         error: BaseException | None = None
         for attempt in range(1, self._attempts + 1):
             try:
-                answer = self._ask_once(method, path, arguments)
+                answer = self._request_once(method, path, arguments)
                 if check is not None:
                     check(answer)
             except (SourceChanged, StorageFailed):
@@ -263,21 +263,21 @@ class Storage:
                 if _is_missing(caught):
                     raise
                 error = caught
-                if isinstance(caught, HOPELESS):
+                if isinstance(caught, PERMANENT_ERRORS):
                     break
             else:
                 return answer
             if attempt < self._attempts:
                 time.sleep(self._wait_seconds(attempt))
         counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
-        place, told = without_secrets(self._relative(path) or path), without_secrets(str(error))
-        cause = error if told == str(error) else None  # a traceback shows the cause, too
+        shown, message = without_secrets(self._relative(path) or path), without_secrets(str(error))
+        cause = error if message == str(error) else None  # a traceback would show its secrets
         raise StorageFailed(
-            f"{self.url}: {place}: {counted} failed, the last with {type(error).__name__}: {told}"
+            f"{self.url}: {shown}: {counted} failed, the last with {type(error).__name__}: {message}"
         ) from cause
 
-    def _ask_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
-        crew = self._connected()
+    def _request_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
+        pool = self._connected()
         seconds = self._timeout_seconds * (LISTING_PATIENCE if method == "ls" else 1)
         stalled = f"no answer within {seconds:g} s"
         if self._filesystem.async_impl:
@@ -287,11 +287,11 @@ class Storage:
             except fsspec.FSTimeoutError as error:
                 raise TimeoutError(stalled) from error
         function = getattr(self._filesystem, method)
-        answer = crew.start(lambda: function(path, **arguments))
+        answer = pool.submit(lambda: function(path, **arguments))
         try:
             return answer.result(seconds)
         except concurrent.futures.TimeoutError as error:  # not the builtin one before Python 3.11
-            if answer.done():  # it was the filesystem's own
+            if answer.done():  # the filesystem's own timeout
                 raise
             raise TimeoutError(stalled) from error
 
@@ -306,13 +306,13 @@ class Storage:
         self._root = root.rstrip("/")
 
     def _connected(self) -> "ThreadPool":
-        if self._process != os.getpid():  # neither threads nor connections come along in a fork
+        if self._process != os.getpid():  # a fork inherits neither threads nor connections
             self._connect()
         return self._pool
 
 
 def _is_missing(error: Exception) -> bool:
-    """Return whether a file is not there; fsspec's HTTP says so of whatever keeps it from telling a size."""
+    """Return whether a file does not exist; fsspec's HTTP raises the same if it cannot find the size."""
     if not isinstance(error, FileNotFoundError):
         return False
     cause = error.__cause__
@@ -321,7 +321,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 def progress(total: int, report: ProgressCallback) -> Callable[[int], None]:
-    """Return a function that adds to what is done and tells it, for many threads."""
+    """Return a thread-safe function that adds to the amount done and reports it."""
     lock = threading.Lock()
     done = 0
 

@@ -1,4 +1,4 @@
-"""Batches as a ``tf.data.Dataset``; the only file here that knows TensorFlow."""
+"""Batches as a ``tf.data.Dataset``; the only file of datacache that imports TensorFlow."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from datacache.batches import Batch
 
 
 def as_dataset(batches: Callable[[], Iterable[Batch]], crop: Crop, channels: int) -> Any:
-    """Return a data set of ``(images, labels, counts)``: one element a batch, copied once."""
+    """Return a data set of ``(images, labels, counts)``: one element is one batch, copied once."""
     side = crop.input_size
     signature = (
         tf.TensorSpec((None, side, side, channels), crop.dtype),

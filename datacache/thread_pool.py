@@ -1,4 +1,4 @@
-"""Threads for requests that may stall."""
+"""Threads for requests to central storage, which may stall."""
 
 import queue
 import threading
@@ -12,14 +12,17 @@ IDLE_SECONDS = 5.0
 
 
 class ThreadPool:
-    """Daemon threads, one for each job under way: nobody waits for one that stalls, not even at exit."""
+    """Daemon threads, as many as there are running jobs: a stalled job delays neither others nor the exit.
+
+    ``concurrent.futures.ThreadPoolExecutor`` would queue jobs behind stalled ones, and join them at exit.
+    """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
 
-    def start(self, job: Callable[[], Answer]) -> "Future[Answer]":
-        """Run the job, now."""
+    def submit(self, job: Callable[[], Answer]) -> "Future[Answer]":
+        """Start the job at once, in an idle thread or a new one."""
         future: Future[Answer] = Future()
         self._jobs.put((future, job))
         if not self._idle.acquire(blocking=False):
@@ -33,9 +36,9 @@ class ThreadPool:
             except queue.Empty:
                 if self._idle.acquire(blocking=False):
                     return
-                continue  # a job is on its way, and counts on this thread
+                continue  # a job that relies on this thread is being submitted
             _run(future, job)
-            del future, job  # they hold what was read
+            del future, job  # they refer to the result
             self._idle.release()
 
 

@@ -1,4 +1,4 @@
-"""What is secret by its name, and URLs without the passwords and signatures that some carry."""
+"""Names of secrets, and URLs without their passwords and signatures."""
 
 import re
 
@@ -14,7 +14,7 @@ sastoken secretaccesskey secretkey sessiontoken
 _SECRET_WORDS = frozenset(_SECRETS.split())
 _SECRET_ENDINGS = (("key",), ("key", "id"), ("connection", "string"), ("conn", "str"))
 
-_REFERENCE = r"\$\{[^}\s]*\}"  # to what is secret, as ${oc.env:NAME}: not a secret itself
+_REFERENCE = r"\$\{[^}\s]*\}"  # such as ${oc.env:NAME}, which refers to a secret and is none
 _USER = rf"(?:{_REFERENCE}|(?!\$\{{)[^\s/:@'\"])*"
 _PASSWORD = re.compile(rf"(://{_USER}:)(?!{_REFERENCE}@)[^\s/'\"]+(?=@)")
 _TOKEN = re.compile(rf"(https?://)(?!{_REFERENCE}@)[^\s/:@'\"]+(?=@)")
@@ -22,7 +22,7 @@ _PARAMETER = re.compile(rf"([?&]([\w.-]+)=)(?!{_REFERENCE}(?:[\s&#'\"]|$))[^\s&#
 
 
 def is_secret(name: object) -> bool:
-    """Return whether a key of a configuration, of storage options or of a URL's query is named like a secret.
+    """Return whether a key of a configuration, of storage options or of a URL's query names a secret.
 
     >>> [is_secret(name) for name in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature", "keys")]
     [True, True, True, True, False]
@@ -32,7 +32,7 @@ def is_secret(name: object) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which the passwords of URLs, and what signs them, are ``***``.
+    """Return a text with the passwords and signatures of URLs replaced by ``***``.
 
     >>> without_secrets("ftp://me:1234@host/x: no such folder")
     'ftp://me:***@host/x: no such folder'

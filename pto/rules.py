@@ -43,7 +43,7 @@ class Rule(ABC):
         """Return the names of the state: arrays of the weights' shape and dtype, zeros at first."""
 
     def corrections(self, step: Array) -> State:
-        """Return what :meth:`aim` needs of the number of this step, a float64 scalar from 1 on."""
+        """Return what :meth:`direction` needs of the number of this step, a float64 scalar from 1 on."""
         return ()
 
     def direction(

@@ -1,20 +1,29 @@
 #!/usr/bin/env bash
-# Makes .venv (see install.sh), checks style and types, and runs every test. A stage that fails does not keep the
-# others from running. With arguments, runs only pytest with them: scripts/test.sh -k hitopk
+# Makes .venv (see install.sh), checks style and types, and runs the tests. A stage that fails does not keep the
+# others from running.
+# usage: scripts/test.sh             what a change has to pass: ten minutes on two cores
+#        scripts/test.sh ci          the same, and the tests on a cluster of network namespaces
+#        scripts/test.sh all         the same as ci, with large tables and many drawn examples
+#        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh dev
-[ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
+pytest=(.venv/bin/python -m pytest)
+case "$*" in
+"" | ci) ;;
+all) pytest=(env CLOUDTRAIN_TESTS=all "${pytest[@]}") ;; # see tests/extent.py
+*) exec "${pytest[@]}" "$@" ;;
+esac
 . scripts/stages.sh
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
 stage ./scripts/check.sh
-stage .venv/bin/python -m pytest -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
+stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
 # The others start processes of their own. Only the files that have such tests: to collect all takes a while.
 marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
 # Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
 # shellcheck disable=SC2046 # a name is a word
-stage .venv/bin/python -m pytest -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
+stage "${pytest[@]}" -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
 # These measure what passes the links of a cluster, and want the cores for themselves.
 # shellcheck disable=SC2046
-stage .venv/bin/python -m pytest -m cluster $(marked cluster)
+[ $# -eq 0 ] || stage "${pytest[@]}" -m cluster $(marked cluster)
 report

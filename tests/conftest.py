@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from commlib import transport
+from tests.extent import ALL, more
 
 MPI_RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
@@ -16,10 +17,10 @@ MPI_RANKS = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 os.environ |= {"TF_NUM_INTEROP_THREADS": "16", "TF_NUM_INTRAOP_THREADS": "1"}
 
 # How long an example takes says how busy the machine is, and whether a kernel had to be compiled first.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Examples are drawn per process: all ranks must draw the same ones.
-settings.register_profile("mpi", settings.get_profile("untimed"), derandomize=True, database=None)
-settings.load_profile("mpi" if MPI_RANKS > 1 else "untimed")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same few examples in every run; under MPI, all ranks must draw the same ones.
+settings.register_profile("ci", settings.get_profile("all"), max_examples=20, derandomize=True, database=None)
+settings.load_profile("all" if ALL and MPI_RANKS == 1 else "ci")
 
 
 class Ranks:
@@ -38,12 +39,17 @@ class Ranks:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test of ``ranks`` at each simulated size, or on the ranks of the surrounding MPI job."""
+    """Run every test of ``ranks`` at each simulated size, or on the ranks of the surrounding MPI job.
+
+    ``@pytest.mark.world_sizes(3)`` names the simulated sizes of a test for which they hardly matter.
+    """
     if "ranks" in metafunc.fixturenames:
         if MPI_RANKS > 1:
             metafunc.parametrize("ranks", [Ranks(MPI_RANKS, transport.mpi.world())], ids=[f"mpi-{MPI_RANKS}"])
         else:
-            sizes = [1, 2, 3, 5, 8]  # four and six are those of tests/test_under_mpirun.py
+            marker = metafunc.definition.get_closest_marker("world_sizes")
+            # others are those of tests/test_under_mpirun.py
+            sizes = marker.args if marker else (1, 3, 8, *more(2, 5))
             metafunc.parametrize("ranks", [Ranks(size) for size in sizes], ids=[f"P{size}" for size in sizes])
 
 

@@ -18,8 +18,8 @@ from training.config.config import load
 PAGES = ["README.md", "CONTRIBUTING.md", "datacache/README.md", "benchmarks/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 PROMPTED = {"docs/pto.md", "docs/reducers.md"}  # whose >>> are run by tests/test_docs.py and test_docs_pto.py
-# Programs, by tests/test_readme.py and tests/test_docs_from_horovod.py.
-RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1}
+# Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
+RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 3}
 WRITTEN_BY_USERS = ("my.yaml", "my.py")
 COMMANDS = {"cd", "git", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain"}
 OUTPUT = ""  # blocks without a language are pictures and what commands print
@@ -53,7 +53,7 @@ def of(page: str, language: str) -> list[str]:
 
 
 def test_every_block_is_of_a_kind_that_some_test_runs_or_reads():
-    assert {block.language for block in BLOCKS} == {"python", "yaml", "sh", OUTPUT}
+    assert {block.language for block in BLOCKS} == {"python", "yaml", "toml", "sh", OUTPUT}
     programs = {}
     for block in BLOCKS:
         if block.language == "python" and ">>> " not in block.text:

@@ -21,12 +21,12 @@ PAGES = [
     ROOT / "benchmarks/README.md",
 ]
 ROLE = re.compile(r":(?:class|mod|func|meth|data|exc|attr):`~?([^`]+)`")
-CLASSES = {
-    node.name: {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
-    for tree in SOURCES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.ClassDef)
-}
+CLASSES: dict[str, set[str]] = {}  # and their methods; two may have one name
+for tree in SOURCES.values():
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+            CLASSES[node.name] = CLASSES.get(node.name, set()) | methods
 
 
 # ------------------------------------------------------------- pages

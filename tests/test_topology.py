@@ -6,6 +6,7 @@ import pytest
 from commlib import InvalidArgument, LinkBytes, Topology, Traffic
 from commlib.network import node_of_ranks
 from commlib.transport import simulated
+from tests.launching import python_on_ranks, tail
 
 # World size and ranks per node, and the nodes that they make.
 LAYOUTS = {
@@ -51,14 +52,14 @@ def test_an_impossible_layout_is_refused_with_received_and_expected(world_size, 
     assert str(caught.value) == message
 
 
-def places(topology):
+def nodes_and_ranks(topology):
     return topology.nodes, topology.node_index, topology.local_rank, topology.streams
 
 
 def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
     world_size, ranks_per_node, nodes = layout
-    discovered = simulated.run(lambda comm: places(Topology(comm)), world_size, ranks_per_node)
-    emulated = simulated.run(lambda comm: places(Topology(comm, ranks_per_node)), world_size)
+    discovered = simulated.run(lambda comm: nodes_and_ranks(Topology(comm)), world_size, ranks_per_node)
+    emulated = simulated.run(lambda comm: nodes_and_ranks(Topology(comm, ranks_per_node)), world_size)
     streams = min(map(len, nodes))
     expected = [
         (nodes, index, node.index(rank), streams)
@@ -188,3 +189,38 @@ def test_a_node_that_would_span_machines_is_refused_with_their_names():
         return Topology(comm, ranks_per_node=[1, 1, 1, 1]).nodes
 
     assert simulated.run(body, 4, ranks_per_node=[3, 1]) == [((0,), (1,), (2,), (3,))] * 4
+
+
+LIFETIMES = """
+from collections import Counter
+from mpi4py import MPI
+from commlib import Topology
+from commlib.transport import mpi
+
+freed = Counter()
+made = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, number: freed.update([number]))
+
+with mpi.world() as world:
+    world._handle.Set_attr(made, "world")
+    world.watchdog(60)._comm.Set_attr(made, "watchdog")
+    for number in range(3000):
+        with Topology(world) as topology:
+            for name in ("node", "stream"):
+                getattr(topology, name)._handle.Set_attr(made, (name, number))
+            topology.stream.barrier()
+        topology.close()
+        assert topology.stream.sent_bytes.sum() == 0
+assert len(freed) == 2 * 3000 + 2, len(freed)
+assert set(freed.values()) == {1}
+last = mpi.world()
+MPI.Finalize()
+last.close()
+print("all are freed once")
+"""
+
+
+@pytest.mark.launch
+def test_mpi_frees_every_communicator_of_three_thousand_topologies_once():
+    result = python_on_ranks(2, LIFETIMES)
+    assert result.returncode == 0, tail(result)
+    assert result.stdout.count("all are freed once") == 2, tail(result)

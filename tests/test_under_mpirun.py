@@ -1,24 +1,31 @@
-"""The tests of transports and reducers again, on real processes: the same files under mpirun."""
+"""Tests that pass on simulated ranks again, on real processes: the same files under mpirun."""
 
 import sys
 
 import pytest
 
+from tests.extent import more
 from tests.launching import MPIRUN, run, tail
+
+PLAIN = ("tests/reducers/test_promises.py", "tests/test_wrappers.py", "tests/transport/test_communicator.py")
+WITH_TENSORFLOW = (
+    "tests/pto/test_parallel.py",
+    "tests/pto/test_norms.py",
+    "tests/training/test_checkpoints.py",
+)
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("processes", "verify"), [(2, 1), (4, 0), (6, 0)])
-def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not(processes, verify):
+@pytest.mark.parametrize(
+    ("processes", "verify", "files"),
+    [(3, 1, PLAIN + WITH_TENSORFLOW), (4, 0, PLAIN), *more((2, 1, PLAIN), (6, 0, PLAIN))],
+)
+def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not(processes, verify, files):
     result = run(
         *("env", f"CLOUDTRAIN_VERIFY={verify}", *MPIRUN, str(processes)),
         *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
-        *(
-            "tests/reducers/test_promises.py",
-            "tests/test_wrappers.py",
-            "tests/transport/test_communicator.py",
-        ),
+        *("-k", "mpi", *files),
     )
     assert result.returncode == 0, tail(result)
-    assert result.stdout.count(" passed in ") == processes, tail(result)
+    assert result.stdout.count(" passed") == processes, tail(result)
     assert " skipped" not in result.stdout

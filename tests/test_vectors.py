@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, sum_sparse
+from tests.extent import examples
 
 
 def sparse(size, entries):
@@ -18,7 +19,7 @@ def sparse(size, entries):
 
 
 def drawn(rng, size, count):
-    """``count`` heavy-tailed entries of either sign, at random places."""
+    """``count`` heavy-tailed entries of either sign, at random indices."""
     indices = np.sort(rng.choice(size, count, replace=False)).astype(index_dtype(size))
     return SparseVector(size, indices, rng.standard_t(2, count).astype(np.float32))
 
@@ -64,7 +65,7 @@ def test_a_partition_of_fewer_entries_than_parts_has_empty_parts():
 # ------------------------------------------------------------- dense and back
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 300), share=st.floats(0, 1))
 def test_from_dense_and_back_is_the_same(seed, size, share):
     rng = np.random.default_rng(seed)
@@ -140,7 +141,7 @@ def test_a_sum_holds_the_union_of_the_indices_and_the_sums_of_the_values(first, 
     assert added.indices.dtype == np.int32
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 500), number=st.integers(1, 9))
 def test_a_total_is_the_float64_sum_whatever_the_overlap(seed, size, number):
     rng = np.random.default_rng(seed)
@@ -152,7 +153,7 @@ def test_a_total_is_the_float64_sum_whatever_the_overlap(seed, size, number):
     assert (error <= number * 2.0**-24 * magnitude).all()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 500), number=st.integers(1, 9))
 def test_a_total_is_bitwise_the_same_sparse_dense_or_mixed(seed, size, number):
     rng = np.random.default_rng(seed)
@@ -173,7 +174,7 @@ def test_a_total_adds_in_the_order_given(representation):
 
 def test_a_total_switches_to_dense_when_the_entries_together_reach_delta():
     below = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4})])
-    at = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four places
+    at = sum_sparse([sparse(10, {0: 1, 1: 2}), sparse(10, {1: 3, 2: 4, 3: 5})])  # 2 + 3 = δ, of four entries
     assert (below.is_dense, below.nnz) == (False, 3)
     assert (at.is_dense, at.nnz) == (True, 10)
     np.testing.assert_array_equal(at.to_dense(), [1, 5, 4, 5, 0, 0, 0, 0, 0, 0])
@@ -214,7 +215,7 @@ def test_add_to_and_subtract_from_change_the_vector_in_place(representation):
     np.testing.assert_array_equal(target, [0, -1, 2, 3, 7, 5])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 500))
 def test_subtracting_the_selected_entries_leaves_zero_there_and_the_rest_alone(seed, size):
     rng = np.random.default_rng(seed)

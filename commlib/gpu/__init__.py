@@ -1,7 +1,7 @@
 """The same selections, sums and codecs on a GPU.
 
-Plans are made once, for a size, and own the memory of their calls; sums hold none between calls. All take
-CuPy's arrays. Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
+Plans are made once for a size and own the memory of their calls; sums own no memory. All take CuPy arrays.
+Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
 raises ``GpuUnavailable``.
 """
 

@@ -1,6 +1,6 @@
 """Codecs on the device: the same bytes as those of :mod:`commlib.wire`. Kernels: ``kernels/codecs.cu``.
 
-What the host must know to go on it waits for, and says so: the length of ``gap``'s bits when encoding, the
+The host waits for the device only for what it must know: the length of ``gap``'s bits when encoding, the
 number of entries when decoding ``gap`` and ``bitmap``.
 """
 
@@ -36,11 +36,11 @@ class DeviceCodec:
     """A codec of ``commlib.wire.make_codec`` for vectors of ``size`` entries, on the device.
 
     Messages are uint8 arrays that begin at a multiple of four bytes. What ``encode`` and ``decode`` return
-    lies in the codec's buffers, which the next call of the same one overwrites, or in their arguments.
+    is in the codec's buffers, which the next call of the same method overwrites, or in their arguments.
     """
 
     def __init__(self, name: str, size: int, *, engine: Engine | None = None) -> None:
-        make_codec(name)  # which refuses what is none
+        make_codec(name)  # raises for unknown names
         parts = [CODECS[part]() for part in name.split("+")]
         indices: list[IndexCodec] = [part for part in parts if isinstance(part, IndexCodec)]
         values: list[ValueCodec] = [part for part in parts if isinstance(part, ValueCodec)]
@@ -143,7 +143,7 @@ class DeviceCodec:
         entries = int(self.engine.to_host(ones.tallies[ones.ranges.warps :]).sum())
         if message.size - length != self._values.message_bytes(entries):
             raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
-        return self._places(ones, entries, self._cleared_state()), message[length:]
+        return self._write_ones(ones, entries, self._cleared_state()), message[length:]
 
     def _decode_gaps(self, message: Array, check: bool) -> tuple[Array, Array]:
         header = self._index_dtype.itemsize
@@ -155,7 +155,7 @@ class DeviceCodec:
         if values_from % 4 or values_from < header + bytes_of_bits(entries * (shift + 1)):
             raise InvalidArgument(f"gap: expected the bits of {entries} entries, got {values_from} bytes")
         words, state = message[header:values_from].view(np.uint32), self._cleared_state()
-        indices = self._places(self._ones(words, entries * shift), entries, state)
+        indices = self._write_ones(self._ones(words, entries * shift), entries, state)
         self._read_gaps(words, shift, indices, state)
         if check:
             found = self.engine.to_host(state)
@@ -178,10 +178,10 @@ class DeviceCodec:
         self._launch("tally_ones", ranges.blocks, *ones.arguments)
         return ones
 
-    def _places(self, ones: "_Ones", entries: int, state: Array) -> Array:
-        places = self.buffers.get("indices", entries, self._index_dtype)
-        self._launch("write_ones", ones.ranges.blocks, *ones.arguments, np.int64(entries), places, state)
-        return places
+    def _write_ones(self, ones: "_Ones", entries: int, state: Array) -> Array:
+        indices = self.buffers.get("indices", entries, self._index_dtype)
+        self._launch("write_ones", ones.ranges.blocks, *ones.arguments, np.int64(entries), indices, state)
+        return indices
 
     # ---- Values ----
 
@@ -240,7 +240,7 @@ class DeviceCodec:
 
 @dataclass(frozen=True, eq=False)
 class _Ones:
-    """The ones of ``words`` from ``first_bit`` on, and how many each warp has of them."""
+    """The ones of ``words`` from ``first_bit`` on, and their number in each warp."""
 
     words: Array
     first_bit: int

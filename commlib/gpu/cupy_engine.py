@@ -1,4 +1,4 @@
-"""A GPU as CuPy knows it: the kernels are compiled for it, and launched."""
+"""A GPU through CuPy: compiles the kernels and launches them."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.gpu import kernel_cache as kept
+from commlib.gpu import kernel_cache
 from commlib.gpu.engine import THREADS, Array, Engine, Source
 from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
 
-OLDEST = (7, 0)  # compute capability: from there on the lanes of a warp go on by themselves
+OLDEST = (7, 0)  # compute capability: since then the lanes of a warp are scheduled independently
 
 
 class CuPyEngine(Engine):
-    """A device as CuPy knows it; kernels go to CuPy's current stream. Get one from :func:`current_engine`."""
+    """A device through CuPy; kernels run on CuPy's current stream. Get one from :func:`current_engine`."""
 
     def __init__(self, device: int) -> None:
         self._cupy = _import_cupy()
@@ -46,7 +46,7 @@ class CuPyEngine(Engine):
     def launch(
         self, source: Source, kernel: str, blocks: int, *arguments: Any, threads: int = THREADS
     ) -> None:
-        """See :meth:`Engine.launch`; a module's first kernel compiles it (seconds, kept on disk)."""
+        """See :meth:`Engine.launch`; a module's first kernel compiles it (seconds, cached on disk)."""
         given = tuple(np.uintp(0) if argument is None else argument for argument in arguments)
         with self._device:
             self._function(source, kernel)((blocks,), (threads,), given)
@@ -57,7 +57,7 @@ class CuPyEngine(Engine):
         """See :meth:`Engine.prepare`."""
         with self._device:
             function = self._function(source, kernel).ptr
-        shape = blocks, 1, 1, threads, 1, 1, 0  # the last: bytes of shared memory, beside the kernel's own
+        shape = blocks, 1, 1, threads, 1, 1, 0  # the last: bytes of dynamic shared memory
         start = partial(self._cupy.cuda.driver.launchKernel, function, *shape)
         return _Prepared(start, self._cupy.cuda.get_current_stream, fixed)
 
@@ -86,7 +86,7 @@ class CuPyEngine(Engine):
 
     def _module(self, source: Source) -> Any:
         if source not in self._modules:
-            refused = self._cupy.cuda.compiler.CompileException  # by an NVRTC that knows no such GPU, say
+            refused = self._cupy.cuda.compiler.CompileException  # an NVRTC that does not know this GPU
             try:
                 self._modules[source] = self._compiled(source)
             except (ImportError, RuntimeError, OSError, refused) as error:  # NVRTC is loaded only now
@@ -96,36 +96,36 @@ class CuPyEngine(Engine):
         return self._modules[source]
 
     def _compiled(self, source: Source) -> Any:
-        """Return the module of a source; what was compiled once is kept in the user's cache.
+        """Return the module of a source; binaries are cached in the user's folder.
 
-        Not as a RawModule: for those CuPy has denormal numbers be zeros. Here products and sums are rounded
-        one by one and end where they do on the CPU.
+        Not as a RawModule: CuPy compiles those with denormal numbers flushed to zero. Here products and sums
+        are rounded one by one, as on the CPU.
         """
         compiler = self._cupy.cuda.compiler
         options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
         versions = self._cupy.__version__, self._cupy.cuda.nvrtc.getVersion()
-        path = kept.path_of(repr((source.text, options, self._capability, versions)).encode())
-        binary = kept.read(path)
+        path = kernel_cache.path_of(repr((source.text, options, self._capability, versions)).encode())
+        binary = kernel_cache.read(path)
         if binary is None:
             binary = compiler.compile_using_nvrtc(source.text, options)[0]
             binary = binary.encode() if isinstance(binary, str) else binary  # PTX, for a GPU newer than NVRTC
-            kept.write(path, binary)
+            kernel_cache.write(path, binary)
         module = self._cupy.cuda.function.Module()
         module.load(binary)
         return module
 
 
 class _Prepared:
-    """A kernel whose arguments lie ready for the driver, eight bytes each; a call writes its own before them.
+    """A kernel with its arguments laid out for the driver; a call writes the changing ones, which come first.
 
-    CuPy's launch looks at every argument again, which takes longer than many a kernel.
+    CuPy's own launch converts every argument in each call, which takes longer than many kernels.
     """
 
     def __init__(
         self, start: Callable[..., None], current_stream: Callable[[], Any], fixed: Sequence[Any]
     ) -> None:
         self._start, self._current_stream = start, current_stream
-        self._fixed = fixed  # also keeps the arrays
+        self._fixed = fixed  # keeps the arrays alive
         self._words: Any = None
         self._pointers: Any = None
 
@@ -133,8 +133,8 @@ class _Prepared:
         if self._words is None:
             self._lay_out(changing)
         words = self._words
-        for place, argument in enumerate(changing):
-            words[place] = _word_of(argument)
+        for position, argument in enumerate(changing):
+            words[position] = _word_of(argument)
         self._start(self._current_stream().ptr, ctypes.addressof(self._pointers), 0)
 
     def _lay_out(self, changing: Sequence[Any]) -> None:
@@ -160,7 +160,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Raise MemoryError for what some of CuPy's allocators raise where memory is short."""
+    """Raise MemoryError for the errors of CuPy's allocators when memory is short."""
     try:
         yield
     except RuntimeError as error:
@@ -187,7 +187,7 @@ def _import_cupy() -> Any:
 
 
 def current_engine(device: int | None = None) -> Engine:
-    """Return the engine of a device, CuPy's current one where none is named; the same in every call.
+    """Return the engine of a device, by default CuPy's current one; one engine per device.
 
     Raises ``GpuUnavailable`` where there is no CuPy, no CUDA, no GPU, or one older than Volta.
     """

@@ -1,7 +1,7 @@
-"""What the kernels run on, and the memory they work in.
+"""The interface of devices that run the kernels, and the buffers of plans.
 
-Everything that touches a device goes through an :class:`Engine`, so that the same wrappers run on CuPy and,
-in the tests, on a processor that runs the very same kernels thread by thread.
+All access to a device goes through an :class:`Engine`, so that the same wrappers run on CuPy and, in tests,
+on an emulator that runs the same kernels thread by thread on the CPU.
 """
 
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from commlib.errors import InvalidArgument
 from commlib.gpu.errors import OutOfDeviceMemory
 
-# What an engine's ``empty`` returns: a CuPy array, say. One dimension, with size, dtype, nbytes and slices.
+# What an engine's ``empty`` returns, such as a CuPy array of one dimension, with size, dtype and slices.
 Array: TypeAlias = Any
 
-THREADS = 256  # of a block, where the kernel does not say otherwise
+THREADS = 256  # of a block, by default
 WARPS = THREADS // 32
 BLOCKS_PER_MULTIPROCESSOR = 5  # RESIDENT in kernels/common.cu
 ENTRIES: dict[str, "np.dtype[Any]"] = {
@@ -32,7 +32,7 @@ ENTRIES: dict[str, "np.dtype[Any]"] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file of kernels, for vectors of ``entry`` (a key of ``ENTRIES``) and indices of so many bits."""
+    """A file of kernels, for vectors of ``entry`` (a key of ``ENTRIES``) and indices of that many bits."""
 
     name: str
     entry: str = "float32"
@@ -40,7 +40,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """Return the CUDA C of the file, with what all files share before it."""
+        """Return the CUDA C of the file, after that of ``common.cu``."""
         folder = files("commlib.gpu") / "kernels"
         return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in ("common", self.name))
 
@@ -60,7 +60,7 @@ class Engine(ABC):
 
     @abstractmethod
     def empty(self, size: int, dtype: npt.DTypeLike) -> Array:
-        """Return a new array of whatever values, aligned to 64 bytes; too large a one raises MemoryError."""
+        """Return a new uninitialized array, aligned to 64 bytes; raises MemoryError if it does not fit."""
 
     @abstractmethod
     def clear(self, array: Array) -> None:
@@ -72,17 +72,17 @@ class Engine(ABC):
     ) -> None:
         """Start a kernel.
 
-        ``arguments``: arrays, ``None`` for a pointer to nothing, and NumPy scalars, of just the types that
-        the kernel declares.
+        ``arguments``: arrays, ``None`` for a null pointer, and NumPy scalars, of exactly the types that the
+        kernel declares.
         """
 
     def prepare(
         self, source: Source, kernel: str, blocks: int, *fixed: Any, threads: int = THREADS
     ) -> Callable[..., None]:
-        """Return what starts a kernel: its arguments are those of the call, then the ``fixed`` ones.
+        """Return a function that starts a kernel with the call's arguments, then the ``fixed`` ones.
 
-        For kernels of few microseconds, of which the host has to start several in as many: what does not
-        change from call to call is looked at once. A call wants ``current``.
+        For kernels of a few microseconds, of which the host starts several in a row: the fixed arguments are
+        converted once. Calls need the context ``current``.
         """
 
         def start(*changing: Any) -> None:
@@ -100,21 +100,21 @@ class Engine(ABC):
 
     @abstractmethod
     def to_host(self, array: Array) -> npt.NDArray[Any]:
-        """Return a copy on the host, once everything before it has run."""
+        """Return a copy on the host, after all earlier work."""
 
     @abstractmethod
     def address(self, array: Array) -> int:
         """Return where the array begins."""
 
     def aligned(self, *arrays: Array, entries: int = 4) -> np.int32:
-        """Return, as a kernel's argument, whether all arrays begin at a multiple of so many entries."""
+        """Return, as a kernel's argument, whether all arrays are aligned to ``entries`` entries."""
         return np.int32(all(self.address(each) % (entries * each.dtype.itemsize) == 0 for each in arrays))
 
 
 class Buffers:
-    """The device memory of one plan: each buffer is made when first asked for, kept, and used again.
+    """The device memory of one plan: each buffer is allocated at its first use and reused.
 
-    Whoever calls the plan again overwrites what is in them, so one plan belongs to one stream.
+    The next call of the plan overwrites the buffers, so one plan belongs to one stream.
     """
 
     def __init__(self, engine: Engine, owner: str) -> None:
@@ -123,20 +123,20 @@ class Buffers:
 
     @property
     def bytes(self) -> int:
-        """Return how much is held."""
+        """Return the bytes of all buffers."""
         return sum(each.nbytes for each in self._held.values())
 
     def get(self, name: str, size: int, dtype: npt.DTypeLike) -> Array:
-        """Return ``size`` entries of the buffer, which grows where it is shorter."""
+        """Return the first ``size`` entries of the buffer, which grows if it is shorter."""
         held = self._held.get(name)
         if held is None or held.size < size:
-            self._held.pop(name, None)  # first, so that the old one need not fit beside the new one
+            self._held.pop(name, None)  # first, so that both need not fit at the same time
             with self._naming(name, size * np.dtype(dtype).itemsize):
                 held = self._held[name] = self._engine.empty(size, dtype)
         return held[:size]
 
     def put(self, name: str, table: npt.NDArray[Any]) -> Array:
-        """Return a copy of what lies on the host, kept as the buffer of this name."""
+        """Copy an array of the host to the buffer of this name, and return that."""
         self._held.pop(name, None)
         with self._naming(name, table.nbytes):
             self._held[name] = self._engine.from_host(table)
@@ -178,7 +178,7 @@ class Ranges:
 
 
 def blocks_for(threads: int, engine: Engine) -> int:
-    """Return the blocks of a kernel whose threads go on in strides of the grid: ``threads`` at most."""
+    """Return the blocks of a kernel with a grid-stride loop over ``threads`` items."""
     return max(1, min(-(-threads // THREADS), engine.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
 
 
@@ -196,5 +196,5 @@ def check_entries(name: str, array: Array, size: int, kinds: Sequence["np.dtype[
 
 
 def _is_one_of(kinds: Sequence["np.dtype[Any]"], found: Any) -> bool:
-    # bfloat16 comes as ml_dtypes' or, from CuPy, as its bits.
+    # bfloat16 is either ml_dtypes' type or, from CuPy, its bits.
     return found in kinds or (str(found) == "bfloat16" and ENTRIES["bfloat16"] in kinds)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, below the user's cache: what cannot be read whole is not there."""
+"""Compiled kernels in the user's cache folder; damaged files count as missing."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def path_of(key: bytes) -> Path | None:
-    """Return where what has this key is kept; ``None`` where a user has no folder to keep anything in."""
+    """Return the file for this key; ``None`` if the user has no cache folder."""
     try:
         return user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
     except InvalidArgument:  # no home
@@ -21,7 +21,7 @@ def path_of(key: bytes) -> Path | None:
 
 
 def read(path: Path | None) -> bytes | None:
-    """Return what ``write`` wrote, or ``None`` where it is missing or damaged."""
+    """Return what ``write`` wrote, or ``None`` if it is missing or damaged."""
     if path is None:
         return None
     try:
@@ -32,10 +32,10 @@ def read(path: Path | None) -> bytes | None:
 
 
 def write(path: Path | None, content: bytes) -> None:
-    """Keep it, so that other processes see it whole or not at all; where that cannot be, do nothing."""
+    """Store it atomically: other processes see all of it or nothing. Errors of the disk are ignored."""
     if path is None:
         return
-    with suppress(OSError):  # who compiles again next time loses seconds
+    with suppress(OSError):  # compiling again next time costs seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, part = tempfile.mkstemp(dir=path.parent)
         try:

@@ -16,9 +16,9 @@ class SegmentSquares:
 
     The order of the additions depends on a segment's size alone: chunks of 32,768 entries in the 64 lanes of
     ``pto.norms``, then the sums of the chunks likewise. So equal entries give equal bits in every run and on
-    every device; a segment of up to 32,768 entries those of ``pto.norms.sum_of_squares``, a longer one the
-    same up to rounding: its 64 lanes are chains of additions, one after the other, that no GPU makes at the
-    speed of its memory. For ``n`` entries the relative error is at most ``(521 + n/2²¹)·2⁻⁵³``.
+    every device. A segment of up to 32,768 entries has the bits of ``pto.norms.sum_of_squares``, a longer one
+    is equal up to rounding: its 64 lanes are sequential chains of additions, too slow for a GPU. For ``n``
+    entries the relative error is at most ``(521 + n/2²¹)·2⁻⁵³``.
     """
 
     def __init__(self, sizes: Sequence[int], *, entry: str = "float32", engine: Engine | None = None) -> None:

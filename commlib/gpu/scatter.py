@@ -1,4 +1,4 @@
-"""The sums of many ranks' entries, or rows, the same bits in every run. Kernels: ``kernels/scatter.cu``."""
+"""Deterministic sums of sparse vectors, or of rows, of many ranks. Kernels: ``kernels/scatter.cu``."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from commlib.memory import ROW_MULTIPLE
 from commlib.vectors import SparseVector, index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu
-MOST_RANGES = 2048  # blocks of a sparse sum, each of which adds up how many entries those before it have
+MOST_RANGES = 2048  # blocks of a sparse sum, each of which sums the counts of those before it
 
 
 class RankSum:
-    """Adds sparse vectors of ``size`` up, one after the other.
+    """Sums sparse vectors of ``size`` entries in their order.
 
     An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
-    ``commlib.vectors.sum_sparse`` makes of the same vectors on the CPU, in every run and on every device.
+    ``commlib.vectors.sum_sparse`` returns for them on the CPU, in every run and on every device.
 
-    The vectors are read where they lie, and what is returned is the caller's. Between calls nothing is held,
-    so threads and streams need not have one each.
+    The vectors are not copied, and the caller owns the result. Nothing is stored between calls, so threads
+    and streams may share one.
     """
 
     def __init__(self, size: int, *, engine: Engine | None = None) -> None:
@@ -32,7 +32,7 @@ class RankSum:
         self._source = Source("scatter", index_bits=8 * index_dtype(size).itemsize)
 
     def dense(self, vectors: Sequence[SparseVector]) -> SparseVector:
-        """Return the sum with all its entries: one launch, for which the host does not wait."""
+        """Return the sum with all its entries: one launch; the host does not wait."""
         buffers = self._buffers(vectors)
         table, sums = self._table(vectors, buffers), buffers.get("sums", self.size, np.float32)
         given = table, np.int32(len(vectors)), np.int64(self.size)
@@ -40,10 +40,10 @@ class RankSum:
         return SparseVector(self.size, None, sums)
 
     def sparse(self, vectors: Sequence[SparseVector]) -> SparseVector:
-        """Return the sums of the places that the vectors name, those that are zero included: two launches.
+        """Return the sums at the indices of all vectors, zeros included: two launches.
 
-        The host waits for the device and copies eight bytes: how many places there are. The arrays returned
-        begin larger ones, with room for the entries of all vectors.
+        The host waits for the device and copies eight bytes, the number of indices. The arrays returned are
+        the beginnings of larger ones, with room for the entries of all vectors.
         """
         buffers, named = self._buffers(vectors), sum(vector.nnz for vector in vectors)
         if named == 0:
@@ -69,7 +69,7 @@ class RankSum:
         return indices, buffers.get(f"values of {of}", count, np.float32)
 
     def _table(self, vectors: Sequence[SparseVector], buffers: Buffers) -> Array:
-        """Return where the vectors lie, for the kernels: joining them would cost a copy of each."""
+        """Return the addresses of the vectors for the kernels: concatenating them would cost a copy."""
         if not vectors:
             raise InvalidArgument("vectors: expected one or more, got none")
         words = [word for vector in vectors for word in self._words_of(vector)]
@@ -87,11 +87,11 @@ class RankSum:
         return address(vector.indices), address(vector.values), vector.nnz
 
 
-def add_rows(others: Array, own: Array, place: int, *, engine: Engine | None = None) -> Array:
+def add_rows(others: Array, own: Array, position: int, *, engine: Engine | None = None) -> Array:
     """Return what ``commlib.vectors.sum_rows`` does, bitwise: a new array, by one launch.
 
     ``others``: float32, shape ``(rows - 1, stride)``, contiguous, ``stride`` a multiple of ``ROW_MULTIPLE``;
-    an array of its own, as its rows are read 16 bytes at a time.
+    a separate allocation, as its rows are read 16 bytes at a time.
     """
     stride = others.shape[1]
     check_entries("own", own, own.size, [ENTRIES["float32"]])
@@ -103,6 +103,13 @@ def add_rows(others: Array, own: Array, place: int, *, engine: Engine | None = N
     sums = engine.empty(own.size, np.float32)
     if own.size:
         blocks = blocks_for(-(-own.size // ROW_MULTIPLE), engine)
-        rows = others, np.int64(stride), np.int32(len(others) + 1), own, engine.aligned(own), np.int32(place)
+        rows = (
+            others,
+            np.int64(stride),
+            np.int32(len(others) + 1),
+            own,
+            engine.aligned(own),
+            np.int32(position),
+        )
         engine.launch(Source("scatter"), "add_rows", blocks, *rows, np.int64(own.size), sums)
     return sums

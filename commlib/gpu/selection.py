@@ -1,6 +1,6 @@
-"""Selectors on the device: what the CPU's select, without waiting for the device.
+"""Selectors on the device: the CPU's entries, without waiting for the device.
 
-A plan is made once for a size and k; it owns all memory that its calls need. Kernels: ``kernels/select.cu``.
+A plan is made once for a size and k, and owns all memory that its calls need. Kernels: ``kernels/select.cu``.
 """
 
 import math
@@ -49,8 +49,8 @@ class Selection:
     """Entries that a plan selected, on the device; the plan's next call overwrites them.
 
     ``indices`` (ascending; int32, or int64 past 2³¹ − 1) and ``values`` (float32) have room for the most
-    entries that the selector may select: ``state[1]``, on the device, says how many there are, all but for
-    ``gaussian``. ``state[0]`` is not 0 where the vector held a NaN or an infinity; then there are none.
+    entries that the selector may select; ``state[1]``, on the device, is their number (the most, except for
+    ``gaussian``). ``state[0]`` is not 0 if the vector held a NaN or an infinity; then there are none.
     """
 
     size: int
@@ -59,10 +59,10 @@ class Selection:
     state: Array
     engine: Engine
 
-    def entries(self) -> int:
-        """Wait for the device, copy 16 bytes and return how many there are.
+    def nnz(self) -> int:
+        """Wait for the device, copy 16 bytes and return the number of entries.
 
-        Raises ``NonFiniteInput`` where the vector held a NaN or an infinity. The one place that waits.
+        Raises ``NonFiniteInput`` where the vector held a NaN or an infinity. Only this waits.
         """
         state = self.engine.to_host(self.state)
         if state[NONFINITE]:
@@ -71,15 +71,15 @@ class Selection:
 
     def to_host(self) -> SparseVector:
         """Wait for the device and return a copy of the entries."""
-        entries = self.entries()
-        indices, values = (self.engine.to_host(each[:entries]) for each in (self.indices, self.values))
+        nnz = self.nnz()
+        indices, values = (self.engine.to_host(each[:nnz]) for each in (self.indices, self.values))
         return SparseVector(self.size, indices, values)
 
 
 class DeviceSelector:
     """The ``min(k, d)`` entries of largest magnitude, ties by lowest index, of vectors of ``size = d``.
 
-    In little more than one read of the vector. ``entry``: the type of its entries, "float32", "float16" or
+    Reads the vector little more than once. ``entry``: the type of its entries, "float32", "float16" or
     "bfloat16" (arrays of ml_dtypes' type, or of its bits as uint16). Magnitudes are compared as float32.
     """
 
@@ -115,7 +115,7 @@ class DeviceSelector:
         """Write ``gradient + residual`` to ``out`` and select from it, in one sweep.
 
         ``gradient`` has the plan's type of entries, ``residual`` and ``out`` are float32; ``out`` may be
-        ``residual`` where that need not survive a vector that is not finite. ``clear``: the selected entries
+        ``residual`` if that may be lost when the sum is not finite. ``clear``: the selected entries
         of ``out`` become zero, so that it is the next residual, unless the sum is not finite.
         """
         check_entries("gradient", gradient, self.size, [ENTRIES[self.entry]])
@@ -130,7 +130,7 @@ class DeviceSelector:
 
     @contextmanager
     def _run(self) -> Iterator[tuple[Array, Array]]:
-        """Give the zeros that a run counts in, and the scratch of the run before, for it to clear."""
+        """Yield the zeroed scratch of this run, and that of the previous run, for this one to clear."""
         scratch, stale = self._scratches
         try:
             with self.engine.current():
@@ -149,7 +149,7 @@ class DeviceSelector:
         return self._prepared_pass("sum")
 
     def _prepared_pass(self, verb: str) -> Start:
-        """Return the pass over the vector; where it finds the threshold, candidates can be gathered next."""
+        """Return the pass over the vector, which finds the threshold of candidates unless that is a guess."""
         crowded = 5 * self.k > 4 * self._blocks  # the k-th largest maximum would leave too many
         counted = "only" if self._guesses else "entries" if crowded else "maxima"
         grid = blocks_for(-(-self.size // MEASURED_ENTRIES) * 32, self.engine)
@@ -157,7 +157,7 @@ class DeviceSelector:
         return self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
 
     def _pick(self, source: Source, vector: Array, scratch: Array, cleared: Any) -> None:
-        """Launch what comes after the pass over a ``vector`` that is at hand."""
+        """Launch the kernels after the pass over the vector."""
         if self.k == 0:
             return
         if source not in self._steps:
@@ -168,28 +168,28 @@ class DeviceSelector:
         emit(vector, scratch, cleared)
 
     def _prepared_steps(self, source: Source) -> Iterator[Start]:
-        """Yield the kernels that find the entries, once there is a threshold."""
+        """Yield the kernels that find the entries, given the threshold."""
         prepare, ranges = self.engine.prepare, self._ranges
         entries, per_warp = np.int64(self.size), np.int64(ranges.per_warp)
         room = self._capacity
         candidates = self.buffers.get("candidates", room, np.uint32)
-        places = self.buffers.get("places", room, index_dtype(self.size))
+        offsets = self.buffers.get("places", room, index_dtype(self.size))
         segments = self.buffers.get("segments", 2 * ranges.warps, np.uint64)
         tallies = self.buffers.get("tallies", 2 * ranges.tallies, np.uint64)
-        found = self._maxima, per_warp, candidates, places, np.uint64(room), segments
+        found = self._maxima, per_warp, candidates, offsets, np.uint64(room), segments
         yield prepare(source, "gather", ranges.blocks, entries, *found)
         if self._guesses:
             yield prepare(source, "recount", blocks_for(self.size, self.engine), entries)
         for digit in ("middle", "last"):
             blocks = blocks_for(self.size // 16, self.engine)
             yield prepare(source, f"refine_{digit}", blocks, entries, candidates)
-        spans = entries, per_warp, candidates, places, segments, tallies
+        spans = entries, per_warp, candidates, offsets, segments, tallies
         yield prepare(source, "tally", ranges.blocks, *spans)
         yield prepare(source, "emit", ranges.blocks, *spans, *self._output)
 
     @property
     def _guesses(self) -> bool:
-        """Whether the threshold of candidates is a guess, and not from the pass over the vector."""
+        """Whether the threshold of candidates is a guess instead of a result of the pass."""
         return False
 
     def _guess(self, source: Source) -> Iterator[Start]:
@@ -198,12 +198,12 @@ class DeviceSelector:
 
     @property
     def _capacity(self) -> int:
-        """How many candidates there is room for; where there are more, the vector is read again."""
+        """The room for candidates; if there are more, the vector is read again."""
         return min(self.size, 4 * self.room + BLOCK)
 
     @cached_property
     def _scratches(self) -> tuple[Array, Array]:
-        """Two, of which one is in use: by the next run, that of the last one is cleared."""
+        """Two scratches in turn: each run clears that of the previous one."""
         names = "scratch", "other scratch"
         first, second = (self.buffers.get(name, SCRATCH_WORDS, np.uint64) for name in names)
         self.engine.clear(first)

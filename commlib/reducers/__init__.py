@@ -1,5 +1,6 @@
 """Reducers: all-reduce algorithms for gradients. One file each, one line in the table."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from commlib.reducers.allgather import AllGather
@@ -38,7 +39,9 @@ __all__ = [
     "SelectingReducer",
     "SparseReducer",
     "StageSeconds",
+    "check_reducer_options",
     "make_reducer",
+    "reducer_class",
     "reducer_options",
 ]
 
@@ -51,9 +54,13 @@ def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Re
     (see ``SELECTORS``), ``wire`` (see ``CODECS``), and the options of their own class; an option that the
     class does not take raises ``InvalidArgument``.
     """
-    reducer = _reducer_class(name)
-    check_options(name, reducer, options, POSITIONAL)
-    return reducer(topology, size, **options)
+    check_reducer_options(name, options)
+    return reducer_class(name)(topology, size, **options)
+
+
+def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` for an option that a reducer does not take, or lacks."""
+    check_options(name, reducer_class(name), options, POSITIONAL)
 
 
 def reducer_options(name: str) -> dict[str, Any]:
@@ -62,8 +69,9 @@ def reducer_options(name: str) -> dict[str, Any]:
     >>> reducer_options("dense"), reducer_options("hitopk")
     ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    return options_of(_reducer_class(name), POSITIONAL)
+    return options_of(reducer_class(name), POSITIONAL)
 
 
-def _reducer_class(name: str) -> type[Reducer]:
+def reducer_class(name: str) -> type[Reducer]:
+    """Return the class of a reducer, see :func:`make_reducer`."""
     return resolve(REDUCERS, "reducer", name, subclass_of=Reducer)

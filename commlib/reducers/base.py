@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commlib.agreement import CROSSED, differences, differing, digest
 from commlib.arrays import expect_module, is_on_gpu, to_host
+from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.gpu.errors import OutOfDeviceMemory
 from commlib.memory import Workspace
@@ -104,6 +105,7 @@ class Reducer(ABC):
     """
 
     sparse: ClassVar[bool]
+    cost: ClassVar[Cost | None] = None
 
     def __init__(self, topology: Topology, size: int) -> None:
         if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:

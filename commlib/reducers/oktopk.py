@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out
+from commlib.reducers.oktopk_cost import OKTOPK_COST
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import Topology
 from commlib.transport.base import Request
@@ -28,6 +29,8 @@ class OkTopK(SelectingReducer):
     ``leftovers``: who keeps what does not reach the global threshold, each ``sender`` its own entries (the
     paper's local ∩ global rule), or the ``owner`` of the region their sum.
     """
+
+    cost = OKTOPK_COST
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The first sweep of the selectors that look at blocks: over a vector, or over a sum that it makes."""
+"""The first pass of block selectors: over a vector, or over the sum that the pass computes."""
 
 from abc import abstractmethod
 
@@ -15,7 +15,7 @@ from commlib.vectors import Float32, SparseVector
 class BlockSelector(Selector):
     """A selector whose one full pass over the vector finds the largest magnitude of every 64 entries.
 
-    ``room(name, length, dtype)``: where the arrays of a call come from.
+    ``room(name, length, dtype)`` allocates the arrays of a call.
     """
 
     def __init__(self, room: Room = new_array) -> None:
@@ -28,7 +28,7 @@ class BlockSelector(Selector):
         return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        """See :meth:`Selector.select_sum`; what ``accumulate`` has just added is not read once more."""
+        """See :meth:`Selector.select_sum`; ``accumulate`` finds the maxima while it adds."""
         self.room = self._workspace.get
         maxima = self.room("maxima", -(-len(out) // BLOCK), np.uint32)
         accumulate(gradient, residual, out, maxima)
@@ -41,7 +41,7 @@ class BlockSelector(Selector):
 
     @abstractmethod
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        """Select from a finite ``vector`` whose block maxima are at hand, ``1 <= k <= d``."""
+        """Select from a finite ``vector`` with these block maxima, ``1 <= k <= d``."""
 
 
 @compiled

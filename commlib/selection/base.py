@@ -1,4 +1,4 @@
-"""What a selector is."""
+"""The interface of selectors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from commlib.vectors import Float32, SparseVector
 
 
 class Selector(ABC):
-    """Picks the entries of a dense vector that are worth sending, ``at_most`` times ``k`` of them."""
+    """Selects the entries of a dense vector that are sent: at most ``at_most · k`` of them."""
 
     at_most: ClassVar[int] = 1
 
@@ -25,17 +25,17 @@ class Selector(ABC):
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
         """Write ``gradient + residual`` to ``out`` and select from it: bitwise what ``select`` returns.
 
-        All three are contiguous float32 vectors of shape ``(d,)``; the caller owns ``out``, and finds the sum
-        in it also where it is not finite. The entries returned are valid until the next ``select_sum``.
+        All three are contiguous float32 vectors of shape ``(d,)``. The caller owns ``out``, and finds the
+        sum there even if it is not finite. The result is valid until the next ``select_sum``.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # select says it with an exception
+        with np.errstate(over="ignore", invalid="ignore"):  # select raises for them
             np.add(gradient, residual, out=out)
         return self.select(out, k)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a restored selector needs to go on alike: nothing, but for those that remember."""
+        """Return the state that a restored selector continues from; empty for selectors without state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
-        assert not state, f"{type(self).__name__} remembers nothing"
+        assert not state, f"{type(self).__name__} has no state"

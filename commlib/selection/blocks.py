@@ -1,7 +1,7 @@
-"""Kernels that look at a vector by blocks of 64 entries, so that most of it is read only once.
+"""Kernels that read a vector in blocks of 64 entries, most of them only once.
 
-Magnitudes of finite floats order like their bits without the sign, and those of infinity and NaN come above
-all others. Hence everything here compares integers: ``bits`` is a float32 vector viewed as uint32, and a
+Finite magnitudes are ordered like their bits without the sign, and infinity and NaN come after all of them.
+So everything here compares integers: ``bits`` is a float32 vector viewed as uint32, and a
 magnitude is ``bits & MAGNITUDE``.
 """
 
@@ -13,9 +13,9 @@ from commlib.errors import NonFiniteInput
 from commlib.memory import Room, new_array
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
-BLOCK = 64  # entries: as many as a uint64 has bits
+BLOCK = 64  # entries: the bits of a uint64
 
-# Two is a primitive root modulo 67: every power of two below 2^64 leaves another remainder.
+# Two is a primitive root modulo 67: every power of two below 2^64 has a different remainder.
 _LOG2 = np.zeros(67, np.int64)
 _LOG2[[pow(2, exponent, 67) for exponent in range(BLOCK)]] = np.arange(BLOCK)
 
@@ -36,9 +36,9 @@ def reaching(
 ) -> SparseVector | None:
     """Return the entries whose magnitudes reach the bits ``lowest``; ``None`` for more than ``at_most``.
 
-    ``maxima``: what ``block_maxima`` returns for ``vector``. Who only wants the ``enough`` largest says so:
-    ties with ``lowest`` that come after so many entries are then left out. ``room``: where its arrays come
-    from.
+    ``maxima``: what ``block_maxima`` returns for ``vector``. ``enough``: the caller needs only that many of
+    the largest, so that ties with ``lowest`` may be left out once there are as many entries. ``room``
+    allocates the arrays.
     """
     size = len(vector)
     most = min(at_most, size) + BLOCK
@@ -71,7 +71,7 @@ def _largest(row: Bits, length: int) -> np.uint32:
 
 @compiled
 def mask_reaching(row: Bits, length: int, lowest: np.uint32) -> np.uint64:
-    """Return a mask whose bit ``i`` says that entry ``i`` of the block reaches ``lowest``."""
+    """Return a mask whose bit ``i`` is set if entry ``i`` of the block reaches ``lowest``."""
     mask = np.uint64(0)
     for i in range(length):
         mask |= np.uint64((row[i] & MAGNITUDE) >= lowest) << np.uint64(i)
@@ -79,8 +79,8 @@ def mask_reaching(row: Bits, length: int, lowest: np.uint32) -> np.uint64:
 
 
 @compiled
-def write_places(mask: np.uint64, first: int, indices: Index, filled: int) -> int:
-    """Write ``first + i`` for every bit ``i`` of ``mask``; return how many indices are filled now."""
+def write_indices(mask: np.uint64, first: int, indices: Index, filled: int) -> int:
+    """Write ``first + i`` for every bit ``i`` of ``mask``; return the number of indices written so far."""
     while mask:
         lowest_bit = mask & (~mask + np.uint64(1))
         indices[filled] = first + _LOG2[lowest_bit % np.uint64(67)]
@@ -91,7 +91,7 @@ def write_places(mask: np.uint64, first: int, indices: Index, filled: int) -> in
 
 @compiled
 def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: Index, values: Bits) -> int:
-    """Fill ``indices`` and ``values`` as ``reaching`` says, or until less than a block's room is left."""
+    """Fill ``indices`` and ``values`` for ``reaching``, until less than a block's room is left."""
     filled = 0
     whole = len(bits) // BLOCK
     rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
@@ -99,7 +99,7 @@ def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: 
         if maxima[block] >= lowest:
             before = filled
             mask = mask_reaching(rows[block], BLOCK, lowest)
-            filled = write_places(mask, block * BLOCK, indices, filled)
+            filled = write_indices(mask, block * BLOCK, indices, filled)
             for i in range(before, filled):
                 values[i] = bits[indices[i]]
             if filled + BLOCK > len(indices):

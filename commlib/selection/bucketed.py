@@ -1,4 +1,4 @@
-"""SparCML's selection: so many of every 512 consecutive entries (Renggli et al. 2019, section 8.3)."""
+"""SparCML's selection: a fixed share of every 512 consecutive entries (Renggli et al. 2019, section 8.3)."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from commlib.compiled import compiled
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
 from commlib.selection.base import Selector
-from commlib.selection.blocks import BLOCK, mask_reaching, write_places
+from commlib.selection.blocks import BLOCK, mask_reaching, write_indices
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 BUCKET = 512  # entries
@@ -32,14 +32,14 @@ class Bucketed(Selector):
 
 @compiled
 def _select(bits: Bits, k: int, indices: Index) -> bool:
-    """Fill ``indices`` with the ``k`` places and return true; false where an entry is not finite."""
-    magnitudes, places = np.empty(BUCKET, np.uint32), np.empty(BUCKET, np.int64)
+    """Fill ``indices`` with the ``k`` selected ones and return true; false if an entry is not finite."""
+    magnitudes, offsets = np.empty(BUCKET, np.uint32), np.empty(BUCKET, np.int64)
     filled, owed = 0, 0
     for first in range(0, len(bits), BUCKET):
         bucket = bits[first : first + BUCKET]
         for i in range(len(bucket)):
             magnitudes[i] = bucket[i] & MAGNITUDE
-        magnitudes[len(bucket) :] = 0  # they come last, so that they lose every tie
+        magnitudes[len(bucket) :] = 0  # at the end, so that they lose every tie
         largest = np.uint32(0)
         for i in range(BUCKET):
             largest = max(largest, magnitudes[i])
@@ -49,9 +49,9 @@ def _select(bits: Bits, k: int, indices: Index) -> bool:
         share = owed // len(bits)
         owed -= share * len(bits)
         if share:
-            _find_places(magnitudes, share, _threshold(magnitudes, share, largest), places)
+            _find_largest(magnitudes, share, _threshold(magnitudes, share, largest), offsets)
             for i in range(share):
-                indices[filled + i] = first + places[i]
+                indices[filled + i] = first + offsets[i]
             filled += share
     return True
 
@@ -84,15 +84,15 @@ def _threshold(magnitudes: Bits, share: int, largest: np.uint32) -> np.uint32:
 
 
 @compiled
-def _find_places(magnitudes: Bits, share: int, lowest: np.uint32, places: Index) -> None:
-    """Fill ``places`` with the ``share`` that reach ``lowest``, of ties with it the first."""
+def _find_largest(magnitudes: Bits, share: int, lowest: np.uint32, offsets: Index) -> None:
+    """Fill ``offsets`` with the ``share`` entries that reach ``lowest``, the first ones of ties with it."""
     found = 0
     for i in range(0, BUCKET, BLOCK):
-        found = write_places(mask_reaching(magnitudes[i:], BLOCK, lowest), i, places, found)
-    surplus, kept = found - share, found
+        found = write_indices(mask_reaching(magnitudes[i:], BLOCK, lowest), i, offsets, found)
+    surplus, filled = found - share, found
     while surplus > 0:  # the last ties are too many
-        kept -= 1
-        surplus -= magnitudes[places[kept]] == lowest
-    for i in range(kept, found):
-        places[kept] = places[i]
-        kept += magnitudes[places[i]] > lowest
+        filled -= 1
+        surplus -= magnitudes[offsets[filled]] == lowest
+    for i in range(filled, found):
+        offsets[filled] = offsets[i]
+        filled += magnitudes[offsets[i]] > lowest

@@ -9,7 +9,7 @@ from commlib.compiled import compiled
 from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
 from commlib.selection.blocks import BLOCK, reaching
-from commlib.selection.mstopk import MSTopK
+from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
 LOWER = 0.9  # doubles the count in a normal tail at density 1 %
@@ -18,9 +18,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Gaussian(BlockSelector):
-    """About ``k`` entries, ``3k/4`` to ``2k`` of them: all that reach a threshold that is guessed.
+    """About ``k`` entries, ``3k/4`` to ``2k`` of them: all that reach an estimated threshold.
 
-    The guess is ``|μ| + z·σ``, where ``k/d`` of a normal distribution lies outside ``μ ± z·σ`` (Shi et al.
+    The estimate is ``|μ| + z·σ``, where ``k/d`` of a normal distribution lies outside ``μ ± z·σ`` (Shi et al.
     2019, Understanding Top-k Sparsification in Distributed Deep Learning). Real gradients have fewer large
     entries, so the threshold is lowered until ``3k/4`` reach it (Ok-Topk, section 5.4).
 
@@ -39,11 +39,11 @@ class Gaussian(BlockSelector):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
             selected = reaching(vector, maxima, lowest, at_most, room=self.room)
             if selected is None:
-                return MSTopK(self.room).select_by_blocks(vector, maxima, at_most)
+                return Exact(self.room).select_by_blocks(vector, maxima, at_most)
             if 4 * selected.nnz >= 3 * k:
                 return selected
             threshold *= LOWER
-        return MSTopK(self.room).select_by_blocks(vector, maxima, k)
+        return Exact(self.room).select_by_blocks(vector, maxima, k)
 
 
 def predicted_threshold(vector: Float32, k: int) -> float:

@@ -16,7 +16,7 @@ Counts = npt.NDArray[np.int64]
 def keep_largest(candidates: SparseVector, k: int) -> SparseVector:
     """Return the ``k`` entries of largest magnitude, ties by lowest index, of ``k`` or more that are finite.
 
-    It is made of the arrays of ``candidates``, which are overwritten.
+    The result shares the arrays of ``candidates``, which are overwritten.
     """
     indices, values = candidates.indices_or_range, candidates.values
     _filter(indices, values.view(np.uint32), k)
@@ -43,7 +43,7 @@ def kth_largest(bits: Bits, k: int, spare: int) -> np.uint32:
 
 @compiled
 def _descend(counts: Counts, k: int) -> tuple[int, int]:
-    """Return the bin that holds the ``k``-th largest, and its rank among those in there."""
+    """Return the bin that holds the ``k``-th largest, and its rank within the bin."""
     digit = len(counts) - 1
     while counts[digit] < k:
         k -= counts[digit]
@@ -98,4 +98,4 @@ def _filter(indices: Index, bits: Bits, k: int) -> None:
             lowest = np.uint32(lowest + 1)
         keeps = (bits[i] & MAGNITUDE) >= lowest
         indices[filled], bits[filled] = indices[i], bits[i]
-        filled += keeps  # what does not count is overwritten by the next: no branch to mispredict
+        filled += keeps  # a dropped one is overwritten by the next: no branch to mispredict

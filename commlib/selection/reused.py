@@ -1,4 +1,4 @@
-"""A threshold found exactly once in a while and reused between (Ok-Topk, section 3.1.3)."""
+"""A threshold found exactly every τ′ steps and reused between them (Ok-Topk, section 3.1.3)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +8,15 @@ import numpy as np
 from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
 from commlib.selection.blocks import reaching
-from commlib.selection.mstopk import MSTopK
+from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
 
 class Reused(BlockSelector):
-    """Exactly ``k`` entries every τ′ = ``every`` calls; between, all that reach the last of those thresholds.
+    """Exactly ``k`` entries every τ′ = ``every`` calls; in between, all that reach the last exact threshold.
 
     Gradients drift, and the count with them. Where fewer than ``k/2`` or more than ``2k`` reach the
-    threshold, it is found again at once: the count is bounded, also for ties and for gradients that grow.
+    threshold, it is computed again at once: the count is bounded, also for ties and for gradients that grow.
     """
 
     at_most = 2
@@ -33,7 +33,7 @@ class Reused(BlockSelector):
         if self._calls % self._every:
             selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k, room=self.room)
         if selected is None or 2 * selected.nnz < k:
-            selected = MSTopK(self.room).select_by_blocks(vector, maxima, k)
+            selected = Exact(self.room).select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1
         return selected

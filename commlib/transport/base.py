@@ -1,25 +1,27 @@
-"""What a transport does: move arrays between ranks. Nothing here adds gradients but one fixed order.
+"""The interface of transports: messages between ranks, and the collectives built from them.
 
-A transport implements point-to-point messages, three tiny exchanges for set-up and lengths, and ``split``.
-The collectives below are built from those, so that every transport moves the same bytes and adds in the same
-order: results are bitwise equal on all ranks, in all runs, and on all transports.
+A transport implements point-to-point messages, three small exchanges for set-up and lengths, and ``split``.
+The collectives below use only those, so that every transport moves the same bytes and adds in the same order:
+results are bitwise equal on all ranks, in all runs, and on all transports.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, module_of
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
 from commlib.memory import ROW_MULTIPLE, Workspace
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
+
+Own = TypeVar("Own", bound="Communicator")
 
 
 def check_color(color: int) -> int:
@@ -43,10 +45,13 @@ class Request(ABC):
 class Communicator(ABC):
     """An ordered group of ranks that exchange arrays.
 
-    ``rank`` and ``size`` are this rank's place and the number of ranks; ``host`` names its machine.
+    ``rank`` and ``size`` are this rank's number and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
-    object exchanges are no payload. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+    object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+
+    A context manager that closes it at the end of the block. An exception that leaves the block closes
+    nothing, since the other ranks may not come to ``close``.
     """
 
     arrays: ModuleType = np
@@ -57,6 +62,35 @@ class Communicator(ABC):
         self.host = host
         self.sent_bytes = np.zeros(size, np.int64)
         self.received_bytes = np.zeros(size, np.int64)
+        self._is_closed = False
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free the communicator; every later exchange over it raises ``UseAfterClose``.
+
+        Collective, as freeing is in MPI: all its ranks call it, in the same order among their exchanges, and
+        with no message under way. The communicators that were split from it stay open; they are closed by the
+        code that split them. Calls after the first one, or after MPI was finalized, do nothing.
+        """
+        if not self._is_closed:
+            self._free()
+            self._is_closed = True
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free what this communicator holds; called once."""
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise UseAfterClose(f"rank {self.rank} of {self.size}: the communicator was closed")
 
     def now(self) -> float:
         """Return the seconds of a clock that only goes forward; differences of it are durations."""
@@ -72,7 +106,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Give ``values[r]``, a 64-bit integer, to each rank ``r``; return what they gave, ``(size,)``."""
+        """Send ``values[r]``, a 64-bit integer, to each rank ``r``; return those received, ``(size,)``."""
 
     @abstractmethod
     def allgather_objects(self, value: Any) -> list[Any]:
@@ -103,7 +137,7 @@ class Communicator(ABC):
         return self._receive(array, source)
 
     def send_header(self, header: Array, destination: int) -> Request:
-        """Start sending the few bytes that announce a message; they are no payload."""
+        """Start sending the few bytes that announce a message; they do not count as payload."""
         return self._send(header, destination)
 
     def receive_header(self, header: Array, source: int) -> Request:
@@ -115,18 +149,18 @@ class Communicator(ABC):
         self.allgather_ints([])
 
     def watchdog(self, seconds: float) -> Watchdog:
-        """Return what ends the job when a rank waits longer than ``seconds``; all ranks call it together.
+        """Return a watchdog that ends the job when a rank waits longer than ``seconds``; collective.
 
-        Ranks that cannot wait for ever, as simulated ones, have one that does nothing.
+        On transports where no rank can wait for ever, such as the simulated one, it does nothing.
         """
         return Watchdog()
 
     def exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
         """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with what ``r`` sent here.
 
-        Each rank begins with its right neighbour and goes round, so that no rank is everybody's first.
-        Empty arrays cost no message. ``incoming`` is overwritten; the own part is copied, where it is not the
-        same array.
+        Each rank starts with its right neighbour and goes round, so that no two start with the same rank.
+        Empty arrays are not sent. ``incoming`` is overwritten; the own part is copied, unless it is the same
+        array.
         """
         requests = []
         for step in range(1, self.size):
@@ -148,8 +182,8 @@ class Communicator(ABC):
         """Return the sum over ranks, in rank order, of ``vector[bounds[rank] : bounds[rank + 1]]``.
 
         ``vector`` is contiguous float32, shape ``(bounds[-1],)``, and left as it is; ``bounds`` has
-        ``size + 1`` entries. A new array, or one in ``workspace`` that the next call of this overwrites; a
-        single rank that gives one gets its part of ``vector`` itself, for reading.
+        ``size + 1`` entries. Returns a new array, or with ``workspace`` one that the next call overwrites; a
+        single rank with a workspace gets a read-only view of ``vector``.
         """
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
         own = parts[self.rank]
@@ -166,7 +200,7 @@ class Communicator(ABC):
     def allgather(self, own: Array, parts: Sequence[Array]) -> None:
         """Fill ``parts[r]`` with the ``own`` of every rank ``r``, round a ring in the order of the ranks.
 
-        The lengths are known beforehand. The own part is copied, where it is not the same array.
+        All ranks know all lengths. The own part is copied, unless it is the same array.
         """
         if parts[self.rank] is not own:
             parts[self.rank][...] = own
@@ -174,19 +208,23 @@ class Communicator(ABC):
 
 
 class Ring:
-    """The ranks of ``comm`` in a circle that visits them in ``order``."""
+    """The ranks of ``comm`` in a ring, in the order ``order``.
+
+    Every rank sends to its right neighbour only, so that no network card receives from several at once. Where
+    the ranks of a node are neighbours, all that goes round enters each node once.
+    """
 
     def __init__(self, comm: Communicator, order: Sequence[int]) -> None:
         self._comm = comm
-        place = order.index(comm.rank)
-        # Seen from here: this rank, its left neighbour, the left neighbour of that, … its right neighbour.
-        self._leftwards = [order[place - step] for step in range(comm.size)]
+        position = order.index(comm.rank)
+        # This rank, its left neighbour, the left neighbour of that, … its right neighbour.
+        self._leftwards = [order[position - step] for step in range(comm.size)]
 
     def reduce_scatter(self, given: Sequence[Float32], sums: Sequence[Float32]) -> None:
         """Leave in ``sums[rank]`` the sum over ranks of ``given[rank]``; the rest of ``sums`` is overwritten.
 
-        ``P − 1`` hops. Part ``r`` sets out from the right neighbour of rank ``r``, is added up in the order
-        of the ring, and arrives at ``r``. ``given`` is left as it is.
+        ``P − 1`` hops. Part ``r`` starts at the right neighbour of rank ``r``, is summed in the order of the
+        ring, and ends at ``r``. ``given`` is not changed.
         """
         own, *others = self._leftwards
         if not others:
@@ -198,12 +236,12 @@ class Ring:
             outgoing = np.add(sums[part], given[part], out=sums[part])
 
     def allgather(self, parts: Sequence[Array]) -> None:
-        """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all know all lengths."""
+        """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all ranks know all lengths."""
         for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
             self._pass_on(parts[outgoing], parts[incoming])
 
     def _pass_on(self, outgoing: Array, incoming: Array) -> None:
-        """Send to the right neighbour what came from the left one a hop ago; empty arrays cost no message."""
+        """Send to the right neighbour, receive from the left one; empty arrays are not sent."""
         requests = []
         if incoming.size:
             requests.append(self._comm.receive(incoming, self._leftwards[1]))

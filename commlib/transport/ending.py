@@ -1,14 +1,14 @@
-"""How the ranks of an MPI job end: all together, and none while others wait for it.
+"""The end of an MPI job: all ranks end together, and none while others wait for it.
 
-An exception that nobody catches ends the job with one traceback. A rank that ends in any other way, by
-``sys.exit`` or because its script is over, stays until all others have ended, too. Rank 0 watches meanwhile:
-a rank that has ended reports so, and a rank that has waited for some seconds reports for whom, once a second,
-until its wait is over. Who waits for a rank that has ended will never go on: the job is aborted, and the rank
-that has ended is named. Ranks that compute for long and wait for nobody are left alone, and nothing is sent
-while no wait is long.
+An uncaught exception ends the job with one traceback. A rank that ends in any other way, by
+``sys.exit`` or because its script is over, stays until all others have ended, too. Meanwhile rank 0 collects
+reports: a rank that has ended says so, and a rank that has waited for some seconds says for which ranks, once
+a second, until its wait is over. A wait for a rank that has ended never ends: rank 0 aborts the job and
+names the rank that has ended. Ranks that compute for long and wait for no one are left alone, and nothing is
+sent while no wait is long.
 
-Who waits in an exchange of Horovod's is not seen here. Where Horovod was initialised after the first
-communicator was made, it shuts down before a rank stays here, and such exchanges raise.
+Waits in Horovod's exchanges are not covered. Where Horovod was initialised after the first communicator was
+made, it shuts down before a rank stays here, and such exchanges raise.
 """
 
 import array
@@ -37,10 +37,10 @@ FAILED, INTERRUPTED = 1, 130
 
 REPORT_SECONDS = 1.0
 LONG_WAIT_SECONDS = 2.0
-# Of one wait, since a rank that it is for has ended: the last message of that rank may still be on its way.
+# Of one wait, after a rank that it waits for has ended: its last message may still be on its way.
 REPORTS_OF_A_WAIT = 4
-LAST_SPEAKS_AFTER_SECONDS = 3.0
-LOOK_SECONDS = 0.01
+LAST_REPORTS_AFTER_SECONDS = 3.0
+POLL_SECONDS = 0.01
 READ_WITHIN_SECONDS, PASSED_ON_WITHIN_SECONDS = 3.0, 0.3
 
 HAS_ENDED, WAITS = 1, 2  # tags of the reports
@@ -59,7 +59,8 @@ class _Wait:
 class Watch:
     """What this rank waits for and, on rank 0, which ranks have ended.
 
-    ``comm``: a communicator of all ranks that nobody else uses. With one rank there is nothing to watch.
+    ``comm``: a communicator of all ranks for the watch alone, which MPI frees at the end. With one rank there
+    is nothing to watch.
     """
 
     def __init__(self, comm: "MPI.Comm") -> None:
@@ -67,11 +68,11 @@ class Watch:
         self._host = socket.gethostname()
         self._waits: dict[int, _Wait] = {}  # by thread
         self._numbers = itertools.count()
-        self._ended: dict[int, str] = {}  # hosts by rank; only rank 0 knows them
+        self._ended: dict[int, str] = {}  # hosts by rank; on rank 0 only
         self._reports: Counter[tuple[int, int]] = Counter()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlib-watch", daemon=True)
-        self._process = os.getpid()  # forks of this process are no ranks
+        self._process = os.getpid()  # forks of this process are not ranks
         if self._size > 1:
             self._begin()
 
@@ -93,9 +94,9 @@ class Watch:
 
     @contextmanager
     def waiting(self, comm: object, ranks: Sequence[int]) -> Iterator[None]:
-        """Note that this thread waits for some ``ranks`` of the world, over ``comm``, inside the block.
+        """Record that this thread waits for ``ranks`` of the world, over ``comm``, inside the block.
 
-        Raises :class:`commlib.errors.ConcurrentUse` where another thread does, over the same communicator.
+        Raises :class:`commlib.errors.ConcurrentUse` if another thread waits over the same communicator.
         """
         thread = threading.get_ident()
         if any(wait.comm is comm and other != thread for other, wait in list(self._waits.items())):
@@ -109,27 +110,27 @@ class Watch:
         finally:
             del self._waits[thread]
 
-    def fail(self, error: BaseException, say: Callable[[], object]) -> None:
-        """Abort the job for an error of this rank, which ``say`` prints below a line that names the rank.
+    def fail(self, error: BaseException, report: Callable[[], object]) -> None:
+        """Abort the job for an error of this rank, which ``report`` prints below a line that names the rank.
 
-        An interrupt is that line alone. Where several ranks fail, the lowest of them speaks: the higher ones
-        wait a moment, and are ended by it. With one rank nothing is done.
+        An interrupt prints that line alone. Where several ranks fail, only the lowest prints: the higher ones
+        wait a moment, and are aborted by it. With one rank nothing is done.
         """
         if self._size == 1:
             return
         place = f"rank {self._rank} of {self._size} on {self._host}"
         text, status = f"{place} was interrupted\n", INTERRUPTED
         try:
-            time.sleep(LAST_SPEAKS_AFTER_SECONDS * self._rank / self._size)
+            time.sleep(LAST_REPORTS_AFTER_SECONDS * self._rank / self._size)
             if not isinstance(error, KeyboardInterrupt):
                 text, status = "", FAILED
                 sys.stderr.write(f"{place} failed:\n")
-                say()
-        finally:  # whatever comes of that, a second interrupt for one: others wait
+                report()
+        finally:  # also after a second interrupt: the other ranks wait
             abort(text, status)
 
     def _end(self) -> None:
-        """Stay until all ranks have come here: whoever waits for this one is noticed until then."""
+        """Stay until all ranks have come here: until then, ranks that wait for this one are detected."""
         from mpi4py import MPI
 
         if os.getpid() != self._process or MPI.Is_finalized():
@@ -139,7 +140,7 @@ class Watch:
             barrier = self._comm.Ibarrier()
             while not barrier.Test():
                 sent = [each for each in sent if not each.Test()]
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         except KeyboardInterrupt as error:
             self.fail(error, lambda: None)
         self._is_over.set()
@@ -157,17 +158,17 @@ class Watch:
                     sent += self._report(WAITS, (wait.number, wait.ranks))
             status = MPI.Status()
             while self._comm.Iprobe(status=status):
-                self._hear(status.source, status.tag, self._comm.recv(source=status.source, tag=status.tag))
+                self._handle(status.source, status.tag, self._comm.recv(source=status.source, tag=status.tag))
 
     def _report(self, tag: int, content: Any) -> "list[MPI.Request]":
-        """Tell rank 0; return the requests, which hold the bytes that are on their way."""
+        """Send a report to rank 0; return the requests, which hold the bytes until they are sent."""
         if self._rank > 0:
             return [self._comm.isend(content, 0, tag)]
-        self._hear(0, tag, content)
+        self._handle(0, tag, content)
         return []
 
-    def _hear(self, rank: int, tag: int, content: Any) -> None:
-        """Take the report of a rank, on rank 0; abort where it waits for one that has ended."""
+    def _handle(self, rank: int, tag: int, content: Any) -> None:
+        """Handle the report of a rank, on rank 0; abort if it waits for one that has ended."""
         if tag == HAS_ENDED:
             self._ended[rank] = content
             return
@@ -181,11 +182,11 @@ class Watch:
 
 
 def abort(text: str, status: int) -> None:
-    """Print ``text`` to standard error and abort the job, also where nothing can be printed any more."""
+    """Print ``text`` to standard error and abort the job, even if nothing can be printed any more."""
     from mpi4py import MPI
 
     for stream, words in ((sys.stdout, ""), (sys.stderr, text)):
-        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is broken, or closed
+        with suppress(AttributeError, OSError, ValueError):  # missing, broken or closed
             stream.write(words)
             stream.flush()
     _wait_for_reader(sys.__stderr__)
@@ -202,7 +203,7 @@ def _wait_for_reader(stream: TextIO | None) -> None:
             fcntl.ioctl(stream or -1, termios.FIONREAD, unread)
             if unread[0] == 0:
                 break
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     except (OSError, ValueError):  # no pipe, or closed
         return
     time.sleep(PASSED_ON_WITHIN_SECONDS)

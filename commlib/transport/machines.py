@@ -1,4 +1,4 @@
-"""What simulated ranks run on: the cards and ports of a cluster, and the cores that its ranks share."""
+"""The simulated hardware: ports and network cards of a cluster, and the cores that its ranks share."""
 
 import time
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from commlib.network import Network
 from commlib.transport.clock import Action, Clock, Line
 
-SLICE_SECONDS = 2e-3  # after which a rank makes way for another that wants the core
+SLICE_SECONDS = 2e-3  # time slice of a rank on a shared core
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Transfer:
 
 
 class Cluster:
-    """Moves messages: each waits for its rank's port, for its node's card, for the receiver's card."""
+    """Moves messages: each queues for its rank's port, its node's card and the receiver's card."""
 
     def __init__(
         self, clock: Clock, nodes: Sequence[int], network: Network, record: list[Transfer] | None
@@ -38,14 +38,16 @@ class Cluster:
         self._network, self._record = network, record
         self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
         self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
-        self._heading_for: defaultdict[tuple[bool, int], Counter[int]] = defaultdict(Counter)  # out of cards
+        self._heading_for: defaultdict[tuple[bool, int], Counter[int]] = defaultdict(
+            Counter
+        )  # messages leaving cards
 
     def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
         """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""
         clock, sent = self.clock, self.clock.time
         is_inter = self.nodes[source] != self.nodes[destination]
         link = self._network.link(is_inter=is_inter)
-        # Inside a node, each rank has links of its own; the way out of it is one card for all its ranks.
+        # Inside a node each rank has its own links; all ranks of a node share one card to other nodes.
         out, into = (self.nodes[source], self.nodes[destination]) if is_inter else (source, destination)
         port, card = self._lines["port", is_inter, source], self._lines["card", is_inter, out]
         heading = self._heading_for[is_inter, into]
@@ -72,22 +74,22 @@ class Cluster:
         port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
 
     def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
-        """Return what an exchange of a few integers among ranks takes."""
+        """Return the seconds that an exchange of a few integers among ranks takes."""
         is_inter = len({self.nodes[rank] for rank in members}) > 1
         return self._network.link(is_inter=is_inter).agreement_seconds(len(members), integers)
 
 
 class Processors:
-    """Cores that all ranks share: what a rank computes takes the processor time that it takes here."""
+    """Cores that all ranks share: computing takes as much virtual time as processor time on this machine."""
 
     def __init__(self, clock: Clock, cores: int, ranks: int) -> None:
         self._clock, self._line = clock, Line(cores)
         self._counted_until = [0.0] * ranks  # of each rank's thread
-        self._outside = [0] * ranks  # calls of the transport that are under way, one inside the other
+        self._outside = [0] * ranks  # nesting depth of calls of the transport
 
     @contextmanager
     def pause(self, rank: int) -> Iterator[None]:
-        """Let what the rank has computed take its time; what the transport does in the body takes none."""
+        """Charge the rank's computing so far to the clock; the transport's work in the body is free."""
         if not self._outside[rank]:
             self._catch_up(rank, time.thread_time() - self._counted_until[rank])
         self._outside[rank] += 1

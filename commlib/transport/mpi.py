@@ -1,4 +1,4 @@
-"""MPI through mpi4py: buffers on the data path, nothing pickled there.
+"""MPI through mpi4py; gradients travel as buffers and are never pickled.
 
 mpi4py is imported by the first call of :func:`world`, since importing it initialises MPI.
 """
@@ -24,15 +24,15 @@ from commlib.transport.watchdog import Watchdog, watchdog_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# An MPI count is a C int; longer messages go in pieces of this many bytes.
+# An MPI count is a C int; longer messages are sent in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
 
-# Where Open MPI is told to yield while it polls, there are more ranks than cores. It still polls all the
-# time, and the one it waits for computes at a fraction of the speed: better asleep between two looks.
+# Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
+# and the rank that it waits for computes at a fraction of the speed: better to sleep between polls.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
-# Where launchers say how many ranks they started.
+# Set by launchers: how many ranks they started.
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
 
 
@@ -66,15 +66,31 @@ class _Receipt(Request):
 
 
 class MPICommunicator(Communicator):
-    """Ranks that are processes of one MPI job. ``watch`` notices where one of them has ended."""
+    """Ranks that are processes of one MPI job. ``watch`` detects that one of them has ended."""
 
     def __init__(self, comm: "MPI.Comm", watch: Watch) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
-        self._comm, self._watch = comm, watch
+        self._handle, self._watch = comm, watch
         self._world_ranks = _world_ranks(comm)
+        self._watchdogs: list[Watchdog] = []
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
+
+    @property
+    def _comm(self) -> "MPI.Comm":
+        self._expect_open()
+        return self._handle
+
+    def _free(self) -> None:
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return
+        with self._watch.waiting(self, self._world_ranks):
+            for watchdog in self._watchdogs:
+                watchdog.close()
+            self._handle.Free()
 
     def split(self, color: int) -> "MPICommunicator":
         """See :meth:`Communicator.split`."""
@@ -111,7 +127,7 @@ class MPICommunicator(Communicator):
     def wait_for(
         self, request: "MPI.Request", peer: int | None = None, status: "MPI.Status | None" = None
     ) -> None:
-        """Wait for a request of ``peer``'s, or of all ranks; asleep, where somebody else needs the core."""
+        """Wait for a request of ``peer``, or of all ranks; asleep, if others need the core."""
         if request.Test(status):
             return
         ranks = self._world_ranks if peer is None else self._world_ranks[peer : peer + 1]
@@ -134,7 +150,8 @@ class MPICommunicator(Communicator):
 
     def watchdog(self, seconds: float) -> Watchdog:
         """See :meth:`Communicator.watchdog`."""
-        return watchdog_of(self._comm, seconds)
+        self._watchdogs.append(watchdog_of(self._comm, seconds))
+        return self._watchdogs[-1]
 
     def _send(self, array: Array, destination: int) -> Request:
         requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]
@@ -159,9 +176,9 @@ def _pieces(array: Array) -> list[Array]:
 
 
 def _yield_when_oversubscribed() -> None:
-    """Make waiting ranks give up the processor where a node has more of them than cores.
+    """Make waiting ranks yield the processor where a node has more ranks than cores.
 
-    Open MPI polls while it waits; with more ranks than cores the poller holds up the one it waits for.
+    Open MPI polls while it waits; then a polling rank slows down the one that it waits for.
     """
     ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
     if ranks_here > len(os.sched_getaffinity(0)):
@@ -180,7 +197,7 @@ def _check_launch(size: int) -> None:
         )
     for name in WORLD_SIZES:
         started = os.environ.get(name, str(size))
-        # Others' variables may be left from around: they count where this process sees nobody at all.
+        # Variables may be left over from other launchers: they count only if this process sees no other rank.
         if started != str(size) and (size == 1 or name == "HOROVOD_SIZE"):
             launcher = "horovodrun --gloo" if name == "HOROVOD_SIZE" else "the launcher of another MPI"
             raise LaunchError(
@@ -191,7 +208,7 @@ def _check_launch(size: int) -> None:
 
 @cache
 def _watch() -> Watch:
-    """Return what watches over this job; the first call is made by all ranks together."""
+    """Return the watch of this job, made by the first call, which is collective."""
     from mpi4py import MPI
 
     return Watch(MPI.COMM_WORLD.Dup())
@@ -203,10 +220,11 @@ def world(*, verify: bool = False) -> Communicator:
     ``verify``, or ``CLOUDTRAIN_VERIFY=1`` in the environment: every message is checked by a digest
     (:mod:`commlib.transport.verified`); equal on all ranks, else :class:`commlib.errors.RanksDisagree`.
 
-    It is a duplicate of ``MPI.COMM_WORLD``: its messages cannot meet Horovod's. All ranks call it together.
-    From the first call on, the ranks end together: an exception that nobody catches ends the job with one
-    traceback, and so does a rank that ends while others wait for it, with one line
-    (:mod:`commlib.transport.ending`).
+    All ranks call it together. Every call duplicates ``MPI.COMM_WORLD``, so that messages cannot meet
+    Horovod's; the caller owns the duplicate, and ``close()`` or the end of the process frees it.
+
+    From the first call on, the ranks end together: an uncaught exception ends the job with one traceback, and
+    a rank that ends while others wait for it ends the job with one line (:mod:`commlib.transport.ending`).
 
     Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.

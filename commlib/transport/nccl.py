@@ -1,20 +1,20 @@
-"""NCCL through CuPy: what lies on GPUs goes from GPU to GPU, what lies in host memory goes by MPI.
+"""NCCL through CuPy: arrays on GPUs are sent from GPU to GPU, arrays in host memory by MPI.
 
-CuPy is imported by the first call of :func:`world`. Each communicator has a CUDA stream of its own. What it
-does there begins when the work that the caller's current stream holds at that moment is done, and the
-caller's stream waits for the end of it: so results are used like those of any kernel, and the host does not
-wait. It waits for ``allgather_ints``, ``alltoall_ints`` and objects, which go by MPI.
+CuPy is imported by the first call of :func:`world`. Each communicator has its own CUDA stream. Its
+work there starts after the work that the caller's current stream holds at that moment, and the caller's
+stream waits for its end: so results are used like those of any kernel, and the host does not wait. The host
+waits for ``allgather_ints``, ``alltoall_ints`` and objects, which go by MPI.
 
-**The same bits in all runs.** Nothing here is left to NCCL to add up: parts are exchanged and added in the
+**The same bits in all runs.** NCCL adds nothing: parts are exchanged and added in the
 order of the ranks, as on every transport, so sums are bitwise those of ``mpi`` and ``simulated``, on all
 ranks, in all runs, whatever algorithm and protocol NCCL picks (``NCCL_ALGO`` and ``NCCL_PROTO`` change the
 speed and nothing else). ``ncclReduceScatter`` moves no fewer bytes over the links, and adds in an order that
 depends on both.
 
-**Messages that are posted together travel together.** ``send`` and ``receive`` only note a message; the first
-``wait``, and whatever else this communicator does, starts all that were noted as one group. A rank must not
-wait for a message before it has posted those that its peers' groups need: ``exchange`` and the ring keep to
-that. A message of another length than its receipt is not noticed, as it is by MPI: NCCL hangs.
+**Messages that are posted together travel together.** ``send`` and ``receive`` only queue a message; the
+first ``wait``, or any other call of this communicator, starts all queued messages as one group. A rank must
+not wait for a message before it has posted those that its peers' groups need: ``exchange`` and the ring obey
+that. Unlike MPI, NCCL hangs if a message has another length than its receipt.
 """
 
 import os
@@ -36,11 +36,11 @@ from commlib.transport.watchdog import Watchdog
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
 
 BETWEEN = ("nccl", "mpi")
-HOST_ID = "NCCL_HOSTID"  # what NCCL takes for the name of the machine, where it is set
+HOST_ID = "NCCL_HOSTID"  # overrides the machine's name for NCCL
 
 
 class _Posted(Request):
-    """A message that is noted, and started with all others of its group."""
+    """A queued message, started with all others of its group."""
 
     def __init__(self, comm: "GPUCommunicator", array: GPUArray, peer: int, *, sends: bool) -> None:
         self.array, self.peer, self.sends = array, peer, sends
@@ -48,17 +48,17 @@ class _Posted(Request):
         self._comm = comm
 
     def wait(self) -> None:
-        """Let the current stream wait for the message; the host does not."""
+        """Make the current stream wait for the message; the host does not wait."""
         if self.done is None:
             self._comm.start()
         self._comm.arrays.cuda.get_current_stream().wait_event(self.done)
 
 
 class GPUCommunicator(Communicator):
-    """Ranks that have a GPU each, and reach each other by ``control`` in all that is not on it.
+    """Ranks that have a GPU each; ``control`` moves everything that is not on a GPU.
 
-    ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is. ``between``: by
-    what machines reach each other's GPUs, ``nccl`` or ``mpi``.
+    ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is. ``between``:
+    the transport between GPUs of different machines, ``nccl`` or ``mpi``. Closing it closes ``control``.
     """
 
     def __init__(self, control: Communicator, between: str) -> None:
@@ -71,6 +71,10 @@ class GPUCommunicator(Communicator):
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {self.host}, GPU {self.device.id}"
+
+    def _free(self) -> None:
+        self._stream.synchronize()
+        self._control.close()
 
     def split(self, color: int) -> "GPUCommunicator":
         """See :meth:`Communicator.split`."""
@@ -109,12 +113,13 @@ class GPUCommunicator(Communicator):
         return self._control.receive(array, source)
 
     def _post(self, array: GPUArray, peer: int, *, sends: bool = True) -> Request:
+        self._expect_open()
         message = _Posted(self, array, peer, sends=sends)
         self._posted.append(message)
         return message
 
     def start(self) -> None:
-        """Start the messages that were posted since the last time."""
+        """Start the messages that are queued."""
         messages, self._posted = self._posted, []
         if not messages:
             return
@@ -123,7 +128,7 @@ class GPUCommunicator(Communicator):
             message.done = done
 
     def _on_stream(self, launch: Callable[[], None]) -> Any:
-        """Launch work on the own stream, after what the current one holds; return the event of its end."""
+        """Launch work on the own stream, after that of the current one; return the event of its end."""
         event = self.arrays.cuda.Event
         self._stream.wait_event(self.arrays.cuda.get_current_stream().record(event(disable_timing=True)))
         launch()
@@ -139,8 +144,13 @@ class NCCLCommunicator(GPUCommunicator):
 
     def __init__(self, control: Communicator, between: str) -> None:
         super().__init__(control, between)
-        # It takes time to make and memory to keep: alone, only who sends to itself needs one.
+        # Costs time and memory: a single rank needs it only to send to itself.
         self._connected: Any = self._connect() if self.size > 1 else None
+
+    def _free(self) -> None:
+        super()._free()
+        if self._connected is not None:
+            self._connected.destroy()
 
     @property
     def _nccl(self) -> Any:
@@ -163,7 +173,7 @@ class NCCLCommunicator(GPUCommunicator):
                 start(*self._bytes_of(message.array), message.peer, self._stream.ptr)
 
     def allgather(self, own: GPUArray, parts: Sequence[GPUArray]) -> None:
-        """See :meth:`Communicator.allgather`; one call of NCCL, its route counted as that of the ring."""
+        """See :meth:`Communicator.allgather`; one call of NCCL, its bytes counted as those of the ring."""
         if not is_on_gpu(own):
             super().allgather(own, parts)
             return
@@ -173,7 +183,7 @@ class NCCLCommunicator(GPUCommunicator):
         if self.size == 1 or not any(part.nbytes for part in parts):
             return
         self.start()
-        gather = self._gather_at_once if _are_side_by_side(parts) else self._broadcast_each
+        gather = self._gather_at_once if _are_contiguous(parts) else self._broadcast_each
         done = self._on_stream(lambda: gather(parts))
         self.arrays.cuda.get_current_stream().wait_event(done)
 
@@ -214,12 +224,13 @@ class NCCLCommunicator(GPUCommunicator):
 class StagedCommunicator(GPUCommunicator):
     """GPUs on several nodes whose messages go by MPI, through pinned buffers in host memory.
 
-    For networks that NCCL does not know, or uses worse than MPI. The host waits for each group of messages.
+    For networks that NCCL does not support, or uses worse than MPI. The host waits for each
+    group of messages.
     """
 
     def __init__(self, control: Communicator, between: str) -> None:
         super().__init__(control, between)
-        self._staged: list[Array] = []  # until the copies out of them are done
+        self._staged: list[Array] = []  # alive until the copies out of them are done
 
     def _move(self, messages: Sequence[_Posted]) -> None:
         stream, control = self._stream, self._control
@@ -251,8 +262,8 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
     this thread. ``between``: how communicators that span machines move what is on GPUs, by ``nccl`` or, in
     host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
-    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: each tells NCCL
-    that it is on a machine of its own.
+    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: NCCL sees
+    each of these on a machine of its own.
 
     Raises ``InvalidArgument`` where there is no GPU, CuPy or NCCL, or where ranks share a GPU.
     """
@@ -260,7 +271,10 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
 
 
 def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
-    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory."""
+    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory.
+
+    Closing the result closes ``control``.
+    """
     if between not in BETWEEN:
         raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")
     problem = obstacle(control, share_gpus=share_gpus)
@@ -284,15 +298,12 @@ def obstacle(control: Communicator, *, share_gpus: bool = False) -> str | None:
     device.use()
     if share_gpus:
         os.environ[HOST_ID] = f"{control.host}-{number}"
-    place = _Place(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
-    return _shared_gpu(control.allgather_objects(place))
+    own = _RankGPU(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
+    return _shared_gpu(control.allgather_objects(own))
 
 
 def missing() -> str | None:
-    """Return in one line why this process cannot use NCCL, or ``None`` if it can.
-
-    It imports CuPy, where that is installed.
-    """
+    """Return in one line why this process cannot use NCCL, or ``None`` if it can; imports CuPy."""
     try:
         cupy = _cupy()
     except ImportError as error:
@@ -322,20 +333,20 @@ def _communicator(control: Communicator, between: str) -> GPUCommunicator:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A rank's machine, as it is and as NCCL is told, and its GPU there."""
+class _RankGPU:
+    """A rank's machine, the machine's name for NCCL, and the rank's GPU there."""
 
     host: str
     host_for_nccl: str
     gpu: str
 
 
-def _shared_gpu(places: Sequence[_Place]) -> str | None:
-    for rank, place in enumerate(places):
-        others = [other for other in range(rank) if places[other] == place]
+def _shared_gpu(gpus: Sequence[_RankGPU]) -> str | None:
+    for rank, gpu in enumerate(gpus):
+        others = [other for other in range(rank) if gpus[other] == gpu]
         if others:
             return (
-                f"ranks {others[0]} and {rank} share GPU {place.gpu} of {place.host}, and NCCL wants "
+                f"ranks {others[0]} and {rank} share GPU {gpu.gpu} of {gpu.host}, and NCCL wants "
                 "one for each rank: start fewer there, or, for tests, nccl.world(share_gpus=True)"
             )
     return None
@@ -349,11 +360,12 @@ def _nccl_errors(comm: GPUCommunicator, what: str, kind: type[Exception]) -> Ite
         raise kind(f"{comm}, {what}: {_first_line(error)} (NCCL_DEBUG=WARN says more)") from error
 
 
-def _are_side_by_side(parts: Sequence[GPUArray]) -> bool:
-    """Return whether the parts are of one length and follow each other in memory."""
+def _are_contiguous(parts: Sequence[GPUArray]) -> bool:
+    """Return whether the parts have equal lengths and follow each other in memory."""
     length, first = parts[0].nbytes, parts[0].data.ptr
     return all(
-        part.nbytes == length and part.data.ptr == first + place * length for place, part in enumerate(parts)
+        part.nbytes == length and part.data.ptr == first + position * length
+        for position, part in enumerate(parts)
     )
 
 

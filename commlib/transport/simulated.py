@@ -1,6 +1,6 @@
 """Ranks as threads of one process: real algorithms, real data, no launcher, and a clock that predicts.
 
-For tests, also users' own, and for clusters that are not at hand: each message moves a virtual clock by the
+For tests, including users' own, and for predictions of clusters: each message advances a virtual clock by the
 α-β model of its link (see :class:`commlib.network.Network`).
 """
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class _Job:
-    """What the ranks of one run share."""
+    """State that the ranks of one run share."""
 
     def __init__(self, cluster: Cluster, processors: Processors | None, arrays: ModuleType) -> None:
         self.cluster, self.clock, self.processors = cluster, cluster.clock, processors
@@ -36,7 +36,7 @@ class _Job:
 
 
 class _Meeting:
-    """The values that the ranks of one communicator lay down; each exchange is a meeting of its own."""
+    """One exchange of values among the ranks of one communicator."""
 
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
@@ -77,7 +77,7 @@ class _Receipt(Request):
 
 
 class _Mailbox:
-    """The messages from one rank to another: like MPI's, they meet the receipts in the order of both."""
+    """The messages from one rank to another, matched with receipts in order, as in MPI."""
 
     def __init__(self) -> None:
         self._messages: deque[Array] = deque()
@@ -120,13 +120,17 @@ class SimulatedCommunicator(Communicator):
             self._job.clock.wait(self._world_rank, is_over, f"{self}, {what}")
 
     def _transport(self) -> AbstractContextManager[None]:
-        """Return a context for what is the transport's work and no computing of the rank."""
+        """Return a context for work of the transport, which is not computing of the rank."""
         processors = self._job.processors
         return nullcontext() if processors is None else processors.pause(self._world_rank)
 
     def wake(self) -> None:
-        """Let this rank go on if what it waits for has come."""
+        """Resume this rank if its wait is over."""
         self._job.clock.wake(self._world_rank)
+
+    def _free(self) -> None:
+        """Wait for all ranks: freeing is collective under MPI, and tests shall find a rank that does not."""
+        self._meet([], list, 0)
 
     def split(self, color: int) -> "SimulatedCommunicator":
         """See :meth:`Communicator.split`."""
@@ -155,11 +159,12 @@ class SimulatedCommunicator(Communicator):
         return copy.deepcopy(self._meet(value, list, 1))
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
-        """Lay down ``value`` and return ``gather`` of all values, at the time when the last one came."""
+        """Contribute ``value`` and return ``gather`` of all values, at the time of the last contribution."""
+        self._expect_open()
         with self._transport():
-            return self._lay_down(value, gather, integers)
+            return self._contribute(value, gather, integers)
 
-    def _lay_down(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
+    def _contribute(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         meeting = self._job.meetings.setdefault(self._key, _Meeting(self.size))
         meeting.values[self.rank] = value
         meeting.missing -= 1
@@ -178,6 +183,7 @@ class SimulatedCommunicator(Communicator):
             self._job.clock.wake(member)
 
     def _send(self, array: Array, destination: int) -> Request:
+        self._expect_open()
         mailbox = self._job.mailboxes[self._key, self.rank, destination]
         request = _Sent(self)
         with self._transport():
@@ -192,8 +198,9 @@ class SimulatedCommunicator(Communicator):
         return request
 
     def _receive(self, array: Array, source: int) -> Request:
+        self._expect_open()
         receipt = _Receipt(self, array, source)
-        with self._transport():  # a message that is there already is copied now
+        with self._transport():  # a message that has arrived already is copied now
             self._job.mailboxes[self._key, source, self.rank].post(receipt)
         return receipt
 
@@ -214,14 +221,14 @@ def run(
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.
 
-    Computing takes no virtual time, unless ``cores`` says how many all ranks share: then it takes the
-    processor time that it takes here, and runs repeat but for that.
+    Computing takes no virtual time, unless ``cores`` sets how many cores all ranks share: then it takes as
+    much virtual time as processor time here, and runs repeat except for that.
 
     ``arrays``: the module whose arrays gradients are. With ``cupy`` all ranks share the current GPU, and its
     default stream.
 
-    The first rank to raise ends the run and its exception is raised here; ranks that wait for each other and
-    nothing else raise :class:`commlib.errors.PeerFailed`.
+    The first rank to raise ends the run, and its exception is raised here; a deadlock raises
+    :class:`commlib.errors.PeerFailed`.
 
     >>> run(lambda comm: int(comm.allgather_ints([comm.rank]).sum()), world_size=3)
     [3, 3, 3]

@@ -1,7 +1,7 @@
-"""Messages with checksums: for finding a network card, a memory module or a driver that changes bytes.
+"""Messages with checksums: to find a network card, a memory module or a driver that corrupts data.
 
 TCP's own checksum has 16 bits and ends at the network card. Here a digest of 64 bits (XXH3) follows every
-message; it is taken where the sender reads and compared where the receiver has written.
+message; the sender computes it and the receiver compares it with the digest of what arrived.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ VERIFY = "CLOUDTRAIN_VERIFY"
 
 
 class _Both(Request):
-    """A message and its digest on their way."""
+    """A message and its digest under way."""
 
     def __init__(self, message: Request, digest: Request) -> None:
         self._message, self._digest = message, digest
@@ -50,8 +50,9 @@ class VerifiedCommunicator(Communicator):
 
     The few bytes of ``allgather_ints``, ``alltoall_ints`` and exchanges of objects have no digest.
 
-    What was changed on its way raises :class:`commlib.errors.PeerFailed`, which names both ranks. Payload is
-    counted without the digests. What lies on GPUs is copied to host memory to be checked.
+    A corrupted message raises :class:`commlib.errors.PeerFailed`, which names both ranks.
+    The digests do not count as payload. Arrays on GPUs are copied to host memory to be checked. Closing it
+    closes the other communicator.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -60,6 +61,9 @@ class VerifiedCommunicator(Communicator):
 
     def __str__(self) -> str:
         return str(self._comm)
+
+    def _free(self) -> None:
+        self._comm.close()
 
     def now(self) -> float:
         """See :meth:`Communicator.now`."""
@@ -97,7 +101,7 @@ class VerifiedCommunicator(Communicator):
 
 
 def verified(comm: Communicator) -> Communicator:
-    """Return ``comm`` with a digest behind every message; itself, where it has them. All ranks do it or none.
+    """Return ``comm`` with a digest after every message (itself if it has them); on all ranks or none.
 
     >>> from commlib.transport import simulated
     >>> simulated.run(lambda comm: int(verified(comm).allgather_ints([comm.rank]).sum()), world_size=3)

@@ -1,7 +1,7 @@
-"""Bounded waiting: which ranks have not come to where this one waits, and the end of the job for it.
+"""Bounded waiting: ends the job when a rank waits too long, and names the ranks that have not come.
 
 Nothing is sent while no wait is long. A rank that has waited for some seconds reports its place to the
-others, once in an interval, so those that wait know of each other where; one that computes reports nothing.
+others once per interval, so that waiting ranks know each other's places; one that computes reports nothing.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import InvalidArgument
-from commlib.transport.ending import FAILED, LAST_SPEAKS_AFTER_SECONDS, abort
+from commlib.transport.ending import FAILED, LAST_REPORTS_AFTER_SECONDS, abort
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,12 +23,15 @@ LONGEST_INTERVAL_SECONDS = 10.0
 
 
 class Watchdog:
-    """Bounds how long a rank waits for others. This one does not: for ranks that cannot wait for ever."""
+    """Bounds how long a rank waits for others. This one does nothing: for ranks that cannot wait for ever."""
 
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """Say in an error that the body waits for the other ranks at ``place``, such as ``step 7``."""
+        """Bound the wait of the body for other ranks; an error names ``place``, such as ``step 7``."""
         yield
+
+    def close(self) -> None:  # noqa: B027 - this one holds nothing
+        """Free what the watchdog holds; called when the communicator that made it is closed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,7 @@ class Stall:
 class MPIWatchdog(Watchdog):
     """Ends the MPI job when this rank has waited longer than ``seconds``.
 
-    ``comm`` is its own: nobody else sends there. A thread watches the one that waits.
+    ``comm``: used by the watchdog alone. A thread watches the thread that waits.
     """
 
     def __init__(self, comm: "MPI.Comm", seconds: float) -> None:
@@ -73,6 +76,7 @@ class MPIWatchdog(Watchdog):
         self._interval = min(LONGEST_INTERVAL_SECONDS, seconds / 10)
         self._wait: _Wait | None = None
         self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._sent: list[Any] = []
 
     @contextmanager
@@ -87,16 +91,22 @@ class MPIWatchdog(Watchdog):
         finally:
             self._wait = around
 
+    def close(self) -> None:
+        """See :meth:`Watchdog.close`."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._comm.Free()
+
     def _watch(self) -> None:
-        while True:
-            time.sleep(self._interval / 4)
+        while not self._is_over.wait(self._interval / 4):
             wait = self._wait
             if wait is not None and time.monotonic() - wait.since > self._interval:
                 self._inspect(wait)
 
     def _inspect(self, wait: _Wait) -> None:
         """Exchange places with the others that wait, until this wait is over or has to end."""
-        self._received()  # what lies there was sent at an earlier wait
+        self._received()  # discard reports of earlier waits
         reports: dict[int, tuple[str, float]] = {}
         reported = math.inf
         while self._wait is wait:
@@ -107,8 +117,8 @@ class MPIWatchdog(Watchdog):
             reports |= {rank: (place, now) for rank, place in self._received().items()}
             places = {rank: place for rank, (place, at) in reports.items() if now - at < 2.5 * self._interval}
             stall = self._stall(wait, now, places)
-            # Not before, where all wait at different places: one may still be in an exchange that others have
-            # left. The interval is for reports of ranks whose waits are as long.
+            # Not earlier, even if all wait at different places: one may still be in an exchange that others
+            # have left. The extra interval is for reports of ranks whose waits are as long.
             if stall.seconds > self._seconds + self._interval and self._wait is wait:
                 self._abort(str(stall))
             time.sleep(self._interval / 4)
@@ -126,7 +136,7 @@ class MPIWatchdog(Watchdog):
                 self._sent.append(self._comm.isend(place, rank))
 
     def _received(self) -> dict[int, str]:
-        """Return the latest place of every rank that has said one since the last call."""
+        """Return the latest place of every rank that has reported one since the last call."""
         from mpi4py import MPI
 
         places, status = {}, MPI.Status()
@@ -136,12 +146,12 @@ class MPIWatchdog(Watchdog):
 
     def _abort(self, text: str) -> None:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
-        time.sleep(LAST_SPEAKS_AFTER_SECONDS * rank / size)  # mostly the lowest speaks for all
+        time.sleep(LAST_REPORTS_AFTER_SECONDS * rank / size)  # usually only the lowest rank prints
         abort(f"rank {rank} of {size} on {socket.gethostname()} {text}\n", FAILED)
 
 
 def check_seconds(seconds: float) -> float:
-    """Return a bound of waiting; ``InvalidArgument`` where it is none."""
+    """Return a valid bound of waiting, else raise ``InvalidArgument``."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise InvalidArgument(f"timeout: expected seconds above 0, or None to wait for ever, got {seconds!r}")
     return float(seconds)
@@ -150,7 +160,7 @@ def check_seconds(seconds: float) -> float:
 def watchdog_of(comm: "MPI.Comm", seconds: float) -> Watchdog:
     """Return a watchdog of the ranks of ``comm``, which all call this together.
 
-    None where MPI may not be called by two threads at once.
+    It does nothing where MPI may not be called by two threads at once.
     """
     from mpi4py import MPI
 

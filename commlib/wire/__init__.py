@@ -1,4 +1,4 @@
-"""Codecs: how selected entries travel. One file each, one line in the table.
+"""Codecs: how selected entries are encoded in messages. One file each, one line in the table.
 
 A codec is an index codec and a value codec. Its name is that of one of the two, with ``raw32`` or ``fp32``
 for the other, or both joined by ``+``.

@@ -1,4 +1,4 @@
-"""What a codec is: an index codec and a value codec, and a dense form where indices do not pay."""
+"""The interface of codecs: an index codec and a value codec, and a dense form where it is shorter."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class IndexCodec(ABC):
 
     @abstractmethod
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
-        """Return the indices at the start of ``message``, and its other bytes, which are those of the values.
+        """Return the indices at the start of ``message``, and the rest, the bytes of the values.
 
         ``value_bytes(n)`` is what ``n`` values take. The message may be damaged: ``InvalidArgument`` is
         raised where no indices can be read; the caller checks that they are sorted, in range and as many as
@@ -38,7 +38,7 @@ class IndexCodec(ABC):
 class ValueCodec(ABC):
     """Turns float32 values into bytes and back.
 
-    What is lost is never more than the value itself, ``|x − Q(x)| ≤ |x|``, and 0 stays 0, so that residuals
+    The error is never larger than the value itself, ``|x − Q(x)| ≤ |x|``, and 0 stays 0, so that residuals
     do not grow. A NaN or an infinity makes some decoded value not finite.
     """
 
@@ -61,7 +61,7 @@ class Codec:
     """Turns a sparse vector into bytes and back: the bytes of the indices, then those of the values.
 
     A message is dense, all values and no indices, wherever the sparse one would not be shorter: so its
-    length tells the two apart. A vector without entries is a message without bytes.
+    length distinguishes the two. A vector without entries is a message without bytes.
 
     A lossy codec's error stays in the sender's residual: a rank applies to itself what the others decode.
     """
@@ -85,7 +85,7 @@ class Codec:
     def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
         """Return a new array of bytes.
 
-        With ``room``, it is made in ``room(bytes)``, an array of the caller's, or shares the memory of a
+        With ``room``, it is written to ``room(bytes)``, an array of the caller, or shares the memory of a
         dense vector.
         """
         if vector.indices is None:
@@ -102,7 +102,7 @@ class Codec:
     def decode(self, message: Message, size: int) -> SparseVector:
         """Return the vector of ``size`` entries that ``message`` holds; it may share the message's memory.
 
-        A message that is none of such a vector, whatever its bytes, raises ``InvalidArgument``.
+        Any other bytes raise ``InvalidArgument``.
         """
         dense = self._values.message_bytes(size)
         if len(message) == dense:

@@ -1,4 +1,4 @@
-"""Bits in words: ones are counted and found 64 at a time."""
+"""Bits in 64-bit words: count and find the ones."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from commlib.wire.base import Message
 
 
 def bytes_of_bits(bits: int) -> int:
-    """Return the bytes of the 32-bit words that hold so many bits.
+    """Return the bytes of the 32-bit words that hold ``bits`` bits.
 
     >>> bytes_of_bits(32), bytes_of_bits(33)
     (4, 8)
@@ -18,7 +18,7 @@ def bytes_of_bits(bits: int) -> int:
 
 
 def words_of(message: Message) -> Words:
-    """Return a copy of the bytes as 64-bit words; zeros follow, one word of them or more."""
+    """Return a copy of the bytes as 64-bit words; padded with one or more words of zeros."""
     words = np.zeros(len(message) // 8 + 2, np.uint64)
     words.view(np.uint8)[: len(message)] = message
     return words
@@ -34,8 +34,8 @@ def count_ones(words: Words) -> int:
 
 
 @compiled
-def find_ones(words: Words, first: int, places: Index) -> int:
-    """Write the places of the ones from bit ``first`` on, counted from there, until ``places`` is full.
+def find_ones(words: Words, first: int, positions: Index) -> int:
+    """Write the positions of the ones from bit ``first`` on, relative to it, until ``positions`` is full.
 
     Return how many were found.
     """
@@ -43,10 +43,10 @@ def find_ones(words: Words, first: int, places: Index) -> int:
     left = words[number] >> np.uint64(first & 63) << np.uint64(first & 63)
     while True:
         while left:
-            if found == len(places):
+            if found == len(positions):
                 return found
             below_lowest_one = left - np.uint64(1) & ~left
-            places[found] = number * 64 - first + ones_in(below_lowest_one)
+            positions[found] = number * 64 - first + ones_in(below_lowest_one)
             left &= left - np.uint64(1)
             found += 1
         number += 1

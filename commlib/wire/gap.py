@@ -1,7 +1,7 @@
 """Golomb–Rice code of the gaps between indices: near their entropy, and never far above it.
 
 A gap ``g`` (the indices passed over before the next one) is ``g = q·2ᵇ + r``. First come the ``b`` low bits
-``r`` of all gaps, then all ``q`` in unary, ``q`` zeros and a one: apart they are decoded word by word. For
+``r`` of all gaps, then all ``q`` in unary, ``q`` zeros and a one: separated, both decode word by word. For
 ``n`` entries of ``size`` the second part is at most ``n + (size − n)/2ᵇ`` bits, however they are distributed.
 """
 
@@ -80,8 +80,8 @@ def _most_bits(entries: int, size: int) -> int:
 def _pack(indices: Index, shift: int, words: Words) -> int:
     """Write the low bits and the quotients into ``words``, zeros before; return the number of bits."""
     mask = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
-    word, filled, number = np.uint64(0), 0, 0  # the word that low bits are written to
-    place = len(indices) * shift  # the bit that the next quotient starts at
+    word, filled, number = np.uint64(0), 0, 0  # the word that takes the low bits
+    position = len(indices) * shift  # the bit at which the next quotient starts
     expected = 0  # the index after a gap of 0
     for i in range(len(indices)):
         gap = int(indices[i]) - expected
@@ -94,23 +94,23 @@ def _pack(indices: Index, shift: int, words: Words) -> int:
             number += 1
             filled -= 64
             word = low >> np.uint64(shift - filled)
-        place += gap >> shift
-        words[place >> 6] |= np.uint64(1) << np.uint64(place & 63)
-        place += 1
-    words[number] |= word  # which may be the first of the quotients' words
-    return place
+        position += gap >> shift
+        words[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
+        position += 1
+    words[number] |= word  # it may also be the first word of the quotients
+    return position
 
 
 @compiled
 def _unpack(words: Words, shift: int, indices: Index) -> int:
-    """Replace the places of the ones, ``i`` + the sum of ``i + 1`` quotients, by indices; return the last."""
+    """Turn positions of ones, ``i`` + the sum of ``i + 1`` quotients, into indices; return the last."""
     mask = (np.uint64(1) << np.uint64(shift)) - np.uint64(1)
-    place, index, remainders = 0, -1, -1
+    position, index, remainders = 0, -1, -1
     for i in range(len(indices)):
-        number, into = place >> 6, np.uint64(place & 63)
+        number, into = position >> 6, np.uint64(position & 63)
         # of two words; a shift by 64 is undefined, one by 1 and one by 63 are not
         low = words[number] >> into | words[number + 1] << np.uint64(1) << (np.uint64(63) - into)
-        place += shift
+        position += shift
         remainders += int(low & mask) + 1
         index = ((int(indices[i]) - i) << shift) + remainders
         indices[i] = index

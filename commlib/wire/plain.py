@@ -25,7 +25,7 @@ class Raw32(IndexCodec):
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
         """See :meth:`IndexCodec.decode`."""
         dtype = index_dtype(size)
-        # No header: how many entries there are follows from the length, which grows with each of them.
+        # No header: the number of entries follows from the length, which grows with each entry.
         most = len(message) // dtype.itemsize
         entries = bisect_right(
             range(most + 1), len(message), key=lambda count: count * dtype.itemsize + value_bytes(count)
@@ -47,8 +47,8 @@ class Plain(ValueCodec):
     def encode(self, values: Float32) -> Message:
         """See :meth:`ValueCodec.encode`."""
         if not self.lossless:
-            # A value beyond the type goes as its largest, the rest later: as an infinity it would make all
-            # ranks skip the step, and every step after it. What is infinite or NaN by itself stays so.
+            # A value beyond the type is sent as its largest, the rest in later steps: as an infinity it would
+            # make all ranks skip this step and every later one. An infinity or NaN stays as it is.
             values = np.where(np.isfinite(values), np.clip(values, -self.largest, self.largest), values)
         return values.astype(self.dtype, copy=False).view(np.uint8)
 

@@ -1,8 +1,8 @@
 """Values in 8, 4 or 2 bits: QSGD's buckets and levels (SparCML, section 6), rounded to the nearest.
 
-QSGD rounds at random, so that the mean is right without any feedback. Here what rounding takes away stays in
-the residual, and error feedback wants each step's error small, not its mean zero: rounding to the nearest
-level makes the smallest error there is, and ranks that encode equal sums make equal bytes.
+QSGD rounds at random, so that the mean is unbiased without error feedback. Here the rounding error stays in
+the residual, and error feedback needs each step's error small rather than zero on average: rounding to the
+nearest level has the smallest error, and ranks that encode equal sums get equal bytes.
 
 ``|x − Q(x)| ≤ |x|``: with ``s`` between levels, ``|x| < s/2`` goes to 0, and the others to at most ``2·|x|``.
 The largest of ``B`` values is exact, so that ``‖x − Q(x)‖² ≤ (1 − 1/B)·‖x‖²``: a contraction.
@@ -70,7 +70,7 @@ class Qsgd4(Qsgd):
 
 
 class Qsgd2(Qsgd):
-    """Levels −1, 0 and 1: the sign of what is above half the largest of its bucket."""
+    """Levels −1, 0 and 1: the sign of values above half the largest of their bucket."""
 
     bits = 2
 
@@ -107,9 +107,9 @@ def _pack(levels: Levels, bits: int) -> Message:
     per_byte = 8 // bits
     codes = levels.view(np.uint8) & ((1 << bits) - 1)
     packed = np.zeros((len(levels) + per_byte - 1) // per_byte, np.uint8)
-    for place in range(per_byte):
-        own = codes[place::per_byte]
-        packed[: len(own)] |= np.left_shift(own, place * bits)
+    for position in range(per_byte):
+        own = codes[position::per_byte]
+        packed[: len(own)] |= np.left_shift(own, position * bits)
     return packed
 
 
@@ -117,8 +117,8 @@ def _unpack(packed: Message, bits: int, entries: int) -> Levels:
     """Return the first ``entries`` levels that ``_pack`` wrote."""
     per_byte = 8 // bits
     codes = np.empty(len(packed) * per_byte, np.uint8)
-    for place in range(per_byte):
-        codes[place::per_byte] = packed >> (place * bits)
+    for position in range(per_byte):
+        codes[position::per_byte] = packed >> (position * bits)
     sign = 1 << (bits - 1)
     codes &= (1 << bits) - 1
     return ((codes[:entries] ^ sign) - sign).view(np.int8)

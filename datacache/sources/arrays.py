@@ -1,4 +1,4 @@
-"""Samples that are arrays already, in memory or in ``.npy`` files."""
+"""Samples that are arrays, in memory or in ``.npy`` files."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from datacache.storage import File, ProgressCallback, no_report
 
 Images = npt.NDArray[np.uint8]
 npy: Any = np.lib.format  # without types
-HEADER_BYTES = 1 << 16  # more than the header of any .npy file of few dimensions
+HEADER_BYTES = 1 << 16  # more than any header of a .npy file of few dimensions
 
 
 class Arrays(Source):
@@ -32,7 +32,7 @@ class Arrays(Source):
         self._labels = labels
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts samples."""
+        """See :meth:`Source.scan`; ``report`` counts samples."""
         manifest = _manifest([self._file()], self._images.shape, 0, self._labels)
         report(len(manifest), len(manifest))
         return manifest
@@ -54,7 +54,7 @@ class Arrays(Source):
 
 
 class StoredArrays(StoredSource):
-    """The same in two ``.npy`` files of a folder, of which a sample is a range."""
+    """Images and labels as in :class:`Arrays`, in two ``.npy`` files of a folder; a sample is a range."""
 
     payload = "array"
 
@@ -75,22 +75,22 @@ class StoredArrays(StoredSource):
         return [self._storage.file(self._images), self._storage.file(self._labels)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts samples."""
+        """See :meth:`Source.scan`; ``report`` counts samples."""
         files = self.files()
         shape, header_bytes = self._header(files[0])
-        place = f"{self.url}/{self._labels}"
+        path = f"{self.url}/{self._labels}"
         try:
             labels = np.load(io.BytesIO(self._storage.read(self._labels)), allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise ValueError(f"{place}: expected a .npy file: {error}") from error
-        _check_labels(place, labels, shape[0])
+            raise ValueError(f"{path}: expected a .npy file: {error}") from error
+        _check_labels(path, labels, shape[0])
         manifest = _manifest(files, shape, header_bytes, labels)
         report(len(manifest), len(manifest))
         return manifest
 
     def _header(self, file: File) -> tuple[tuple[int, ...], int]:
-        """Return the shape of the images, and where they begin."""
-        place = f"{self.url}/{file.path}"
+        """Return the shape of the images, and the byte at which they begin."""
+        path = f"{self.url}/{file.path}"
         head = io.BytesIO(self._storage.read(file.path, 0, min(file.size, HEADER_BYTES)))
         try:
             version = npy.read_magic(head)
@@ -100,13 +100,13 @@ class StoredArrays(StoredSource):
             }[version]
             shape, fortran, dtype = read(head)
         except (ValueError, KeyError) as error:
-            raise ValueError(f"{place}: expected a .npy file: {error}") from error
-        _check_images(place, dtype, shape)
+            raise ValueError(f"{path}: expected a .npy file: {error}") from error
+        _check_images(path, dtype, shape)
         if fortran:
-            raise ValueError(f"{place}: expected samples one after another (C order), got Fortran order")
+            raise ValueError(f"{path}: expected samples one after another (C order), got Fortran order")
         expected = head.tell() + math.prod(shape)
         if file.size != expected:
-            raise ValueError(f"{place}: expected {expected} bytes for shape {shape}, got {file.size}")
+            raise ValueError(f"{path}: expected {expected} bytes for shape {shape}, got {file.size}")
         return shape, head.tell()
 
 
@@ -128,11 +128,11 @@ def _manifest(
     )
 
 
-def _check_images(place: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+def _check_images(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     if dtype != np.uint8 or len(shape) not in (3, 4):
-        raise ValueError(f"{place}: expected uint8 (samples, height, width[, channels]), got {dtype} {shape}")
+        raise ValueError(f"{path}: expected uint8 (samples, height, width[, channels]), got {dtype} {shape}")
 
 
-def _check_labels(place: str, labels: npt.NDArray[Any], samples: int) -> None:
+def _check_labels(path: str, labels: npt.NDArray[Any], samples: int) -> None:
     if labels.shape != (samples,) or labels.dtype.kind not in "iu":
-        raise ValueError(f"{place}: expected integers ({samples},), got {labels.dtype} {labels.shape}")
+        raise ValueError(f"{path}: expected integers ({samples},), got {labels.dtype} {labels.shape}")

@@ -1,4 +1,4 @@
-"""What a source of samples promises."""
+"""The interface of sources, and what sources of stored files share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,30 @@ from datacache.storage import File, ProgressCallback, Storage, no_report
 
 
 class Source(ABC):
-    """Samples of central storage: listed once, then read by id."""
+    """Samples in central storage: listed once in a manifest, then read by id."""
 
     payload: ClassVar[str]
-    """What :meth:`read` returns: ``"image"``, ``"array"`` or ``"text"``."""
+    """The kind of payload that :meth:`read` returns: ``"image"``, ``"array"`` or ``"text"``."""
 
     @abstractmethod
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """Return what there is; ``ValueError`` if there is nothing, or not what the source expects."""
+        """List the samples; ``ValueError`` if there are none, or files that the source does not expect.
+
+        ``report(done, total)`` counts folders, files, bytes or samples, as the source does.
+        """
 
     @abstractmethod
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """Return the payloads of these samples, in their order; any thread may call it.
+        """Return the payloads of these samples, in the order of ``ids``; any thread may call it.
 
-        ``SourceChanged`` where a file is gone or too short, ``StorageFailed`` where it could not be read.
+        ``SourceChanged`` if a file is missing or too short, ``StorageFailed`` if it could not be read.
         """
 
     @abstractmethod
     def check(self, manifest: Manifest) -> None:
-        """Raise ``SourceChanged`` if files came, went or changed since the manifest was made.
+        """Raise ``SourceChanged`` if files were added, removed or changed since the manifest was made.
 
-        It costs a listing and reads no samples.
+        It lists the files and reads no samples.
         """
 
 
@@ -49,7 +52,7 @@ class StoredSource(Source):
 
     @abstractmethod
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """Return the files that samples come from, always in the same order."""
+        """Return the files of the samples, always in the same order."""
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
@@ -62,12 +65,12 @@ class StoredSource(Source):
         ]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`; neighbours share a request, requests run in parallel."""
+        """See :meth:`Source.read`; near samples share a request, requests run in parallel."""
         check_ids(manifest, ids)
         return self.read_ranges(self.ranges(manifest, ids))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Return the bytes of ranges that were there once."""
+        """Return the bytes of ranges; ``SourceChanged`` if a file is missing."""
         try:
             return self._storage.read_many(ranges)
         except FileNotFoundError as error:
@@ -84,17 +87,17 @@ class StoredSource(Source):
         raise changed_files(self.url, changed)
 
 
-def changed_files(place: str, changed: Sequence[str]) -> SourceChanged:
-    """Return the error that names what changed."""
+def changed_files(source: str, changed: Sequence[str]) -> SourceChanged:
+    """Return the error that names a changed file of a source."""
     count = "one file" if len(changed) == 1 else f"{len(changed)} files"
     return SourceChanged(
-        f"{place}: {count} came, went or changed after the manifest was made, such as {changed[0]}; "
+        f"{source}: {count} came, went or changed after the manifest was made, such as {changed[0]}; "
         "build the manifest again"
     )
 
 
 def check_ids(manifest: Manifest, ids: Ids) -> None:
-    """Raise ``ValueError`` unless all ids are samples: NumPy would count negative ones from the end."""
+    """Raise ``ValueError`` unless all ids are samples; NumPy would take negative ones from the end."""
     if len(ids) and (ids.min() < 0 or ids.max() >= len(manifest)):
         raise ValueError(f"ids: expected 0 … {len(manifest) - 1}, got {ids.min()} … {ids.max()}")
 
@@ -110,19 +113,22 @@ def stamps(files: Sequence[File]) -> npt.NDArray[np.uint64]:
     return np.fromiter(hashes, np.uint64, len(files))
 
 
-def count_folders(
-    place: str, paths: Sequence[str], classes: Sequence[str] | None = None
+def labels_by_folder(
+    source: str, paths: Sequence[str], classes: Sequence[str] | None = None
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return each path's label, which counts its first folder among ``classes`` or all folders by name."""
+    """Return each path's label, the index of its first folder among ``classes``, and the classes.
+
+    Without ``classes`` they are all first folders, sorted by name.
+    """
     folders = {path.partition("/")[0] for path in paths}
     for path in paths:
         if "/" not in path:
-            raise ValueError(f"{place}: expected samples in folders named like classes, got {path}")
+            raise ValueError(f"{source}: expected samples in folders named like classes, got {path}")
     known = tuple(sorted(folders) if classes is None else classes)
     unknown = sorted(folders - set(known))
     if unknown:
         raise ValueError(
-            f"{place}: {len(unknown)} of {len(folders)} folders are none of the {len(known)} classes given, "
+            f"{source}: {len(unknown)} of {len(folders)} folders are none of the {len(known)} classes given, "
             f"such as {unknown[0]}"
         )
     label = {name: number for number, name in enumerate(known)}

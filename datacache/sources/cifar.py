@@ -1,4 +1,4 @@
-"""CIFAR-10 as its authors publish it in binary: a label and three planes of colour, record after record."""
+"""CIFAR-10 in its authors' binary version: records of a label and three colour planes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -20,14 +20,14 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 SIDE, CHANNELS = 32, 3
 LABEL_BYTES, PIXEL_BYTES = 1, CHANNELS * SIDE * SIDE
 RECORD_BYTES = LABEL_BYTES + PIXEL_BYTES
-BLOCK_RECORDS = 2048  # read at once by the scan: 6 MiB
+BLOCK_RECORDS = 2048  # of one read of the scan: 6 MiB
 
 
 class CIFAR10(StoredSource):
     """The records of ``data_batch_1.bin`` … ``data_batch_5.bin``, or of ``test_batch.bin``.
 
-    Files hold the planes red, green, blue; payloads are uint8 ``(32, 32, 3)``, the colours of a pixel side by
-    side. The scan reads every byte once, for the labels lie among the pixels.
+    Files hold a red, a green and a blue plane; payloads are uint8 ``(32, 32, 3)``. The scan reads every byte
+    once, because the labels are between the pixels.
     """
 
     payload = "array"
@@ -45,7 +45,7 @@ class CIFAR10(StoredSource):
         return [self._file(name) for name in self._names]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts bytes."""
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         counts = [self._count(file) for file in files]
         add = progress(sum(file.size for file in files), report)
@@ -65,7 +65,7 @@ class CIFAR10(StoredSource):
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
         """See :meth:`Source.read`."""
-        return [_side_by_side(planes) for planes in super().read(manifest, ids)]
+        return [_interleave(planes) for planes in super().read(manifest, ids)]
 
     def _file(self, name: str) -> File:
         try:
@@ -101,6 +101,6 @@ class CIFAR10(StoredSource):
         return labels
 
 
-def _side_by_side(planes: bytes) -> bytes:
-    """Return ``(height, width, channels)`` of ``(channels, height, width)``."""
+def _interleave(planes: bytes) -> bytes:
+    """Return pixels ``(height, width, channels)`` for planes ``(channels, height, width)``."""
     return np.frombuffer(planes, np.uint8).reshape(CHANNELS, SIDE, SIDE).transpose(1, 2, 0).tobytes()

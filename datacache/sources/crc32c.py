@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), as TFRecord files have it of every record."""
+"""CRC-32C (Castagnoli), the checksum of TFRecord files."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ POLYNOMIAL = 0x82F63B78  # bits reversed
 
 
 def _tables() -> Table:
-    """Return for each byte value what it makes of the CRC when 0 … 7 more bytes follow it."""
+    """Return the tables of slicing-by-8: the CRC of each byte value followed by 0 … 7 zero bytes."""
     tables = np.zeros((8, 256), np.uint32)
     one = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -55,6 +55,6 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """Return the CRC as TFRecord stores it: turned right by 15 bits, and a constant added."""
+    """Return the CRC as TFRecord stores it: rotated right by 15 bits, plus a constant."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

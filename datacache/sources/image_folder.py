@@ -1,4 +1,4 @@
-"""A folder of images for every class."""
+"""Images in one folder a class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.ranges import Range
-from datacache.sources.base import StoredSource, count_folders, names, stamps
+from datacache.sources.base import StoredSource, labels_by_folder, names, stamps
 from datacache.split import Split
 from datacache.storage import File, ProgressCallback, no_report
 
@@ -17,10 +17,10 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".t
 
 
 class ImageFolder(StoredSource):
-    """Images ``CLASS/….jpg``, of any depth below the class's folder; other and hidden files are left alone.
+    """Images ``CLASS/….jpg``, at any depth below the class's folder; other and hidden files are ignored.
 
-    Labels count the classes by name. A part of the data that lacks a class would count differently: give it
-    the ``classes`` of the whole. ``split``: the part that is meant, where one folder holds all.
+    Labels are indices of the classes, sorted by name. For a part of a data set that may lack a class, pass
+    the ``classes`` of the whole. ``split``: the part to use, if one folder holds training and validation.
     """
 
     payload = "image"
@@ -42,12 +42,12 @@ class ImageFolder(StoredSource):
         return [file for file in self._storage.files(report) if _is_image(file.path)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts folders."""
+        """See :meth:`Source.scan`; ``report`` counts folders."""
         files = self.files(report)
         if not files:
             raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
         paths = names(files)
-        labels, classes = count_folders(self.url, paths, self._classes)
+        labels, classes = labels_by_folder(self.url, paths, self._classes)
         manifest = Manifest(
             payload=self.payload,
             files=paths,
@@ -61,7 +61,7 @@ class ImageFolder(StoredSource):
         return manifest if self._split is None else self._split.of(manifest)
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
-        """See :meth:`StoredSource.ranges`: whole files, so that one that grew is noticed."""
+        """See :meth:`StoredSource.ranges`: whole files, so that a file that grew is detected."""
         return [replace(wanted, whole=True) for wanted in super().ranges(manifest, ids)]
 
 

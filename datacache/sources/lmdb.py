@@ -13,20 +13,21 @@ import numpy as np
 from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.sources.base import Source, changed_files, check_ids, count_folders, stamps
+from datacache.sources.base import Source, changed_files, check_ids, labels_by_folder, stamps
 from datacache.storage import File, ProgressCallback, no_report
 
 LABEL_BYTES = 8
-TOLD_EVERY = 1000  # keys
+REPORT_EVERY = 1000  # keys
 PROTOCOL = "file://"
 
 
 class LMDB(Source):
-    """Key → image in an LMDB on a local path, to which nobody writes meanwhile.
+    """Images by key in an LMDB on a local path, which must not be written to while it is used.
 
     ``labels="value"``: a value is the label, 8 bytes, big-endian, then the image. ``labels="key"``: a value
-    is the image, and the class is what precedes the first ``/`` of the key; classes are counted by name.
-    Samples are in the order of their keys; keys that begin with ``__`` (lengths, lists of keys) are none.
+    is the image, and the class is the part of the key before the first ``/``; labels are indices of the
+    classes, sorted by name. Samples are in the order of their keys; keys that begin with ``__`` (lengths,
+    lists of keys) are ignored.
     """
 
     payload = "image"
@@ -43,12 +44,12 @@ class LMDB(Source):
         self._process = 0
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts keys."""
+        """See :meth:`Source.scan`; ``report`` counts keys."""
         stamp = self._stamp()
         sizes, labels = array("q"), array("q")
         keys = Texts.of(self._keys(sizes, labels, report))
         by_value = np.array(labels, np.int64), ()
-        numbers, classes = by_value if self._label_bytes else count_folders(str(self._path), keys)
+        numbers, classes = by_value if self._label_bytes else labels_by_folder(str(self._path), keys)
         return Manifest(
             payload=self.payload,
             files=keys,
@@ -75,19 +76,19 @@ class LMDB(Source):
         return payloads
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`: any transaction since counts as a change of all."""
+        """See :meth:`Source.check`: any later transaction counts as a change of all samples."""
         if (manifest.stamps != self._stamp()).any():
             raise SourceChanged(
                 f"{self._path}: was written to after the manifest was made; build the manifest again"
             )
 
     def _keys(self, sizes: "array[int]", labels: "array[int]", report: ProgressCallback) -> Iterator[str]:
-        """Yield the key of each sample, having added its bytes and its label."""
+        """Yield the key of each sample, after adding to ``sizes`` and ``labels``."""
         environment = self._opened()
         total = environment.stat()["entries"]
         with environment.begin(buffers=True) as transaction:
             for done, (found, value) in enumerate(transaction.cursor()):
-                if done % TOLD_EVERY == 0:
+                if done % REPORT_EVERY == 0:
                     report(done, total)
                 key = bytes(found)
                 if key.startswith(b"__"):
@@ -110,12 +111,12 @@ class LMDB(Source):
     def _stamp(self) -> np.uint64:
         data = self._path / "data.mdb" if self._path.is_dir() else self._path
         written = self._opened().info()["last_txnid"]
-        told = data.stat()
-        stamp: np.uint64 = stamps([File("", told.st_size, f"{told.st_mtime_ns} {written}")])[0]
+        info = data.stat()
+        stamp: np.uint64 = stamps([File("", info.st_size, f"{info.st_mtime_ns} {written}")])[0]
         return stamp
 
     def _opened(self) -> lmdb.Environment:
-        if self._environment is None or self._process != os.getpid():  # none may be used across a fork
+        if self._environment is None or self._process != os.getpid():  # none may be used after a fork
             self._environment = _open(self._path)
             self._process = os.getpid()
         return self._environment
@@ -128,7 +129,7 @@ _OPENING = threading.Lock()
 
 
 def _open(path: Path) -> lmdb.Environment:
-    """Return the process's only environment of a path: LMDB forbids a second one."""
+    """Return the only environment of a path in this process: LMDB forbids a second one."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: expected an LMDB, found nothing")
     with _OPENING:

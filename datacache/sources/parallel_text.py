@@ -21,7 +21,7 @@ Offsets = npt.NDArray[np.int64]
 class ParallelText(StoredSource):
     r"""Line ``i`` of the file ``source`` and line ``i`` of the file ``target``, UTF-8; all labels are 0.
 
-    A payload is both lines: :func:`unpack_pair` parts them. Lines end with ``\n``; empty ones count.
+    A payload is both lines: :func:`unpack_pair` separates them. Lines end with ``\n``; empty ones count.
     """
 
     payload = "text"
@@ -37,7 +37,7 @@ class ParallelText(StoredSource):
         return [self._storage.file(name) for name in self._names]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts bytes."""
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         add = progress(sum(file.size for file in files), report)
         source, target = self._storage.in_parallel(lambda file: self._lines(file, add), files)
@@ -71,7 +71,7 @@ class ParallelText(StoredSource):
         return [b"\n".join(pair) for pair in pairs]
 
     def _lines(self, file: File, add: Callable[[int], None]) -> Offsets:
-        r"""Return where each line begins, and where another would begin after the last one's ``\n``."""
+        r"""Return the byte at which each line begins, and the byte after the last line's ``\n``."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         ends = [np.zeros(0, np.int64)]
         last = b""
@@ -81,8 +81,8 @@ class ParallelText(StoredSource):
             try:
                 decoder.decode(block, final=start + len(block) == file.size)
             except UnicodeDecodeError as error:
-                place = f"{self.url}/{file.path}: near byte {start + error.start}"
-                raise BadSample(f"{place}: no UTF-8: {error.reason}") from error
+                where = f"{self.url}/{file.path}: near byte {start + error.start}"
+                raise BadSample(f"{where}: no UTF-8: {error.reason}") from error
             ends.append(start + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")))
             add(len(block))
         if last not in (b"", b"\n"):

@@ -2,8 +2,8 @@
 
 A record is its length (8 bytes), the length's masked CRC (4), the data, and the data's masked CRC (4). The
 data is a protocol buffer ``Example{1: Features{1: map<string, Feature>}}``; a feature holds one list: of
-bytes (field 1), floats (2) or integers (3), whose items are field 1 of it. All that is needed of it is where
-the encoded image lies, and the label.
+bytes (field 1), floats (2) or integers (3), whose items are field 1 of it. Only the position of the encoded
+image and the label are parsed.
 """
 
 from array import array
@@ -22,14 +22,14 @@ from datacache.storage import File, ProgressCallback, Storage, no_report, progre
 
 BLOCK_BYTES = 8 << 20
 HEADER_BYTES = 12
-GZIP = b"\x1f\x8b"  # cannot be read in ranges
+GZIP = b"\x1f\x8b"  # compressed files cannot be read in ranges
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class TFRecord(StoredSource):
-    """Examples with an encoded image and a label; ``pattern`` says which files of the folder to take.
+    """Examples with an encoded image and a label, in the files of a folder that match ``pattern``.
 
-    The scan reads every byte once and verifies every checksum. From then on a sample is one range of a file.
+    The scan reads every byte once and verifies every checksum; after it a sample is one range of a file.
     ``label_offset`` is subtracted from the stored labels (ImageNet's begin at 1).
     """
 
@@ -56,7 +56,7 @@ class TFRecord(StoredSource):
         return [file for file in self._storage.files(report) if fnmatch(file.path, self._pattern)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``tell`` counts bytes."""
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         add = progress(sum(file.size for file in files), report)
         parts = self._storage.in_parallel(lambda file: self._scan_file(file, add), files)
@@ -81,15 +81,15 @@ class TFRecord(StoredSource):
             try:
                 start, size, label = self._locate(data)
             except (ValueError, IndexError) as error:
-                place = f"{self.url}/{file.path}: record {len(found)} at byte {at - HEADER_BYTES}"
-                raise BadSample(f"{place}: {error}") from error
+                where = f"{self.url}/{file.path}: record {len(found)} at byte {at - HEADER_BYTES}"
+                raise BadSample(f"{where}: {error}") from error
             found.starts.append(at + start)
             found.sizes.append(size)
             found.labels.append(label)
         return found
 
     def _locate(self, example: memoryview) -> tuple[int, int, int]:
-        """Return where in the example the image begins, its bytes, and the label."""
+        """Return the start of the image in the example, its bytes, and the label."""
         features = _features(example, {self._image_key, self._label_key})
         for key in (self._image_key, self._label_key):
             if key not in features:
@@ -115,29 +115,29 @@ class _Found:
 
 
 def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterator[tuple[int, memoryview]]:
-    """Yield where the data of each record begins in the file, and the data, which is gone with the next.
+    """Yield the start of each record's data in the file, and the data, valid until the next record.
 
-    ``add`` is told the bytes of each record. ``BadSample`` where a checksum does not fit.
+    ``add`` is called with the bytes of each record. ``BadSample`` if a checksum does not match.
     """
     window = _Window(storage, file)
     at = 0
     while at < file.size:
-        place = f"{storage.url}/{file.path}: record at byte {at}"
-        header = window.take(at, HEADER_BYTES, place)
+        where = f"{storage.url}/{file.path}: record at byte {at}"
+        header = window.take(at, HEADER_BYTES, where)
         length = int.from_bytes(header[:8], "little")
         if masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
             zipped = "; it is gzip: unpack it" if bytes(header[:2]) == GZIP else ""
-            raise BadSample(f"{place}: no TFRecord, or damaged: the length's checksum is another{zipped}")
-        data = window.take(at + HEADER_BYTES, length + 4, place)
+            raise BadSample(f"{where}: no TFRecord, or damaged: the length's checksum is another{zipped}")
+        data = window.take(at + HEADER_BYTES, length + 4, where)
         if masked_crc32c(data[:length]) != int.from_bytes(data[length:], "little"):
-            raise BadSample(f"{place}: damaged: the data's checksum is another")
+            raise BadSample(f"{where}: damaged: the data's checksum is another")
         yield at + HEADER_BYTES, data[:length]
         at += HEADER_BYTES + length + 4
         add(HEADER_BYTES + length + 4)
 
 
 class _Window:
-    """The part of a file that is looked at, moved forward block by block."""
+    """A part of a file in memory, moved forward block by block."""
 
     def __init__(self, storage: Storage, file: File) -> None:
         self._storage = storage
@@ -145,10 +145,10 @@ class _Window:
         self._start = 0
         self._data = b""
 
-    def take(self, start: int, length: int, place: str) -> memoryview:
-        """Return bytes from ``start``, which never goes back."""
+    def take(self, start: int, length: int, where: str) -> memoryview:
+        """Return bytes from ``start``, which must not decrease between calls."""
         if start + length > self._file.size:
-            raise BadSample(f"{place}: cut off: it would end at byte {start + length} of {self._file.size}")
+            raise BadSample(f"{where}: cut off: it would end at byte {start + length} of {self._file.size}")
         if start + length > self._start + len(self._data):
             rest = self._data[start - self._start :]
             known = start + len(rest)
@@ -160,7 +160,7 @@ class _Window:
 
 
 def _features(example: memoryview, wanted: set[bytes]) -> dict[bytes, tuple[int, int]]:
-    """Return where the wanted features of an example begin and end."""
+    """Return start and end of the wanted features of an example."""
     found = {}
     for features in _messages(example, 0, len(example), 1):
         for entry in _messages(example, *features, 1):
@@ -176,7 +176,7 @@ def _features(example: memoryview, wanted: set[bytes]) -> dict[bytes, tuple[int,
 
 
 def _only_bytes(example: memoryview, start: int, stop: int) -> tuple[int, int]:
-    """Return where the only item of a feature's list of bytes begins and ends."""
+    """Return start and end of the only item of a feature's list of bytes."""
     items = [item for one in _messages(example, start, stop, 1) for item in _messages(example, *one, 1)]
     if len(items) != 1:
         raise ValueError(f"image: expected a list of one string of bytes, got {len(items)}")
@@ -184,7 +184,7 @@ def _only_bytes(example: memoryview, start: int, stop: int) -> tuple[int, int]:
 
 
 def _only_integer(example: memoryview, start: int, stop: int) -> int:
-    """Return the only item of a feature's list of integers, be it packed or not."""
+    """Return the only item of a feature's list of integers, packed or not."""
     integers: list[int] = []
     for one in _messages(example, start, stop, 3):
         for _, first, last in _fields(example, *one):
@@ -197,12 +197,12 @@ def _only_integer(example: memoryview, start: int, stop: int) -> int:
 
 
 def _messages(data: memoryview, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yield where the fields of a number begin and end."""
+    """Yield start and end of each field with this number."""
     return ((first, last) for found, first, last in _fields(data, start, stop) if found == number)
 
 
 def _fields(data: memoryview, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each field's number and where its value begins and ends."""
+    """Yield each field's number, and start and end of its value."""
     while at < stop:
         tag, at = _varint(data, at, stop)
         wire = tag & 7
@@ -222,7 +222,7 @@ def _fields(data: memoryview, at: int, stop: int) -> Iterator[tuple[int, int, in
 
 
 def _varint(data: memoryview, at: int, stop: int) -> tuple[int, int]:
-    """Return an integer of seven bits a byte, the lowest first, and where it ends."""
+    """Return a varint (seven bits a byte, the lowest first) and the position after it."""
     value = shift = 0
     while at < stop and shift < 70:
         byte = data[at]

@@ -1,9 +1,9 @@
-"""The folders of a cache: made whole, never changed into something else, removed only when nobody uses them.
+"""The folders of record stores: created and removed atomically, and never while a process uses them.
 
-A folder ``gen-<fingerprint>`` is made under another name and renamed when it can be used, and renamed before
-it is removed, so that what has that name is always whole. Whoever uses it holds a shared lock on its file
-``in-use``, which a crash releases. All is made for this user alone, and used only if nobody else can have
-changed it (see :mod:`datacache.store.private`).
+A folder ``gen-<fingerprint>`` is prepared under a temporary name and renamed when it is complete, and renamed
+again before it is removed, so a folder of that name is never partial. Every process that uses it holds a
+shared lock on its file ``in-use``; the kernel releases the locks of a process that dies. Folders and files
+are private to their user (see :mod:`datacache.store.files`).
 """
 
 import fcntl
@@ -22,16 +22,24 @@ from xxhash import xxh3_64_hexdigest
 
 from datacache.errors import Damaged, Untrusted
 from datacache.store import locks
-from datacache.store.private import append_line, check_folder, create_file, make_folder, open_file, read_file
+from datacache.store.files import (
+    append_line,
+    check_folder,
+    create_file,
+    make_folder,
+    open_file,
+    read_file,
+    write_atomic,
+)
 from datacache.store.records import seed_of
 
 FORMAT = 2  # of folders, their files and their records
 PREFIX = "gen-"
 COMPLETE, DESCRIPTION, IN_USE, BROKEN = "COMPLETE", "generation.json", "in-use", "BROKEN"
-READS = "reads"  # a line for each process that has closed it: samples asked for, samples that were there
+READS = "reads"  # a line for each process that has closed the store: samples requested, samples found
 
 _ROOT_LOCK = "lock"
-_MAKING, _REMOVING = ".new-", ".old-"
+_CREATING, _REMOVING = ".new-", ".old-"
 _ROOT_SECONDS = 60.0
 _ENTER_SECONDS = 60.0
 _ATTEMPTS = 20
@@ -40,7 +48,7 @@ _DROP_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Description:
-    """What a folder is made for. ``expected_bytes``: what it may grow to."""
+    """The contents of ``generation.json``: what a folder is for. ``expected_bytes``: its largest size."""
 
     fingerprint: str
     samples: int
@@ -52,18 +60,18 @@ class Description:
 
 
 def enter(root: Path, wanted: Description, fill: Callable[[Path], None]) -> tuple[Path, int]:
-    """Return the folder of a fingerprint, and a descriptor that keeps it until closed.
+    """Return the folder of a fingerprint, and a descriptor that protects it from removal until closed.
 
-    If there is none it is made, and ``fill`` puts into it what belongs there. One that cannot be used is
-    dropped; if another job uses it, or it was made for other ids, that is an error.
-    :class:`datacache.errors.Untrusted` if others can change what is there.
+    A missing folder is created, and ``fill`` creates its files. An unusable folder is removed; it is an
+    error if another job uses it, or if it was made for other ids. :class:`datacache.errors.Untrusted` if
+    other users can change it.
     """
     check_folder(root)
     folder = root / (PREFIX + wanted.fingerprint)
     for _ in range(_ATTEMPTS):
-        descriptor = _keep(folder)
+        descriptor = _lock(folder)
         if descriptor is None:
-            _make(root, folder, wanted, fill)
+            _create(root, folder, wanted, fill)
             continue
         try:
             fault = _fault(folder, wanted)
@@ -73,14 +81,14 @@ def enter(root: Path, wanted: Description, fill: Callable[[Path], None]) -> tupl
         if fault is None:
             return folder, descriptor
         drop(folder, descriptor, fault)
-    raise TimeoutError(f"{folder}: made and removed by others {_ATTEMPTS} times")
+    raise TimeoutError(f"{folder}: created and removed by other processes {_ATTEMPTS} times")
 
 
 def drop(folder: Path, descriptor: int, fault: str) -> None:
-    """Remove a folder that was entered and cannot be used, and close the descriptor that kept it.
+    """Remove a folder that was entered and is unusable, and close its descriptor.
 
-    Others that find the same fault are waited for; what one of them has made again is left. Raises
-    ``RuntimeError`` if another job uses it.
+    Processes that find the same fault wait for each other; a folder that one of them has created again is
+    left. Raises ``RuntimeError`` if another job uses the folder.
     """
     deadline = time.monotonic() + _DROP_SECONDS
     try:
@@ -96,28 +104,28 @@ def drop(folder: Path, descriptor: int, fault: str) -> None:
 
 
 def remove(folder: Path, entered: int | None = None) -> bool:
-    """Remove a folder unless somebody uses it; return whether it is gone.
+    """Remove a folder unless a process uses it; return whether it is gone.
 
-    ``entered``: a descriptor of its file ``in-use``; another folder that has taken its place is left.
+    ``entered``: a descriptor of its file ``in-use``; a newer folder of the same name is left.
     """
     root = folder.parent
-    gone = root / f"{_REMOVING}{folder.name}-{secrets.token_hex(4)}"
-    with _alone(root):
+    removed = root / f"{_REMOVING}{folder.name}-{secrets.token_hex(4)}"
+    with _exclusive(root):
         if not folder.is_dir() or (entered is not None and not is_at(entered, folder / IN_USE)):
             return True
         descriptor = locks.take(folder / IN_USE)
         if descriptor is None:
             return False
         try:
-            folder.rename(gone)
+            folder.rename(removed)
         finally:
             os.close(descriptor)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(removed, ignore_errors=True)
     return True
 
 
 def is_in_use(folder: Path) -> bool:
-    """Tell whether any living process has the folder open."""
+    """Return whether a running process has the folder open."""
     if not (folder / IN_USE).exists():
         return False
     descriptor = locks.take(folder / IN_USE)
@@ -133,7 +141,7 @@ def all_folders(root: Path) -> list[Path]:
 
 
 def describe(folder: Path) -> Description | None:
-    """Return what a folder was made for, or ``None`` if that cannot be read or is of another format."""
+    """Return the description of a folder, or ``None`` if it is unreadable or of another format."""
     fingerprint = folder.name.removeprefix(PREFIX)
     try:
         written = read_facts(folder / DESCRIPTION, seed_of(fingerprint))
@@ -144,12 +152,12 @@ def describe(folder: Path) -> Description | None:
 
 
 def write_facts(path: Path, facts: dict[str, Any], seed: int) -> None:
-    """Write facts as JSON with a checksum; wholly and durably, or not at all."""
-    write_whole(path, json.dumps({**facts, "check": _check_of(facts, seed)}).encode())
+    """Write facts as JSON with a checksum, atomically and durably."""
+    write_atomic(path, json.dumps({**facts, "check": _check_of(facts, seed)}).encode())
 
 
 def read_facts(path: Path, seed: int) -> dict[str, Any]:
-    """Return facts as they were written; :class:`Damaged` if they are not, or were with another seed."""
+    """Return what :func:`write_facts` wrote; :class:`Damaged` if it is damaged or of another seed."""
     try:
         facts = json.loads(read_file(path))
         check = facts.pop("check")
@@ -164,80 +172,52 @@ def _check_of(facts: dict[str, Any], seed: int) -> str:
     return xxh3_64_hexdigest(json.dumps(facts, sort_keys=True).encode(), seed)
 
 
-def note_reads(folder: Path, asked: int, found: int) -> None:
-    """Note how many samples a process has asked for in a folder, and how many were there."""
-    if asked == 0:
+def add_read_counts(folder: Path, requested: int, found: int) -> None:
+    """Record how many samples a process has requested from a folder, and how many it found."""
+    if requested == 0:
         return
-    with suppress(OSError):  # nobody misses it where it cannot be written
-        append_line(folder / READS, f"{asked} {found}")
+    with suppress(OSError):  # statistics only
+        append_line(folder / READS, f"{requested} {found}")
 
 
-def reads_of(folder: Path) -> tuple[int, int]:
-    """Return how many samples all processes so far have asked for, and how many were there."""
+def read_counts(folder: Path) -> tuple[int, int]:
+    """Return how many samples all processes so far have requested, and how many they found."""
     try:
         lines = [line.split() for line in read_file(folder / READS).splitlines()]
-        return sum(int(asked) for asked, _ in lines), sum(int(found) for _, found in lines)
+        return sum(int(requested) for requested, _ in lines), sum(int(found) for _, found in lines)
     except (OSError, ValueError):
         return 0, 0
 
 
-def held_bytes(folder: Path) -> int:
-    """Return the bytes that a folder takes of its filesystem."""
+def used_bytes(folder: Path) -> int:
+    """Return the bytes that a folder uses on its filesystem."""
     total = 0
     for path in folder.rglob("*"):
         try:
             total += 512 * path.stat().st_blocks
-        except FileNotFoundError:  # a file of another process that was renamed meanwhile
+        except FileNotFoundError:  # another process renamed it meanwhile
             continue
     return total
 
 
-def promised_bytes(root: Path, but: Path) -> int:
-    """Return what the other generations that are being filled may still grow by."""
+def reserved_bytes(root: Path, but: Path) -> int:
+    """Return how many bytes the other stores that are being filled may still need."""
     total = 0
     for folder in all_folders(root):
         found = describe(folder)
         if folder == but or found is None or (folder / COMPLETE).exists() or not is_in_use(folder):
             continue
-        total += max(0, found.expected_bytes - held_bytes(folder))
+        total += max(0, found.expected_bytes - used_bytes(folder))
     return total
 
 
 def boot() -> str:
-    """Return what changes when the machine starts again, which is when data that was not synced is lost."""
+    """Return the id of this boot: unsynced data of another boot is lost."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def write_whole(path: Path, content: bytes, *, is_private: bool = True) -> None:
-    """Write a file so that it is there wholly and durably, or not at all.
-
-    It is for this user alone, or else for whom the ``umask`` says.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with open(open_file(aside, flags) if is_private else os.open(aside, flags, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make durable which files a folder has."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _keep(folder: Path) -> int | None:
-    """Return a descriptor that keeps others from removing the folder, or ``None`` if there is no folder."""
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that protects the folder from removal, or ``None`` if it does not exist."""
     while folder.is_dir():
         check_folder(folder)
         try:
@@ -248,32 +228,32 @@ def _keep(folder: Path) -> int | None:
             raise TimeoutError(f"{folder / IN_USE}: locked by a process for more than {_ENTER_SECONDS} s")
         if is_at(descriptor, folder / IN_USE):
             return descriptor
-        os.close(descriptor)  # it was removed, perhaps made again, while we waited
+        os.close(descriptor)  # the folder was removed, and perhaps created again, meanwhile
     return None
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file has not been removed or replaced."""
+    """Return whether an open file is still the one at ``path``."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except OSError:
         return False
 
 
-def _make(root: Path, folder: Path, wanted: Description, fill: Callable[[Path], None]) -> None:
+def _create(root: Path, folder: Path, wanted: Description, fill: Callable[[Path], None]) -> None:
     try:
         make_folder(root)
         os.close(open_file(root / _ROOT_LOCK, os.O_RDWR | os.O_CREAT))
     except Untrusted:
         raise
     except OSError as error:
-        raise PermissionError(f"{root}: holds no {folder.name}, and it cannot be made: {error}") from error
-    with _alone(root):
-        for leftover in (*root.glob(_MAKING + "*"), *root.glob(_REMOVING + "*")):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a crash: they are made under this lock
+        raise PermissionError(f"{root}: has no {folder.name}, and it cannot be created: {error}") from error
+    with _exclusive(root):
+        for leftover in (*root.glob(_CREATING + "*"), *root.glob(_REMOVING + "*")):
+            shutil.rmtree(leftover, ignore_errors=True)  # of a crash: they exist only under this lock
         if folder.is_dir():
             return
-        new = root / f"{_MAKING}{folder.name}-{secrets.token_hex(4)}"
+        new = root / f"{_CREATING}{folder.name}-{secrets.token_hex(4)}"
         try:
             make_folder(new)
             create_file(new / IN_USE)
@@ -293,18 +273,18 @@ def _fault(folder: Path, wanted: Description) -> str | None:
     if found.ids != wanted.ids:
         raise ValueError(
             f"{folder}: holds {found.samples} samples, expected {wanted.samples} with other ids; "
-            "the fingerprint must also tell which part of the samples is kept"
+            "the fingerprint must also depend on which samples are stored"
         )
     if (folder / BROKEN).exists():
         return "damaged"
     if not (folder / COMPLETE).exists() and found.boot != wanted.boot:
-        return "not finished before the machine started again"
+        return "not finished before the machine restarted"
     return None
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Inside the block nobody else makes or removes folders of this root."""
+def _exclusive(root: Path) -> Iterator[None]:
+    """Inside the block no other process creates or removes folders of this root."""
     with locks.exclusive(root / _ROOT_LOCK, _ROOT_SECONDS) as held:
         if not held:
             raise TimeoutError(f"{root / _ROOT_LOCK}: locked by a process for more than {_ROOT_SECONDS} s")

@@ -1,4 +1,4 @@
-"""Locks on files between processes: always waited for with a limit, released by the kernel after a crash."""
+"""File locks between processes: each wait has a limit, and the kernel releases them after a crash."""
 
 import fcntl
 import os
@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from datacache.store.private import open_file
+from datacache.store.files import open_file
 
 _FIRST_NAP_SECONDS = 0.0002
 _LONGEST_NAP_SECONDS = 0.02
-_SILENT_SECONDS = 5.0  # of waiting, before it is said who is waited for
+_SILENT_SECONDS = 5.0  # of waiting, before a warning names the holders of the lock
 
 _exclusive: set[int] = set()  # descriptors: a child that inherits one must not keep the lock alive
 
 
 def take(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> int | None:
-    """Return a descriptor that holds the lock until it is closed, or ``None`` if others held it all the time.
+    """Return a descriptor that holds the lock until it is closed, or ``None`` after the timeout.
 
-    The file is created if it is missing; nothing is written to it, so its folder may be read-only if not. A
-    long wait is said once, with the processes that hold the lock: they may be stopped.
+    The file is created if it is missing; an existing one may be in a read-only folder. A long wait is warned
+    of once, with the processes that hold the lock: they may be stopped.
     """
     descriptor = _open(path)
     operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-    start, nap, is_said = time.monotonic(), _FIRST_NAP_SECONDS, False
+    start, nap, has_warned = time.monotonic(), _FIRST_NAP_SECONDS, False
     while True:
         try:
             fcntl.flock(descriptor, operation)
@@ -34,8 +34,8 @@ def take(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> i
             if waited >= timeout_seconds:
                 os.close(descriptor)
                 return None
-            if waited >= _SILENT_SECONDS and not is_said:
-                is_said = True
+            if waited >= _SILENT_SECONDS and not has_warned:
+                has_warned = True
                 warnings.warn(
                     f"{path}: locked by {_holders(descriptor)}, waiting for at most {timeout_seconds:g} s",
                     stacklevel=2,
@@ -51,7 +51,7 @@ def take(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> i
 
 @contextmanager
 def exclusive(path: Path, timeout_seconds: float) -> Iterator[bool]:
-    """Hold the lock inside the block, which is told whether it was to be had."""
+    """Hold the lock inside the block; yield whether it was acquired before the timeout."""
     descriptor = take(path, timeout_seconds=timeout_seconds)
     if descriptor is None:
         yield False
@@ -73,7 +73,7 @@ def _open(path: Path) -> int:
 
 
 def _holders(descriptor: int) -> str:
-    """Return the processes that hold a lock on a file, as far as the kernel tells."""
+    """Return the processes that hold a lock on a file, as far as ``/proc/locks`` shows them."""
     inode = f":{os.fstat(descriptor).st_ino}"
     processes: list[str] = []
     with suppress(OSError):
@@ -84,10 +84,10 @@ def _holders(descriptor: int) -> str:
     return f"process {', '.join(processes)}" if processes else "another process"
 
 
-def _forget_in_child() -> None:
+def _release_in_child() -> None:
     for descriptor in _exclusive:
         os.close(descriptor)
     _exclusive.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,8 +1,9 @@
-"""A sample as it lies in the cache: a header, then the payload; nothing wrong is ever taken for right.
+"""The bytes of one record: a header with checksums, then the payload.
 
-The header holds the key, so a record found under another key is caught; its own checksum, looked at always;
-and the payload's, seeded with the header's, looked at on request. The header's is seeded with the generation
-that the record belongs to, so one of another data set with the same key and size is caught as well.
+The header holds the record's key, so a record that is read under another key is detected; its own checksum,
+which is always verified; and the payload's, seeded with the header's, which is verified on request. The
+header's checksum is seeded with the fingerprint of the store, so a record of another data set with the same
+key and size is detected too.
 
 >>> record = pack(7, b"abcdef", (2, 3))
 >>> payload, shape = unpack(7, memoryview(record), verify=True)
@@ -25,15 +26,15 @@ HEADER_BYTES = _HEAD.size + _CHECKS.size
 
 
 def seed_of(fingerprint: str) -> int:
-    """Return what the checksums of a generation are seeded with."""
+    """Return the seed of the checksums of a store with this fingerprint."""
     return xxh3_64_intdigest(fingerprint.encode())
 
 
 def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, seed: int = 0) -> bytes:
     """Return the record of ``payload`` under ``key``; a ``memoryview`` must be contiguous.
 
-    ``shape`` is kept beside it, at most four sizes below 2³²; ``()`` for a payload that is no array.
-    ``seed``: that of the generation it is for.
+    ``shape`` is stored with it, at most four sizes below 2³²; ``()`` if the payload is not an array.
+    ``seed``: that of the store (see :func:`seed_of`).
     """
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {shape}")
@@ -50,8 +51,8 @@ def unpack(
 ) -> tuple[memoryview, tuple[int, ...]]:
     """Return payload (a view of ``record``) and shape.
 
-    Raises :class:`Damaged` unless the record is one of this key, this seed, of this format and length; with
-    ``verify`` also unless every bit of the payload is as it was packed.
+    Raises :class:`Damaged` unless the header has this key, seed, format and length; with ``verify`` also if
+    the payload does not match its checksum.
     """
     if len(record) < HEADER_BYTES:
         raise Damaged(f"sample {key}: expected at least {HEADER_BYTES} bytes, got {len(record)}")
@@ -70,7 +71,7 @@ def unpack(
 
 
 def key_of(record: memoryview) -> int:
-    """Return the key that a record says it has; whether that is right, ``unpack`` tells.
+    """Return the key in a record's header, which is not verified here but by :func:`unpack`.
 
     >>> key_of(memoryview(pack(7, b"abcdef")))
     7

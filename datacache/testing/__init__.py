@@ -1,1 +1,8 @@
-"""Central storage that is slow on purpose, and generated data sets, for tests and benchmarks."""
+"""Fakes for tests and benchmarks, of datacache and of its users.
+
+- :func:`datacache.testing.throttled.serve`: a folder behind a server with a given rate, latency and share of
+  failing requests, as central storage at a ``throttled://`` URL; also
+  ``python -m datacache.testing.throttled_server FOLDER --rate 1gbit --latency-ms 2``.
+- :func:`datacache.testing.synthetic.generate`: any number of JPEGs of the size of ImageNet's, as an
+  ``ImageFolder`` or as TFRecord files.
+"""

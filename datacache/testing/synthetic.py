@@ -1,7 +1,7 @@
-"""Data in the shape of ImageNet, for benchmarks: JPEGs of 500 × 375 pixels and about 110 KB, any number.
+"""Synthetic data of the size of ImageNet's: any number of JPEGs of 500 × 375 pixels and about 110 KB.
 
-They are cut from the two photographs that come with scikit-learn, at varied places and scales, mirrored or
-not, with varied noise. A sample depends on the seed and its number only, not on the form it is stored in.
+They are random crops of the two photographs of scikit-learn, at random scales, mirrored or not, with random
+noise. A sample depends only on the seed and its number, not on the format in which it is stored.
 """
 
 import functools
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 500, 375
 FORMS = ("image_folder", "tfrecord")
 SAMPLES_OF_A_SHARD = 1250  # as in ImageNet's 1,024 shards
 
-# Found by trial: with noise of 2 to 16 grey levels, this quality makes 110 KB on average, from 45 to 145 KB.
+# Measured: with noise of 2 to 16 grey levels, this quality gives 110 KB on average, from 45 to 145 KB.
 QUALITY = 95
 NOISE_LEVELS = (2.0, 16.0)
 
@@ -37,11 +37,11 @@ def generate(
     form: str = "image_folder",
     seed: int = 0,
 ) -> int:
-    """Write ``samples`` JPEGs into a folder, which must be empty or missing; return their bytes in all.
+    """Write ``samples`` JPEGs into a folder, which must be empty or missing; return the sum of their bytes.
 
-    Sample ``i`` has the label ``i mod classes``. As "image_folder" it is ``class_L/i.jpg`` (numbers with
-    leading zeros, so that the order of names is that of numbers); as "tfrecord" it is a ``tf.train.Example``
-    with ImageNet's keys, labels from 1 on, in files ``train-00000-of-0000N``.
+    Sample ``i`` has the label ``i mod classes``. ``form`` "image_folder": files ``class_L/i.jpg``, with
+    leading zeros, so that sorting by name sorts by number; "tfrecord": ``tf.train.Example``s with ImageNet's
+    keys, labels from 1 on, in files ``train-00000-of-0000N``.
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
@@ -57,7 +57,7 @@ def generate(
 
 
 def sample_jpeg(sample: int, seed: int) -> bytes:
-    """Return sample number ``sample``, encoded."""
+    """Return the JPEG of one sample."""
     random = np.random.default_rng([seed, sample])
     photographs = _photographs()
     picture = photographs[random.integers(len(photographs))]
@@ -69,7 +69,7 @@ def sample_jpeg(sample: int, seed: int) -> bytes:
 
 
 def _crop(picture: Image.Image, random: np.random.Generator) -> tuple[float, float, float, float]:
-    """Return a box of the right proportions: left, upper, right, lower."""
+    """Return a random box with the aspect ratio of a sample: left, upper, right, lower."""
     largest = min(picture.width / WIDTH, picture.height / HEIGHT)
     scale = largest * random.uniform(0.3, 1)
     left = random.uniform(0, picture.width - scale * WIDTH)
@@ -78,7 +78,7 @@ def _crop(picture: Image.Image, random: np.random.Generator) -> tuple[float, flo
 
 
 def _noisy(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Return the pixels with a window of the noise, at varied strength, added."""
+    """Return the pixels plus a random window of the noise, of random strength."""
     row, column = random.integers(0, (HEIGHT, WIDTH))
     noise = _noise()[row : row + HEIGHT, column : column + WIDTH]
     return np.clip(pixels + noise * np.float32(random.uniform(*NOISE_LEVELS)), 0, 255).astype(np.uint8)
@@ -93,24 +93,24 @@ def _photographs() -> tuple[Image.Image, ...]:
 
 @functools.cache
 def _noise() -> npt.NDArray[np.float32]:
-    """Return normal noise on twice the height and width: drawing it again would cost more than the JPEG."""
+    """Return normal noise of twice the height and width; drawing it again would cost more than the JPEG."""
     return np.random.default_rng(0).standard_normal((2 * HEIGHT, 2 * WIDTH, 3), np.float32)
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Return one thread a core: resizing, adding and encoding all run outside the interpreter's lock."""
-    _photographs(), _noise()  # before the threads, which would each make their own
+    """Return one thread a core: resizing, adding and encoding all release the interpreter's lock."""
+    _photographs(), _noise()  # cached before the threads use them
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
 
 def _write_folders(root: Path, samples: int, classes: int, seed: int) -> int:
     class_digits, digits = len(str(classes - 1)), len(str(samples - 1))
-    places = [root / f"class_{label:0{class_digits}}" for label in range(min(classes, samples))]
-    for place in places:
-        place.mkdir()
+    folders = [root / f"class_{label:0{class_digits}}" for label in range(min(classes, samples))]
+    for folder in folders:
+        folder.mkdir()
 
     def write(sample: int) -> int:
-        return (places[sample % classes] / f"{sample:0{digits}}.jpg").write_bytes(sample_jpeg(sample, seed))
+        return (folders[sample % classes] / f"{sample:0{digits}}.jpg").write_bytes(sample_jpeg(sample, seed))
 
     with _threads() as threads:
         return sum(threads.map(write, range(samples)))
@@ -139,7 +139,7 @@ def _record(data: bytes) -> Iterator[bytes]:
 
 
 def _example(sample: int, label: int, jpeg: bytes) -> bytes:
-    """Return a serialised ``tf.train.Example`` with the features of ImageNet's that loaders use."""
+    """Return a serialized ``tf.train.Example`` with the features of ImageNet's that loaders use."""
     features: dict[str, bytes | int] = {
         "image/class/label": label + 1,
         "image/class/text": f"class_{label}".encode(),
@@ -170,7 +170,7 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Return an integer, 0 or more, in groups of seven bits, the lowest first.
+    """Return a varint: an integer, 0 or more, in groups of seven bits, the lowest first.
 
     >>> list(_varint(300))
     [172, 2]

@@ -1,10 +1,10 @@
-"""Central storage that is slow on purpose: a folder behind one network link, for tests and benchmarks.
+"""Throttled central storage: a folder behind one slow network link, for tests and benchmarks.
 
-``python -m datacache.testing.throttled_server FOLDER --rate 1gbit --latency-ms 2`` is an HTTP server, a
-process of its own, so that its limits hold for all the ranks of a machine together: every answer waits its
-latency, at the same time as others, and then goes through one link of the given rate. It prints its URL,
-``throttled://…``, when it is ready. That URL is for fsspec, which finds :class:`ThrottledFileSystem` once
-this module is imported::
+``python -m datacache.testing.throttled_server FOLDER --rate 1gbit --latency-ms 2`` is an HTTP server. It is a
+process of its own, so that its limits hold for all ranks of a machine together: each response waits for the
+latency, in parallel with others, and then passes one link of the given rate. It prints its URL,
+``throttled://…``, when it is ready. fsspec opens such URLs with :class:`ThrottledFileSystem` once this module
+is imported::
 
     with serve(folder, rate="1gbit", latency_seconds=0.002) as url:
         fs, root = fsspec.url_to_fs(url)
@@ -12,7 +12,7 @@ this module is imported::
         fs.cat_file(root + "/a/b.jpg", start=100, end=200)
         assert counts(url).requests == 1
 
-The same address as ``http://…`` works with whatever speaks HTTP: ranges, ``HEAD``, folders as pages of links.
+The same address as ``http://…`` works with any HTTP client: ranges, ``HEAD``, folders as pages of links.
 fsspec's own HTTP filesystem lists such pages too, but without sizes: it would need a request for each file.
 """
 
@@ -37,7 +37,7 @@ LISTING = "application/json"
 
 
 def bytes_per_second(rate: str) -> float:
-    """Return a rate that is written as ``tc`` writes it, in bytes per second.
+    """Return a rate in the notation of ``tc`` in bytes per second.
 
     >>> bytes_per_second("1gbit"), bytes_per_second("500mbit")
     (125000000.0, 62500000.0)
@@ -50,14 +50,14 @@ def bytes_per_second(rate: str) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """How slow and how bad the storage is.
+    """The limits and faults of the storage.
 
-    ``rate``: of the link, all clients together, as ``tc`` writes it ("1gbit"); ``None``: no limit.
-    ``latency_seconds``: between a request and the first byte of its answer.
-    ``failures``: share of the requests that fail, drawn with ``seed``: by turns with status 503, and by
-    hanging up after half of the answer.
-    ``stall_seconds``: if not 0, requests that fail do so by a pause of so long after half of the answer;
-    who is patient gets the other half then.
+    ``rate``: of the link, for all clients together, in the notation of ``tc`` ("1gbit"); ``None``: no limit.
+    ``latency_seconds``: between a request and the first byte of its response.
+    ``failures``: the share of requests that fail, drawn with ``seed``: alternately with status 503, and with
+    a connection that is closed after half of the response.
+    ``stall_seconds``: if not 0, failing requests instead pause for this time after half of the response, and
+    then send the other half.
     """
 
     rate: str | None = None
@@ -83,10 +83,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a server has done so far; what failed counts only as such.
+    """What a server has sent so far; failed requests count only in ``failures``.
 
-    ``requests`` and ``bytes``: answers with the contents of files. ``listings``: all other answers.
-    ``reads``: file, relative to the folder, to how often it or a range of it was sent.
+    ``requests`` and ``bytes``: responses with contents of files. ``listings``: all other responses.
+    ``reads``: for each file, relative to the folder, how often it or a range of it was sent.
     """
 
     requests: int = 0
@@ -97,7 +97,7 @@ class Counts:
 
 
 def counts(url: str) -> Counts:
-    """Return what the server at this URL has done so far; costs no latency, and is not counted itself."""
+    """Return the counts of the server at this URL, without latency; this request is not counted."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request("GET", COUNTS)
@@ -118,7 +118,7 @@ def serve(
 ) -> Iterator[str]:
     """Serve a folder from a process of its own and yield its URL; see :class:`Limits` for the arguments.
 
-    The server ends with the block, and also when this process dies before: it watches its standard input.
+    The server ends with the block, or when this process dies: it watches its standard input.
     """
     limits = Limits(rate, latency_seconds, failures, seed, stall_seconds)
     command = [
@@ -149,15 +149,15 @@ def serve(
             raise RuntimeError(f"{' '.join(command)}: ended before it served, status {server.wait()}")
         yield url
     finally:
-        server.kill()  # it keeps nothing that would have to be put in order
+        server.kill()  # it has no state to save
         server.communicate()
 
 
 class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The client of that server: lists folders and reads files, from any number of threads.
+    """The client of the throttled server: lists folders and reads files, in any number of threads.
 
-    Each thread keeps a connection of its own. An answer that is cut short, refused, or does not go on for
-    ``timeout_seconds`` is an ``OSError``; nothing is asked twice here, that is for the caller to do.
+    Each thread has its own connection. A response that is incomplete, an error, or stalls for
+    ``timeout_seconds`` raises an ``OSError``; there are no retries here: :class:`datacache.Storage` retries.
     """
 
     protocol = "throttled"
@@ -169,7 +169,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         self._own = threading.local()
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """Return what lies in a folder by one request; a file is listed alone."""
+        """Return the entries of a folder, or the one of a file, by one request."""
         path = self._strip_protocol(path).rstrip("/")
         host, _, inside = path.partition("/")
         entries: list[dict[str, Any]] = json.loads(self._get(host, f"/{inside}", {"Accept": LISTING}))
@@ -196,7 +196,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         return super().find(path, maxdepth, withdirs, detail, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        """Return the bytes of a file from ``start`` to before ``end``, fewer where the file ends before."""
+        """Return the bytes of a file from ``start`` to before ``end``, fewer if the file is shorter."""
         first = start or 0
         if first < 0 or (end is not None and end < first):
             raise ValueError(f"range of {path}: expected 0 ≤ start ≤ end, got {start} and {end}")
@@ -209,7 +209,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         return self._get(host, f"/{inside}", headers)
 
     def _get(self, host: str, path: str, headers: dict[str, str]) -> bytes:
-        """Return the body of one answer; after any error the connection is given up."""
+        """Return the body of one response; the connection is closed after any error."""
         connection = self._connection(host)
         try:
             connection.request("GET", quote(path), headers=headers)
@@ -227,12 +227,14 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         return body
 
     def _connection(self, host: str) -> http.client.HTTPConnection:
-        """Return this thread's connection; a process that was forked from another makes its own."""
-        kept: dict[tuple[int, str], http.client.HTTPConnection] = self._own.__dict__.setdefault("kept", {})
+        """Return this thread's connection; a forked process opens its own."""
+        opened: dict[tuple[int, str], http.client.HTTPConnection] = self._own.__dict__.setdefault(
+            "opened", {}
+        )
         key = (os.getpid(), host)
-        if key not in kept:
-            kept[key] = http.client.HTTPConnection(host, timeout=self._timeout_seconds)
-        return kept[key]
+        if key not in opened:
+            opened[key] = http.client.HTTPConnection(host, timeout=self._timeout_seconds)
+        return opened[key]
 
 
 fsspec.register_implementation("throttled", "datacache.testing.throttled.ThrottledFileSystem")

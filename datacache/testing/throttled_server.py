@@ -1,6 +1,6 @@
-"""Server of slow central storage: ``python -m datacache.testing.throttled_server FOLDER --rate 1gbit``.
+"""The throttled server: ``python -m datacache.testing.throttled_server FOLDER --rate 1gbit``.
 
-A process of its own, see :mod:`datacache.testing.throttled`. It prints its URL when it is ready.
+See :mod:`datacache.testing.throttled`, which starts it as a process. It prints its URL when it is ready.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from urllib.parse import quote, unquote, urlsplit
 
 from datacache.testing.throttled import COUNTS, LISTING, Limits, bytes_per_second
 
-# What one connection sends before another has its turn: two milliseconds of the link at half a Gbit/s.
+# Sent by one connection before another may send: two milliseconds of the link at half a Gbit/s.
 CHUNK_BYTES = 128 * 1024
 
 
 class _Link:
-    """A link that passes ``rate`` bytes per second on, one chunk after the other."""
+    """A link of ``rate`` bytes per second that sends one chunk after the other."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._free_at = 0.0
 
     def book(self, earliest: float, size: int) -> float:
-        """Return when ``size`` bytes are through that come in at ``earliest``; times in seconds.
+        """Return when ``size`` bytes that arrive at ``earliest`` have been sent; times in seconds.
 
         >>> link = _Link(100)
         >>> link.book(1.0, 50), link.book(1.0, 50), link.book(3.0, 50)
@@ -53,8 +53,8 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What is sent: ``size`` bytes from ``start`` of ``file``, or of ``body`` where there is no file."""
+class _Response:
+    """A response: ``size`` bytes from ``start`` of ``file``, or of ``body`` if there is no file."""
 
     status: str
     headers: dict[str, str]
@@ -86,15 +86,15 @@ class _Server:
         self._sent: Counter[str] = Counter()
         self._reads: Counter[str] = Counter()
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one client's requests, one after the other, until it hangs up or one is cut short."""
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one client's requests until it closes the connection or a response is cut short."""
         with suppress(OSError, asyncio.IncompleteReadError):
             while await self._answer(await _next_request(reader), writer):
                 pass
         writer.close()
 
     async def _answer(self, request: _Request, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; return whether the connection goes on."""
+        """Answer one request; return whether the connection stays open."""
         if request.path == COUNTS:
             known = {name: self._sent[name] for name in ("requests", "bytes", "listings", "failures")}
             answer = _text(json.dumps({**known, "reads": self._reads}), LISTING)
@@ -104,20 +104,20 @@ class _Server:
         await _sleep_until(begun)
         if self._random.random() < self._limits.failures:
             return await self._fail(request, writer, begun)
-        answer = _answer_to(self._folder, request)
+        answer = _response_to(self._folder, request)
         writer.write(answer.head())
         await self._send(answer, writer, begun, 0, answer.size)
         self._count(answer)
         return True
 
     async def _fail(self, request: _Request, writer: asyncio.StreamWriter, begun: float) -> bool:
-        """Refuse, hang up half way or stall half way; return whether the connection goes on."""
+        """Refuse, or close or stall half way; return whether the connection stays open."""
         self._sent["failures"] += 1
         stalls = self._limits.stall_seconds > 0
         if not stalls and self._sent["failures"] % 2:
             writer.write(_text("", "text/plain", status="503 Service Unavailable").head())
             return True
-        answer = _answer_to(self._folder, request)
+        answer = _response_to(self._folder, request)
         writer.write(answer.head())
         await self._send(answer, writer, begun, 0, answer.size // 2)
         if not stalls:
@@ -127,9 +127,9 @@ class _Server:
         return True
 
     async def _send(
-        self, answer: _Answer, writer: asyncio.StreamWriter, earliest: float, begin: int, end: int
+        self, answer: _Response, writer: asyncio.StreamWriter, earliest: float, begin: int, end: int
     ) -> None:
-        """Send the bytes ``begin`` to ``end`` of an answer, chunk by chunk as the link lets them through."""
+        """Send the bytes ``begin`` to ``end`` of a response, chunk by chunk at the rate of the link."""
         for start in range(begin, end, CHUNK_BYTES):
             chunk = answer.bytes(start, min(CHUNK_BYTES, end - start))
             earliest = self._link.book(earliest, len(chunk))
@@ -137,7 +137,7 @@ class _Server:
             writer.write(chunk)
             await writer.drain()
 
-    def _count(self, answer: _Answer) -> None:
+    def _count(self, answer: _Response) -> None:
         if answer.file is None:
             self._sent["listings"] += 1
             return
@@ -147,7 +147,7 @@ class _Server:
 
 
 async def _next_request(reader: asyncio.StreamReader) -> _Request:
-    """Return the next request of a connection; its end is an ``IncompleteReadError``."""
+    """Return the next request of a connection; ``IncompleteReadError`` at its end."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.rstrip().split("\r\n")
     method, target, _ = first.split(" ")
@@ -156,14 +156,14 @@ async def _next_request(reader: asyncio.StreamReader) -> _Request:
 
 
 async def _sleep_until(moment: float) -> None:
-    """Sleep until ``time.monotonic()`` says ``moment``; not at all if it has passed."""
+    """Sleep until ``time.monotonic()`` is at least ``moment``."""
     seconds = moment - time.monotonic()
     if seconds > 0:
         await asyncio.sleep(seconds)
 
 
-def _answer_to(folder: Path, request: _Request) -> _Answer:
-    """Return the answer to a request; to ``HEAD``, what ``GET`` would be told, without the contents."""
+def _response_to(folder: Path, request: _Request) -> _Response:
+    """Return the response to a request; to ``HEAD``, that of ``GET`` without the contents."""
     if request.method == "GET":
         return _contents(folder, request)
     if request.method == "HEAD":
@@ -171,26 +171,26 @@ def _answer_to(folder: Path, request: _Request) -> _Answer:
     return _text("", "text/plain", status="405 Method Not Allowed")
 
 
-def _contents(folder: Path, request: _Request) -> _Answer:
-    """Return a file, a range of one, or what lies in a folder."""
+def _contents(folder: Path, request: _Request) -> _Response:
+    """Return a file, a range of one, or the listing of a folder."""
     inside = request.path.strip("/")
-    place = folder / inside
-    if ".." in inside.split("/") or not place.exists():
+    path = folder / inside
+    if ".." in inside.split("/") or not path.exists():
         return _text("", "text/plain", status="404 Not Found")
     if request.headers.get("accept") == LISTING:
-        return _text(json.dumps(_listing(folder, place)), LISTING)
-    if place.is_dir():
-        return _text(_page(_listing(folder, place)), "text/html; charset=utf-8")
-    return _file(place, request.headers.get("range"))
+        return _text(json.dumps(_listing(folder, path)), LISTING)
+    if path.is_dir():
+        return _text(_page(_listing(folder, path)), "text/html; charset=utf-8")
+    return _file(path, request.headers.get("range"))
 
 
-def _text(text: str, kind: str, status: str = "200 OK") -> _Answer:
+def _text(text: str, kind: str, status: str = "200 OK") -> _Response:
     body = text.encode()
     headers = {"Content-Type": kind, "Content-Length": str(len(body))}
-    return _Answer(status, headers, body, size=len(body))
+    return _Response(status, headers, body, size=len(body))
 
 
-def _file(path: Path, wanted: str | None) -> _Answer:
+def _file(path: Path, wanted: str | None) -> _Response:
     """Return a file, or the range ``wanted``, as in "bytes=100-199" or "bytes=100-"."""
     facts = path.stat()
     headers = {
@@ -205,21 +205,21 @@ def _file(path: Path, wanted: str | None) -> _Answer:
         end = min(end, int(found[2]) + 1) if found[2] else end
         if start >= end:
             headers |= {"Content-Range": f"bytes */{facts.st_size}", "Content-Length": "0"}
-            return _Answer("416 Range Not Satisfiable", headers)
+            return _Response("416 Range Not Satisfiable", headers)
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{facts.st_size}"
         status = "206 Partial Content"
     headers["Content-Length"] = str(end - start)
-    return _Answer(status, headers, file=path, start=start, size=end - start)
+    return _Response(status, headers, file=path, start=start, size=end - start)
 
 
 def _version(facts: os.stat_result) -> str:
     return f"{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 
-def _listing(folder: Path, place: Path) -> list[dict[str, Any]]:
-    """Return the entries of a folder, by name, as fsspec wants them; a file is listed alone."""
+def _listing(folder: Path, found: Path) -> list[dict[str, Any]]:
+    """Return the entries of a folder, by name, or the one of a file, in the format of fsspec."""
     entries = []
-    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+    for path in sorted(found.iterdir()) if found.is_dir() else [found]:
         facts = path.stat()
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
@@ -231,7 +231,7 @@ def _listing(folder: Path, place: Path) -> list[dict[str, Any]]:
 
 
 def _page(entries: list[dict[str, Any]]) -> str:
-    """Return a folder as a page of links, those to folders with a slash at the end."""
+    """Return a folder as a page of links; links to folders end with a slash."""
     names = [entry["name"].rpartition("/")[2] + "/" * (entry["type"] == "directory") for entry in entries]
     links = [f'<li><a href="{quote(name)}">{html.escape(name)}</a>' for name in names]
     return "\n".join(["<!doctype html>", "<ul>", *links, "</ul>", ""])
@@ -239,7 +239,7 @@ def _page(entries: list[dict[str, Any]]) -> str:
 
 async def _run(folder: Path, limits: Limits, port: int, until_input_ends: bool) -> None:
     """Serve until the process is ended."""
-    server = await asyncio.start_server(_Server(folder, limits).talk, "127.0.0.1", port)
+    server = await asyncio.start_server(_Server(folder, limits).serve, "127.0.0.1", port)
     if until_input_ends:
         # A thread, because an event loop cannot wait for every kind of standard input.
         threading.Thread(target=_exit_when_input_ends, daemon=True).start()
@@ -256,14 +256,14 @@ def _exit_when_input_ends() -> None:
 def main() -> None:
     """Read the command line and serve."""
     parser = argparse.ArgumentParser(
-        prog="python -m datacache.testing.throttled_server", description="A slow file server."
+        prog="python -m datacache.testing.throttled_server", description="A file server of limited rate."
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rate", help="of all clients together, as tc writes it: 1gbit (default: no limit)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before each answer (default 0)")
+    parser.add_argument("--rate", help="of all clients together, such as 1gbit (default: no limit)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="before each response (default 0)")
     parser.add_argument("--failures", type=float, default=0.0, help="share of requests that fail (default 0)")
-    parser.add_argument("--seed", type=int, default=0, help="which ones (default 0)")
-    parser.add_argument("--stall-seconds", type=float, default=0.0, help="failures are pauses of so long")
+    parser.add_argument("--seed", type=int, default=0, help="of the requests that fail (default 0)")
+    parser.add_argument("--stall-seconds", type=float, default=0.0, help="of a pause instead of a failure")
     parser.add_argument("--port", type=int, default=0, help="on the loopback interface (default: a free one)")
     parser.add_argument("--until-input-ends", action="store_true", help="exit when standard input is closed")
     args = parser.parse_args()

@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Return what tells it from others."""
+        """Return what distinguishes it from others."""
         return f"{self.rate}, {self.size:,} entries, {world(self.nodes)}"
 
     @property
@@ -177,7 +177,7 @@ def bars(record: Record) -> Iterator[tuple[str, float, float]]:
 
 
 def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw what the busiest rank sends between nodes; of MPI's own exchanges nobody knows."""
+    """Draw what the busiest rank sends between nodes; that of MPI's own collectives is unknown."""
     megabytes = [record.bytes.inter / 1e6 if record.bytes else None for record in records]
     for place, sent in enumerate(megabytes):
         if sent is not None:

@@ -10,7 +10,7 @@ from training.commands.printing import milliseconds, times
 TEXT = """## Reducers on simulated ranks
 
 By the virtual clock: messages take what the α-β model predicts. Sent is what the busiest rank sends in a
-step; memory is what a rank holds besides its gradient, in vectors as long as that.
+step; memory is what a rank allocates besides its gradient, in vectors of the gradient's size.
 """
 
 

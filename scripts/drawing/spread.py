@@ -29,7 +29,7 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def place_of(record: Record) -> tuple[str, str, str, str]:
-    """Return what tells a measurement from others of its kind."""
+    """Return what distinguishes a measurement from others of its kind."""
     case = record.case
     measured = case.get("input") or f"{case['rate']}, {world(case['ranks_of_nodes'])}"
     return f"`{label(record)}`", f"{case['size']:,}", percent(case["density"]), measured

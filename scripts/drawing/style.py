@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-# Of Okabe and Ito's palette; all-reduces, whose stages nobody sees, are grey.
+# Okabe and Ito's palette; all-reduces, whose stages are not measured, are grey.
 STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
 WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
 
-# Of a picture's width, at most: who looks at it may have a wider font.
+# The most of a picture's width: the viewer's font may be wider.
 LEGEND_SHARE = 0.95
 
 # Text stays text, and elements have the same names in every run.
@@ -24,7 +24,7 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "
 
 @contextmanager
 def picture(path: Path, width: float, height: float, fingerprint: str) -> Iterator[Figure]:
-    """Give a figure of so many inches, which is written when the block ends.
+    """Yield a figure of this size in inches; it is saved when the block ends.
 
     ``fingerprint``: of the records, which the file has among its metadata.
     """
@@ -41,7 +41,7 @@ def open_up(axes: Axes) -> None:
 
 
 def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Write beside the first of each row of axes what is high there."""
+    """Label the y axis of the first axes of each row."""
     for axes, name in zip(rows[:, 0], names, strict=True):
         axes.set_ylabel(name)
         axes.margins(y=0.1)  # for what is written above the bars

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from datacache.batches import prefetched
+from datacache.batches import prefetch
 from datacache.buffers import ALIGNMENT, Buffers
 
 
@@ -38,12 +38,12 @@ def test_results_come_in_order_whatever_takes_longest():
         time.sleep(0.01 * (number % 2 == 0))
         return number
 
-    assert list(prefetched(slow_for_even, range(20), threads=4, prefetch=6)) == list(range(20))
+    assert list(prefetch(slow_for_even, range(20), threads=4, depth=6)) == list(range(20))
 
 
 def test_no_more_is_begun_than_asked_for():
     begun = []
-    results = prefetched(lambda number: begun.append(number), range(100), threads=2, prefetch=3)
+    results = prefetch(lambda number: begun.append(number), range(100), threads=2, depth=3)
     next(results)
     assert len(begun) <= 4
     results.close()
@@ -52,12 +52,12 @@ def test_no_more_is_begun_than_asked_for():
 
 def test_threads_end_with_the_last_result():
     before = threading.active_count()
-    assert sum(prefetched(lambda number: number, range(5), threads=3, prefetch=2)) == 10
+    assert sum(prefetch(lambda number: number, range(5), threads=3, depth=2)) == 10
     assert threading.active_count() == before
 
 
 def test_an_exception_comes_where_its_result_would():
-    results = prefetched(lambda number: 1 // (2 - number), range(5), threads=2, prefetch=4)
+    results = prefetch(lambda number: 1 // (2 - number), range(5), threads=2, depth=4)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)

@@ -31,7 +31,7 @@ def order_of(global_batch=6, shards=1, samples=SAMPLES):
 
 
 @pytest.fixture(params=["none", "disk", "memory", "both"])
-def places(request, tmp_path):
+def dirs(request, tmp_path):
     return CacheDirs(
         disk=tmp_path / "disk" if request.param in ("disk", "both") else None,
         memory=tmp_path / "memory" if request.param in ("memory", "both") else None,
@@ -39,8 +39,8 @@ def places(request, tmp_path):
 
 
 @pytest.mark.parametrize("input_size", [1, 6, 8])
-def test_batches_hold_the_images_with_their_own_labels(places, input_size):
-    cache, order = DataCache(Counted(), shorter_side=input_size, places=places), order_of()
+def test_batches_hold_the_images_with_their_own_labels(dirs, input_size):
+    cache, order = DataCache(Counted(), shorter_side=input_size, dirs=dirs), order_of()
     crop = CentreCrop(input_size, dtype="uint8")
     for _ in range(2):  # read through, then from what is kept
         batches = list(cache.batches(order, crop, rank=1, world_size=2, epoch=5))
@@ -54,15 +54,15 @@ def test_batches_hold_the_images_with_their_own_labels(places, input_size):
 
 
 def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
-    places, source, order = CacheDirs(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
-    ranks = [DataCache(source, places=places) for _ in range(2)]
+    dirs, source, order = CacheDirs(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
+    ranks = [DataCache(source, dirs=dirs) for _ in range(2)]
     for epoch in range(4):
         for rank, cache in enumerate(ranks):
             list(cache.batches(order, CentreCrop(8), rank, 2, epoch, remainder="pad"))
     assert source.reads.max() <= 2  # the last batch is padded by samples that another rank may have read
     assert (source.reads == 1).sum() >= SAMPLES - 1
     before = source.reads.sum()
-    again = DataCache(source, places=places)
+    again = DataCache(source, dirs=dirs)
     list(again.batches(order, CentreCrop(8), 0, 1, epoch=9, remainder="pad"))
     assert source.reads.sum() == before
     assert again.counts.memory == 24
@@ -72,9 +72,9 @@ def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
 def test_what_memory_has_lost_comes_from_disk(tmp_path):
     source, order = Counted(), order_of()
     disk = CacheDirs(tmp_path / "disk", tmp_path / "memory")
-    DataCache(source, places=disk).fill()
+    DataCache(source, dirs=disk).fill()
     before = source.reads.sum()
-    cache = DataCache(source, places=CacheDirs(tmp_path / "disk", tmp_path / "other memory"))
+    cache = DataCache(source, dirs=CacheDirs(tmp_path / "disk", tmp_path / "other memory"))
     list(cache.batches(order, CentreCrop(8), 0, 1, epoch=0))
     assert source.reads.sum() == before
     assert (cache.counts.disk, cache.counts.memory) == (18, 0)
@@ -99,9 +99,9 @@ def test_the_same_inputs_come_from_the_source_and_from_each_level(tmp_path):
         return [batch.images.copy() for batch in cache.batches(order_of(), crop, 0, 1, epoch=1)]
 
     expected = batches()
-    places = CacheDirs(tmp_path / "disk", tmp_path / "memory")
+    dirs = CacheDirs(tmp_path / "disk", tmp_path / "memory")
     for _ in range(2):
-        for got, wanted in zip(batches(places=places, threads=3), expected, strict=True):
+        for got, wanted in zip(batches(dirs=dirs, threads=3), expected, strict=True):
             assert np.array_equal(got, wanted)
 
 
@@ -119,7 +119,7 @@ def test_evaluation_counts_every_sample_once_in_equally_many_batches():
 def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
     source, order = Counted(24), order_of(shards=2, samples=24)
     part = order.part([0], 2)
-    cache = DataCache(source, part=part, places=CacheDirs(tmp_path / "disk", tmp_path / "memory"))
+    cache = DataCache(source, part=part, dirs=CacheDirs(tmp_path / "disk", tmp_path / "memory"))
     cache.fill()
     assert np.flatnonzero(source.reads).tolist() == part.tolist() == list(range(12))
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
 
 def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("datacache.cache.FILL_SAMPLES", 5)
-    cache, told = DataCache(Counted(), places=CacheDirs(memory=tmp_path)), []
+    cache, told = DataCache(Counted(), dirs=CacheDirs(memory=tmp_path)), []
     cache.fill(lambda done, total: told.append((done, total)))
     assert told[-1] == (SAMPLES, SAMPLES)
     assert len(told) == 5
@@ -139,7 +139,7 @@ def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
 
 
 def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache(tmp_path):
-    cache = DataCache(Counted(), places=CacheDirs(memory=tmp_path))
+    cache = DataCache(Counted(), dirs=CacheDirs(memory=tmp_path))
     for _ in range(2):
         for batch in cache.evaluation_batches(CentreCrop(8, dtype="uint8"), 0, 1, batch_size=SAMPLES):
             assert batch.images.max() == SAMPLES - 1

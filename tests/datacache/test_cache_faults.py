@@ -16,15 +16,17 @@ from datacache import (
     Order,
     StorageFailed,
     catalogue,
-    locks,
     manifest_of,
 )
 from datacache.storage import no_report
+from datacache.store import locks
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import counts, serve
 from tests.datacache.processes import FORK
+from tests.extent import ALL
 
-SAMPLES, SIDE, KILLS, RANKS = 60, 48, 30, 2
+SAMPLES, SIDE, RANKS = 60, 48, 2
+KILLS = 30 if ALL else 6
 ORDER = Order(SAMPLES, 1, 6, seed=3)
 CROP = CentreCrop(32, dtype="uint8")
 
@@ -38,9 +40,9 @@ def pictures(tmp_path_factory):
 
 def cache_of(url, folder, *, side=SIDE, attempts=10):
     source = ImageFolder(str(url), storage={"attempts": attempts})
-    places = CacheDirs(folder / "disk", folder / "memory")
-    manifest = manifest_of(source, places.disk, "pictures")
-    return DataCache(source, manifest=manifest, shorter_side=side, places=places)
+    dirs = CacheDirs(folder / "disk", folder / "memory")
+    manifest = manifest_of(source, dirs.disk, "pictures")
+    return DataCache(source, manifest=manifest, shorter_side=side, dirs=dirs)
 
 
 def epoch(cache, rank=0, world_size=1, number=0, crop=CROP):
@@ -92,7 +94,7 @@ def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pict
             kept_before = kept
         cache = cache_of(url, tmp_path)
         before = counts(url).requests
-        missing_on_disk = len(cache._levels.disk.generation.missing_ids())
+        missing_on_disk = len(cache._levels.disk.store.missing_ids())
         assert_equal(epoch(cache), right)
         assert counts(url).requests - before == cache.counts.storage == missing_on_disk
         assert cache.counts.damaged_in_memory == cache.counts.damaged_on_disk == 0
@@ -180,7 +182,7 @@ def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limi
     ready = FORK.Event()
 
     class Slow(ImageFolder):
-        def scan(self, tell=no_report):
+        def scan(self, report=no_report):
             ready.set()
             time.sleep(60)
 

@@ -6,7 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order, make_source
+from datacache import CIFAR10, Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order
 from datacache.errors import BadSample, SourceChanged, StorageFailed
 from datacache.sources import cifar
 
@@ -59,7 +59,7 @@ def url(request, tmp_path):
 @pytest.mark.parametrize("block_records", [1, 2, 2048])
 def test_pictures_and_labels_are_those_of_the_batches_in_order(url, block_records, monkeypatch):
     monkeypatch.setattr(cifar, "BLOCK_RECORDS", block_records)
-    source = make_source("cifar10", url)
+    source = CIFAR10(url)
     told = []
     manifest = source.scan(lambda done, total: told.append((done, total)))
     assert max(told) == (TOTAL * RECORD, TOTAL * RECORD)
@@ -77,7 +77,7 @@ def test_pictures_and_labels_are_those_of_the_batches_in_order(url, block_record
 
 
 def test_the_test_part_is_its_own_file(url):
-    source = make_source("cifar10", url, part="test")
+    source = CIFAR10(url, part="test")
     manifest = source.scan()
     assert list(manifest.files) == ["test_batch.bin"]
     assert manifest.labels.tolist() == TEST_LABELS.tolist()
@@ -88,8 +88,8 @@ def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
     order = Order(samples=TOTAL, shards=1, global_batch=4, seed=3)
     crop = CentreCrop(32, ratio=1.0, dtype="uint8")
 
-    def batches(source, places):
-        cache = DataCache(source, shorter_side=32, places=places)
+    def batches(source, dirs):
+        cache = DataCache(source, shorter_side=32, dirs=dirs)
         made = [
             (batch.images.copy(), batch.labels.copy())
             for epoch in range(2)
@@ -99,8 +99,8 @@ def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
         cache.close()
         return made, counts
 
-    places = CacheDirs(disk=tmp_path / "disk", memory=tmp_path / "memory")
-    made, counts = batches(make_source("cifar10", url), places)
+    dirs = CacheDirs(disk=tmp_path / "disk", memory=tmp_path / "memory")
+    made, counts = batches(CIFAR10(url), dirs)
     expected, _ = batches(Arrays(IMAGES, LABELS), CacheDirs())
     assert len(made) == len(expected) == 6
     for (images, labels), (expected_images, expected_labels) in zip(made, expected, strict=True):
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_row_of_records_is_named_with_its_size(url, size):
     with pytest.raises(
         ValueError, match=f"data_batch_3.bin: expected records of 3073 bytes, got {size} bytes"
     ):
-        make_source("cifar10", url).scan()
+        CIFAR10(url).scan()
 
 
 @pytest.mark.parametrize("block_records", [1, 2048])
@@ -132,22 +132,22 @@ def test_a_label_beyond_the_classes_is_named_with_its_record(url, record, label,
     with pytest.raises(
         BadSample, match=rf"data_batch_3.bin: record {record}: label: expected 0 … 9, got {label}: damaged"
     ):
-        make_source("cifar10", url).scan()
+        CIFAR10(url).scan()
 
 
 def test_files_that_are_missing_are_named(url):
     filesystem, root = fsspec.core.url_to_fs(url)
     filesystem.rm(f"{root}/data_batch_4.bin")
     with pytest.raises(FileNotFoundError, match="data_batch_4.bin: no such file, expected those of CIFAR-10"):
-        make_source("cifar10", url).scan()
+        CIFAR10(url).scan()
     with pytest.raises(FileNotFoundError, match="/nowhere/test_batch.bin: no such file"):
-        make_source("cifar10", f"{url}/nowhere", part="test").scan()
+        CIFAR10(f"{url}/nowhere", part="test").scan()
     with pytest.raises(ValueError, match="part: expected one of train, test, got 'validation'"):
-        make_source("cifar10", url, part="validation")
+        CIFAR10(url, part="validation")
 
 
 def test_a_batch_that_changed_or_shrank_is_noticed(url, tmp_path):
-    source = make_source("cifar10", url)
+    source = CIFAR10(url)
     source.scan().save(tmp_path / "manifest")
     manifest = Manifest.load(tmp_path / "manifest")
     put(url, {"data_batch_5.bin": files()["data_batch_5.bin"][:RECORD]})
@@ -159,7 +159,7 @@ def test_a_batch_that_changed_or_shrank_is_noticed(url, tmp_path):
 
 
 def test_ids_that_are_no_samples_are_refused(url):
-    source = make_source("cifar10", url)
+    source = CIFAR10(url)
     manifest = source.scan()
     for ids in ([TOTAL], [0, -1]):
         with pytest.raises(ValueError, match=rf"ids: expected 0 … {TOTAL - 1}, got"):
@@ -186,7 +186,7 @@ class _Failing:
 
 def test_a_storage_that_fails_is_asked_again_and_given_up_in_the_end(url):
     # one request at a time: the answers that get lost are then the same in every run
-    source = make_source("cifar10", url, storage={"first_wait_seconds": 0.001, "threads": 1, "attempts": 3})
+    source = CIFAR10(url, storage={"first_wait_seconds": 0.001, "threads": 1, "attempts": 3})
     working = source._storage._filesystem
     source._storage._filesystem = failing = _Failing(working, every=2)
     manifest = source.scan()

@@ -92,7 +92,7 @@ def recover(cache: RecordStore) -> None:
     damaged = IDS[misses.damaged]
     cache.replace(damaged, [pack(key, PAYLOADS[key], seed=SEED) for key in damaged.tolist()])
     put(cache, IDS[misses.missing])
-    cache.freeze()
+    cache.seal()
 
 
 def survive(whole: Path, root: Path, name: str, change: str, number: int, is_open: bool) -> None:
@@ -113,7 +113,7 @@ def survive(whole: Path, root: Path, name: str, change: str, number: int, is_ope
         recover(cache)
         assert read_right(cache) == Misses([], [])
     with make(root) as cache:
-        assert cache.is_frozen
+        assert cache.is_sealed
         assert read_right(cache) == Misses([], [])
 
 
@@ -142,7 +142,7 @@ def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_
 ) -> None:
     with make(folder / "whole") as cache:
         put(cache, IDS[:stored])
-        assert cache.freeze() == (stored == len(IDS))
+        assert cache.seal() == (stored == len(IDS))
     names = sorted(path.name for path in (folder / "whole" / f"gen-{FINGERPRINT}").iterdir())
     rounds = range(ROUNDS[where])
     cases = [(name, change, number) for name in names for change in CHANGES for number in rounds]
@@ -167,7 +167,7 @@ def another(root: Path) -> Path:
     with RecordStore(root, "another", IDS, SIZES) as cache:
         others = [pack(key, bytes(len(PAYLOADS[key])), seed=seed) for key in IDS.tolist()]
         cache.put_many(IDS, others)
-        assert cache.freeze()
+        assert cache.seal()
         return cache.folder
 
 
@@ -182,7 +182,7 @@ def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ou
 ) -> None:
     with make(tmp_path) as cache:
         put(cache, IDS[:stored])
-        cache.freeze()
+        cache.seal()
         folder = cache.folder
     others = another(tmp_path)
     for path in sorted(others.iterdir()):
@@ -204,10 +204,10 @@ def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_
         put(cache, IDS[30:])
         assert cache.is_full
         assert read_right(cache) == Misses(list(range(20, len(IDS))), [])
-        assert not cache.freeze()
+        assert not cache.seal()
     with make(folder / "cache") as cache:
         recover(cache)
-        assert cache.is_frozen
+        assert cache.is_sealed
 
 
 def test_a_level_made_anew_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_level_made_anew_by_others_is_not_touched_by_who_fills_the_removed_one
         with make(folder / "cache") as second:
             put(second, IDS[20:30])
             put(first, IDS[20:])
-            assert not first.freeze()
+            assert not first.seal()
             assert second.missing_ids().tolist() == [*IDS[:20], *IDS[30:]]
             recover(second)
             assert read_right(second) == Misses([], [])

@@ -82,8 +82,8 @@ def test_all_nodes_together_read_storage_once_whatever_travels(tmp_path, nodes):
 
     def train(comm):
         node = node_of(comm.rank, nodes)
-        places = CacheDirs(tmp_path / f"disk {node}", tmp_path / f"memory {node}")
-        cache = DataCache(source, part=order.part(nodes[node], 4), places=places)
+        dirs = CacheDirs(tmp_path / f"disk {node}", tmp_path / f"memory {node}")
+        cache = DataCache(source, part=order.part(nodes[node], 4), dirs=dirs)
         cache.fill()
         comm.barrier()
         came = []
@@ -112,9 +112,7 @@ def test_without_the_exchange_batches_are_the_same_and_read_from_storage(tmp_pat
     source, order = Counted(), Order(SAMPLES, 2, 8, seed=5, exchange=0.5)
 
     def batches(comm, exchange):
-        cache = DataCache(
-            source, part=order.part([comm.rank], 2), places=CacheDirs(tmp_path / str(comm.rank))
-        )
+        cache = DataCache(source, part=order.part([comm.rank], 2), dirs=CacheDirs(tmp_path / str(comm.rank)))
         if exchange:
             cache.exchange(order, comm, 1, start=3)
         return list(cache.batches(order, CentreCrop(4), comm.rank, 2, 1, start=3)), cache.counts

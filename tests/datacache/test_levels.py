@@ -32,7 +32,7 @@ class Pictures(Source):
         self.reads = 0
         self.fails = False
 
-    def scan(self, tell=None):
+    def scan(self, report=None):
         return Manifest(
             payload="image",
             files=Texts.of(f"class{i % 3}/{i}.png" for i in range(SAMPLES)),
@@ -59,8 +59,8 @@ def png(image):
     return buffer.getvalue()
 
 
-def levels_of(source, places=CacheDirs(), part=EVERYTHING, **options):  # noqa: B008 - it is immutable
-    return Levels(source, source.scan(), Preprocessing("image", 16), part, places, **options)
+def levels_of(source, dirs=CacheDirs(), part=EVERYTHING, **options):  # noqa: B008 - it is immutable
+    return Levels(source, source.scan(), Preprocessing("image", 16), part, dirs, **options)
 
 
 def both(tmp_path):
@@ -131,8 +131,8 @@ def test_both_levels_serve_without_central_storage(tmp_path):
 
 def test_what_cannot_be_decoded_is_replaced_by_the_next_of_its_label_on_every_rank(tmp_path):
     source = Pictures(bad=[4, 7, 49])
-    for places in (CacheDirs(), both(tmp_path), both(tmp_path)):  # the last from what the one before kept
-        levels = levels_of(source, places)
+    for dirs in (CacheDirs(), both(tmp_path), both(tmp_path)):  # the last from what the one before kept
+        levels = levels_of(source, dirs)
         samples = levels.read(EVERYTHING)
         # of label 1, 4 and 7 are followed by 10; after 49, the last, the first is 1
         assert levels.counts.stand_ins == {4: 10, 7: 10, 49: 1}
@@ -181,10 +181,10 @@ def test_a_cache_without_room_is_done_without_and_said_once_for_all_phases_and_l
     full = capacity.Limit("a small disk", 1000, "buy a larger one")
     monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
     source = Pictures()
-    places = both(tmp_path)
+    dirs = both(tmp_path)
     with pytest.warns(UserWarning, match="level 1 of the cache is done without: .*a small disk") as warned:
         for _phase in range(3):  # of two levels each, on one filesystem
-            levels = levels_of(source, places)
+            levels = levels_of(source, dirs)
             assert same(levels.read(EVERYTHING), expected_of(source))
     assert len(warned) == 1
     assert list(tmp_path.rglob("records")) == []
@@ -210,10 +210,10 @@ def test_of_the_ranks_of_a_node_one_says_that_there_is_no_room(tmp_path, monkeyp
     full = capacity.Limit("a small disk", 1000, "buy a larger one")
     monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
     source = Pictures()
-    places = CacheDirs(tmp_path / "disk", tmp_path / "memory", says_when_full=False)
+    dirs = CacheDirs(tmp_path / "disk", tmp_path / "memory", warns_when_full=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert same(levels_of(source, places).read(EVERYTHING), expected_of(source))
+        assert same(levels_of(source, dirs).read(EVERYTHING), expected_of(source))
 
 
 def test_unverified_reads_still_look_at_the_headers(tmp_path):

@@ -11,11 +11,11 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.ui
 
 def cache_in(folder, **options):
     source = Arrays(IMAGES, np.zeros(len(IMAGES), int))
-    return DataCache(source, places=CacheDirs(folder / "disk", folder / "memory"), **options)
+    return DataCache(source, dirs=CacheDirs(folder / "disk", folder / "memory"), **options)
 
 
 def kept(folder):
-    return [each for place in ("disk", "memory") for each in management.kept_in(folder / place)]
+    return [each for place in ("disk", "memory") for each in management.list_folders(folder / place)]
 
 
 def test_what_is_kept_is_listed(tmp_path):
@@ -61,7 +61,7 @@ def test_garbage_is_what_nobody_uses_but_complete_samples_of_level_1(tmp_path):
     assert [management.collect_garbage(each) for each in kept(tmp_path)] == [False, True]
     (left,) = kept(tmp_path)
     assert left.level == 1
-    assert management.collect_garbage(left, of_everything=True)
+    assert management.collect_garbage(left, everything=True)
     assert kept(tmp_path) == []
 
 
@@ -72,33 +72,33 @@ def test_it_is_told_how_much_of_what_was_asked_was_there(tmp_path):
         cache._levels.read(np.arange(20, 40))
         cache.close()
     disk, memory = kept(tmp_path)
-    assert (memory.asked, memory.found) == (100, 10 + 50)
-    assert (disk.asked, disk.found) == (40, 0)
+    assert (memory.requested, memory.found) == (100, 10 + 50)
+    assert (disk.requested, disk.found) == (40, 0)
 
 
 def test_what_is_of_a_source_that_has_changed_is_stale_and_garbage(tmp_path):
-    places = CacheDirs(tmp_path / "disk", tmp_path / "memory")
+    dirs = CacheDirs(tmp_path / "disk", tmp_path / "memory")
 
     def use(images):
         source = Arrays(images, np.zeros(len(images), int))
-        cache = DataCache(source, manifest=manifest_of(source, places.disk, "pictures"), places=places)
+        cache = DataCache(source, manifest=manifest_of(source, dirs.disk, "pictures"), dirs=dirs)
         cache.fill()
         cache.close()
 
     def listed():
-        before = superseded(places.disk)
-        return [each for place in (places.disk, places.memory) for each in management.kept_in(place, before)]
+        before = superseded(dirs.disk)
+        return [each for place in (dirs.disk, dirs.memory) for each in management.list_folders(place, before)]
 
     use(IMAGES)
     assert [each.state for each in listed()] == ["complete", "complete"]
-    old = {each.folder for each in listed()}
+    old = {each.path for each in listed()}
     use(IMAGES[1:])
-    assert {each.folder for each in listed() if each.state == "stale"} == old
-    gone = {each.folder for each in listed() if management.collect_garbage(each)}
+    assert {each.path for each in listed() if each.state == "stale"} == old
+    gone = {each.path for each in listed() if management.collect_garbage(each)}
     assert old <= gone
     assert [each.level for each in listed()] == [1]
     use(IMAGES)  # as it was before
-    assert all(each.state != "stale" for each in listed() if each.folder in old)
+    assert all(each.state != "stale" for each in listed() if each.path in old)
 
 
 @pytest.mark.parametrize("state", ["unfinished", "unusable"])

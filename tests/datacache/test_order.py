@@ -221,7 +221,7 @@ def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
     for step in range(order.steps("drop")):
         for rank in range(world_size):
             ids = order.batch(3, step, rank, world_size)
-            for number, home in zip(ids, order.homes(3, step, rank, world_size), strict=True):
+            for number, home in zip(ids, order.holders(3, step, rank, world_size), strict=True):
                 assert number in parts[home]
                 asked[home] += 1
     assert asked.max() < 2 * asked.mean()  # a rank may be at the border of two shards

@@ -12,7 +12,7 @@ import pytest
 
 from datacache import Arrays, CacheDirs, DataCache, manifest_of
 from datacache.errors import Untrusted
-from datacache.store.private import append_line, check_folder, create_file, make_folder, open_file, read_file
+from datacache.store.files import append_line, check_folder, create_file, make_folder, open_file, read_file
 from tests.datacache.processes import in_child
 from training.config.records import Cache
 from training.run.data import cache_dirs_of
@@ -22,9 +22,9 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3)).astype(np.uint
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
 
 
-def cache_in(places: CacheDirs) -> DataCache:
+def cache_in(dirs: CacheDirs) -> DataCache:
     source = Arrays(IMAGES, np.arange(len(IMAGES)))
-    return DataCache(source, manifest=manifest_of(source, places.disk, "pictures"), places=places)
+    return DataCache(source, manifest=manifest_of(source, dirs.disk, "pictures"), dirs=dirs)
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def test_whatever_the_umask_nobody_else_may_read_or_write_what_is_made(shared: P
         if os.geteuid() == 0:
             os.seteuid(VICTIM)
         os.umask(umask)
-        places = CacheDirs(shared / "a" / "disk", shared / "a" / "memory")
+        dirs = CacheDirs(shared / "a" / "disk", shared / "a" / "memory")
         for _ in range(2):
-            cache = cache_in(places)
+            cache = cache_in(dirs)
             cache.fill()
-            cache._levels.memory.generation.replace(np.array([1]), [b"a record"])
+            cache._levels.memory.store.replace(np.array([1]), [b"a record"])
             cache.close()
         made = list((shared / "a").rglob("*"))
         modes = {(path.is_dir(), stat.S_IMODE(path.lstat().st_mode)) for path in made}
@@ -141,12 +141,12 @@ FILES = ["records", "log", "writer", "in-use", "generation.json"]
 
 @pytest.mark.parametrize("name", [*FILES, "reads", "repairs", "lock"])
 def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: str) -> None:
-    places = CacheDirs(memory=tmp_path / "memory")
-    cache = cache_in(places)
+    dirs = CacheDirs(memory=tmp_path / "memory")
+    cache = cache_in(dirs)
     cache._levels.read(np.arange(10))
     cache.close()
-    (folder,) = places.memory.glob("gen-*")
-    path = places.memory / name if name == "lock" else folder / name
+    (folder,) = dirs.memory.glob("gen-*")
+    path = dirs.memory / name if name == "lock" else folder / name
     target = tmp_path / "target"
     target.write_bytes(b"of the victim")
     if path.exists():
@@ -154,10 +154,10 @@ def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: 
     path.symlink_to(target)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        cache = cache_in(places)
+        cache = cache_in(dirs)
         samples = cache._levels.read(np.arange(20))
-        if cache._levels.memory.generation is not None:
-            cache._levels.memory.generation.replace(np.array([1]), [b"a record"])
+        if cache._levels.memory.store is not None:
+            cache._levels.memory.store.replace(np.array([1]), [b"a record"])
         cache.close()
     assert all(np.array_equal(one, other) for one, other in zip(samples, IMAGES, strict=True))
     assert target.read_bytes() == b"of the victim"
@@ -165,13 +165,13 @@ def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: 
 
 def test_links_are_not_followed_by_what_keeps_manifests(tmp_path: Path) -> None:
     source = Arrays(IMAGES, np.arange(len(IMAGES)))
-    places = tmp_path / "kept"
-    manifest_of(source, places, "pictures")
-    (path,) = places.glob("*.npz")
+    dirs = tmp_path / "kept"
+    manifest_of(source, dirs, "pictures")
+    (path,) = dirs.glob("*.npz")
     path.unlink()
     (tmp_path / "target").write_bytes(b"of the victim")
     path.symlink_to(tmp_path / "target")
-    assert len(manifest_of(source, places, "pictures")) == len(IMAGES)
+    assert len(manifest_of(source, dirs, "pictures")) == len(IMAGES)
     assert path.is_file()
     assert not path.is_symlink()
     assert (tmp_path / "target").read_bytes() == b"of the victim"

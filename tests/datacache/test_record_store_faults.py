@@ -21,15 +21,15 @@ import pytest
 from datacache.capacity import free_bytes
 from datacache.errors import CacheFull, Damaged
 from datacache.order import Ids
-from datacache.store import locks
-from datacache.store import record_store as generation
+from datacache.store import locks, record_store
 from datacache.store.record_store import Misses, RecordStore
 from datacache.store.records import pack, seed_of, unpack
+from tests.extent import ALL
 
 FORK = multiprocessing.get_context("fork")
 IDS = np.arange(5, 1205, 2)
 PROCESSES = 3
-KILLS = 30
+KILLS = 30 if ALL else 6
 FINGERPRINT = "faults"
 SEED = seed_of(FINGERPRINT)
 SHM = Path("/dev/shm")
@@ -67,13 +67,13 @@ def fill(root: Path, seed: int, steps: MutableSequence[int], rank: int) -> None:
     """Do what a rank does: read batches in an order of its own, put what was missing, freeze at the end."""
     generator = np.random.default_rng(seed)
     with make(root) as cache:
-        while not cache.is_frozen:
+        while not cache.is_sealed:
             steps[rank] += 1
             ids = generator.choice(IDS, 12, replace=False)
             missing = read_right(cache, ids).missing
             if missing:
                 put(cache, ids[missing])
-            cache.freeze()
+            cache.seal()
     os._exit(0)
 
 
@@ -84,7 +84,7 @@ def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
 
 
 class Filling:
-    """Processes that fill a generation together, and how many batches they have begun."""
+    """Processes that fill a store together, and how many batches they have begun."""
 
     def __init__(self, root: Path, seed: int) -> None:
         # without a lock that the killed could keep
@@ -147,7 +147,7 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
             stored = set(IDS.tolist()) - set(IDS[misses.missing].tolist())
             assert stored_before <= stored, "what was there before a kill is gone"
             interrupted += 0 < len(stored) < len(IDS)
-            if not cache.is_frozen:
+            if not cache.is_sealed:
                 stored_before = stored
                 continue
         stored_before = set()
@@ -156,20 +156,20 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
     with make(root) as cache:
         missing = cache.missing_ids()
         put(cache, missing)
-        assert cache.freeze()
+        assert cache.seal()
         assert read_right(cache) == Misses([], [])
 
 
 def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
     generator = np.random.default_rng(8)
     span = steps_to_fill(root)
-    for number in range(KILLS // 3):
+    for number in range(KILLS // 2):
         filling = Filling(root, 100 * number)
         filling.wait_for(int(generator.integers(span)))
         filling.processes[0].kill()
         assert filling.join()[1:] == [0] * (PROCESSES - 1)
         with make(root) as cache:
-            assert cache.is_frozen
+            assert cache.is_sealed
             assert read_right(cache) == Misses([], [])
         shutil.rmtree(root)
 
@@ -194,7 +194,7 @@ def test_killed_while_making_the_folder_it_is_made_by_the_next(root: Path) -> No
 
 
 def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "_PUT_SECONDS", 0.2)
+    monkeypatch.setattr(record_store, "_PUT_SECONDS", 0.2)
     ready = FORK.Event()
 
     def hold() -> None:
@@ -220,11 +220,11 @@ def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: 
                 put(cache, IDS[:10])
         assert (len(said), waits) == (1, [0.2, 0.0, 0.0])  # waited for once
         assert read_right(cache, IDS[:10]).missing == list(range(10))
-        assert not cache.freeze()
+        assert not cache.seal()
         process.kill()
         process.join(10)
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
 
 
 # --- without room
@@ -253,7 +253,7 @@ def fill_until_full(root: Path, sizes: Ids) -> None:
         assert raised == 1
         assert cache.is_full
         assert 0 < cache.stored() < len(IDS)
-        assert not cache.freeze()
+        assert not cache.seal()
         misses = read_right(cache)
         assert misses.damaged == []
         assert len(misses.missing) == len(IDS) - cache.stored()
@@ -292,7 +292,7 @@ def test_reading_what_is_there_needs_no_room(small: Path) -> None:
     (small / "others").unlink()
     with make(small / "cache", ids, SIZES[:100]) as cache:
         put(cache, ids[90:])
-        assert cache.freeze()
+        assert cache.seal()
 
 
 def in_child_of_small_files(limit: int, function: Callable[[], object]) -> int | None:
@@ -329,7 +329,7 @@ def flip(path: Path, bits: list[int]) -> None:
 def test_of_1000_flipped_bits_all_are_caught_and_all_values_are_right(root: Path) -> None:
     with make(root) as cache:
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
         data = cache.folder / "records"
         bits = random.Random(1).sample(range(8 * data.stat().st_size), 1000)
         flipped = np.array(bits) // 8
@@ -351,9 +351,9 @@ def test_of_1000_flipped_bits_all_are_caught_and_all_values_are_right(root: Path
 
 def spans(cache: RecordStore) -> list[tuple[int, int]]:
     """Return where each id's record begins and ends in the data file (which may hold older copies too)."""
-    frozen = cache._frozen
-    assert frozen is not None
-    starts, sizes = frozen._starts, frozen._sizes
+    sealed = cache._sealed
+    assert sealed is not None
+    starts, sizes = sealed._starts, sealed._sizes
     content = (cache.folder / "records").read_bytes()
     found = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
     for (begin, end), key in zip(found, IDS.tolist(), strict=True):
@@ -362,10 +362,10 @@ def spans(cache: RecordStore) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("share", [1, 20])
-def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_frozen(root: Path, share: int) -> None:
+def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_sealed(root: Path, share: int) -> None:
     with make(root) as cache:
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
         data = cache.folder / "records"
         content = data.read_bytes()
         free = np.ones(len(content), bool)
@@ -380,7 +380,7 @@ def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_frozen(root:
 
         def open_anew() -> None:
             with make(root) as own:
-                os._exit(0 if own.is_frozen and read_right(own) == Misses([], []) else 1)
+                os._exit(0 if own.is_sealed and read_right(own) == Misses([], []) else 1)
 
         process = start(open_anew)
         process.join(30)
@@ -401,14 +401,14 @@ def test_an_open_log_found_damaged_is_not_written_and_the_level_made_anew(root: 
     with make(root) as cache:
         assert cache.stored() == 0
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
         assert read_right(cache) == Misses([], [])
 
 
 def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(tmp_path / "cache") as cache:
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
         pread = os.pread
 
         def failing(descriptor: int, size: int, begin: int) -> bytes:
@@ -420,11 +420,11 @@ def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: p
         same = [place for place, size in enumerate(SIZES.tolist()) if size == SIZES[4]]
         assert read_right(cache) == Misses([], same)
         with pytest.raises(Damaged, match="cannot be read: .*Input/output error"):
-            assert cache._frozen is not None
-            cache._frozen.record(4)
+            assert cache._sealed is not None
+            cache._sealed.record(4)
 
 
-def test_a_frozen_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
+def test_a_sealed_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_descriptors(folder: Path, seed: int) -> None:
@@ -432,13 +432,13 @@ def test_a_frozen_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
 
     with make(root) as cache, make(root) as other:
         put(cache, IDS)
-        assert cache.freeze()
+        assert cache.seal()
         with monkeypatch.context() as patched:
-            patched.setattr(generation, "SealedStore", without_descriptors)
-            assert not other.is_frozen
+            patched.setattr(record_store, "SealedStore", without_descriptors)
+            assert not other.is_sealed
             assert read_right(other) == Misses([], [])
             put(other, IDS)
-        assert other.is_frozen
+        assert other.is_sealed
     with make(root) as cache:
-        assert cache.is_frozen
+        assert cache.is_sealed
         assert read_right(cache) == Misses([], [])

@@ -15,10 +15,13 @@ import pytest
 from datacache.errors import BadSample, SourceChanged
 from datacache.manifest import Manifest
 from datacache.sources import (
-    SOURCES,
+    CIFAR10,
+    LMDB,
+    Arrays,
+    ImageFolder,
+    ParallelText,
     StoredArrays,
     TFRecord,
-    make_source,
     pack_pair,
     parallel_text,
     tfrecord,
@@ -84,7 +87,7 @@ NO_PHOTOS = {"cat/notes.txt": b"-", "dog/._4.jpg": b"-", ".trash/9.jpg": b"-", "
 
 
 def test_images_of_folders_are_in_order_of_their_paths_and_labelled_by_folder(url):
-    source = make_source("image_folder", put(url, PHOTOS | NO_PHOTOS))
+    source = ImageFolder(put(url, PHOTOS | NO_PHOTOS))
     paths = sorted(PHOTOS)
     labels = {"cat": 0, "cat-fish": 1, "dog": 2, "ähre": 3}
     payloads = [PHOTOS[path] for path in paths]
@@ -105,7 +108,7 @@ def test_images_over_http_from_a_server_that_knows_no_ranges(tmp_path):
         ("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path)
     ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        source = make_source("image_folder", f"http://127.0.0.1:{server.server_port}")
+        source = ImageFolder(f"http://127.0.0.1:{server.server_port}")
         manifest = assert_gives(source, [photos[path] for path in sorted(photos)], [1, 0, 0, 2])
         server.shutdown()
     assert list(manifest.files) == sorted(photos)
@@ -113,11 +116,11 @@ def test_images_over_http_from_a_server_that_knows_no_ranges(tmp_path):
 
 def test_labels_of_a_part_follow_the_classes_of_the_whole(memory):
     put(memory, {"b/1.jpg": b"1", "d/2.jpg": b"2"})
-    manifest = make_source("image_folder", memory, classes=["d", "c", "b"]).scan()
+    manifest = ImageFolder(memory, classes=["d", "c", "b"]).scan()
     assert manifest.labels.tolist() == [2, 0]
     assert manifest.classes == ("d", "c", "b")
     with pytest.raises(ValueError, match="1 of 2 folders are none of the 3 classes given, such as d"):
-        make_source("image_folder", memory, classes=["a", "b", "c"]).scan()
+        ImageFolder(memory, classes=["a", "b", "c"]).scan()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +132,12 @@ def test_labels_of_a_part_follow_the_classes_of_the_whole(memory):
 )
 def test_folders_without_images_or_images_without_folders_are_refused(memory, contents, message):
     with pytest.raises(ValueError, match=message):
-        make_source("image_folder", put(memory, contents)).scan()
+        ImageFolder(put(memory, contents)).scan()
 
 
 @pytest.mark.parametrize("data", [b"", b"12", b"123456"])
 def test_an_image_of_another_size_than_in_the_manifest_has_changed(url, data):
-    source = make_source("image_folder", put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
+    source = ImageFolder(put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
     manifest = source.scan()
     put(url, {"a/2.jpg": data})
     assert source.read(manifest, np.array([0])) == [b"1234"]
@@ -143,7 +146,7 @@ def test_an_image_of_another_size_than_in_the_manifest_has_changed(url, data):
 
 
 def test_a_check_names_what_came_went_or_changed(url):
-    source = make_source("image_folder", put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
+    source = ImageFolder(put(url, {"a/1.jpg": b"1234", "a/2.jpg": b"5678"}))
     manifest = source.scan()
     put(url, {"a/3.jpg": b"1234"})
     with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as a/3.jpg; build"):
@@ -213,7 +216,7 @@ def test_images_and_labels_of_tfrecords_whatever_the_blocks(url, packed, block_b
     records = [record(example(image, 3 + label, packed)) for label, image in enumerate(IMAGES)]
     put(url, {"train-0": b"".join(records[:5]), "train-1": b"", "train-2": b"".join(records[5:])})
     put(url, {"validation-0": records[0]})
-    source = make_source("tfrecord", url, pattern="train-*", label_offset=1)
+    source = TFRecord(url, pattern="train-*", label_offset=1)
     manifest = assert_gives(source, IMAGES, list(range(2, 10)))
     assert manifest.file.tolist() == [0] * 5 + [2] * 3
 
@@ -235,13 +238,13 @@ def test_what_tensorflow_writes_is_read(tmp_path):
             }
             message = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(message.SerializeToString())
-    assert_gives(make_source("tfrecord", str(tmp_path)), images, labels)
+    assert_gives(TFRecord(str(tmp_path)), images, labels)
 
 
 def test_other_keys_can_be_named(memory):
     data = field(1, feature("jpg", 1, field(1, b"image")) + feature("cls", 3, field(1, varint(4))))
     put(memory, {"x": record(data)})
-    source = make_source("tfrecord", memory, image_key="jpg", label_key="cls")
+    source = TFRecord(memory, image_key="jpg", label_key="cls")
     assert_gives(source, [b"image"], [4])
 
 
@@ -282,7 +285,7 @@ def of(images: bytes, labels: bytes) -> bytes:
 def test_records_that_are_damaged_or_no_images_are_named(memory, data, message):
     put(memory, {"shard": GOOD + data})
     with pytest.raises(BadSample, match=f"shard: record.*{message}") as caught:
-        make_source("tfrecord", memory).scan()
+        TFRecord(memory).scan()
     assert f"at byte {len(GOOD)}" in str(caught.value)
 
 
@@ -294,7 +297,7 @@ def test_noise_with_right_checksums_is_refused_and_nothing_worse(memory):
         for _ in range(1 + number % 4):
             data[generator.integers(len(data))] = generator.integers(256)
         put(memory, {"shard": record(bytes(data[: generator.integers(len(data) // 2, len(data) + 1)]))})
-        source = make_source("tfrecord", memory)
+        source = TFRecord(memory)
         try:
             manifest = source.scan()
         except BadSample:
@@ -331,26 +334,26 @@ KEYS = [b"a/0", b"a/1\xff", b"b/0", b"c/0"]
 def test_images_of_an_lmdb_with_labels_before_them(tmp_path, subdir):
     values = {key: struct.pack(">q", 9 - at) + IMAGES[at] for at, key in enumerate(KEYS)}
     write_lmdb(tmp_path / "db", values | {b"__len__": b"4"}, subdir=subdir)
-    assert_gives(make_source("lmdb", f"file://{tmp_path}/db"), IMAGES[:4], [9, 8, 7, 6])
+    assert_gives(LMDB(f"file://{tmp_path}/db"), IMAGES[:4], [9, 8, 7, 6])
 
 
 def test_images_of_an_lmdb_with_classes_in_the_keys(tmp_path):
     write_lmdb(tmp_path / "db", {key: IMAGES[at] for at, key in enumerate(KEYS)})
-    manifest = assert_gives(make_source("lmdb", str(tmp_path / "db"), labels="key"), IMAGES[:4], [0, 0, 1, 2])
+    manifest = assert_gives(LMDB(str(tmp_path / "db"), labels="key"), IMAGES[:4], [0, 0, 1, 2])
     assert manifest.classes == ("a", "b", "c")
 
 
 def test_two_sources_of_one_lmdb_in_one_process(tmp_path):
     write_lmdb(tmp_path / "db", {b"a/0": b"image"})
-    sources = [make_source("lmdb", str(tmp_path / "db"), labels="key") for _ in range(2)]
+    sources = [LMDB(str(tmp_path / "db"), labels="key") for _ in range(2)]
     assert sources[0].scan().fingerprint == sources[1].scan().fingerprint
 
 
 def test_an_lmdb_that_was_written_to_has_changed(tmp_path):
     write_lmdb(tmp_path / "db", {b"a/0": b"image", b"b/0": b"other"})
-    manifest = make_source("lmdb", str(tmp_path / "db"), labels="key").scan()
+    manifest = LMDB(str(tmp_path / "db"), labels="key").scan()
     write_lmdb(tmp_path / "db", {b"b/0": b"longer than it was"})
-    source = make_source("lmdb", str(tmp_path / "db"), labels="key")
+    source = LMDB(str(tmp_path / "db"), labels="key")
     with pytest.raises(SourceChanged, match="was written to after the manifest was made"):
         source.check(manifest)
     with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as b/0"):
@@ -359,17 +362,17 @@ def test_an_lmdb_that_was_written_to_has_changed(tmp_path):
 
 def test_what_is_no_lmdb_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected an LMDB, found nothing"):
-        make_source("lmdb", str(tmp_path / "db")).scan()
+        LMDB(str(tmp_path / "db")).scan()
     (tmp_path / "db").write_bytes(bytes(10_000))
     with pytest.raises(ValueError, match="expected an LMDB: "):
-        make_source("lmdb", str(tmp_path / "db")).scan()
+        LMDB(str(tmp_path / "db")).scan()
     with pytest.raises(ValueError, match="can only be read from a local path"):
-        make_source("lmdb", "s3://bucket/db")
+        LMDB("s3://bucket/db")
     with pytest.raises(ValueError, match="labels: expected 'value' or 'key', got 'keys'"):
-        make_source("lmdb", str(tmp_path / "db"), labels="keys")
+        LMDB(str(tmp_path / "db"), labels="keys")
     write_lmdb(tmp_path / "images", {b"key": b"\xff\xd8\xff\xe0 JPEG"})
     with pytest.raises(ValueError, match="expected a label in the value's first 8 bytes.*labels: key"):
-        make_source("lmdb", str(tmp_path / "images")).scan()
+        LMDB(str(tmp_path / "images")).scan()
 
 
 # arrays
@@ -390,21 +393,19 @@ def saved(array: np.ndarray) -> bytes:
 def test_arrays_in_files_and_in_memory_are_the_same_samples(url, shape, one, kind):
     images, labels = pixels(*shape), np.arange(shape[0]).astype(kind)
     put(url, {"images.npy": saved(images), "labels.npy": saved(labels)})
-    for source in (make_source("arrays", url), make_source("arrays", (images, labels))):
+    for source in (StoredArrays(url), Arrays(images, labels)):
         manifest = assert_gives(source, [image.tobytes() for image in images], labels.tolist())
         assert manifest.shape == one
 
 
 def test_arrays_of_strides_are_read_as_they_look():
     images = pixels(6, 4, 8)[::2, :, ::-1]
-    assert_gives(
-        make_source("arrays", (images, np.arange(3))), [each.tobytes() for each in images], [0, 1, 2]
-    )
+    assert_gives(Arrays(images, np.arange(3)), [each.tobytes() for each in images], [0, 1, 2])
 
 
 def test_arrays_that_changed_in_memory_are_noticed():
     images, labels = pixels(2, 3, 3), np.arange(2)
-    source = make_source("arrays", (images, labels))
+    source = Arrays(images, labels)
     manifest = source.scan()
     for array, at in ((images, (1, 2, 2)), (labels, 0)):
         array[at] ^= 1
@@ -428,9 +429,9 @@ def test_arrays_that_changed_in_memory_are_noticed():
 def test_arrays_that_are_no_images_are_refused(memory, images, labels, message):
     put(memory, {"images.npy": saved(images), "labels.npy": saved(labels)})
     with pytest.raises(ValueError, match=message):
-        make_source("arrays", memory).scan()
+        StoredArrays(memory).scan()
     with pytest.raises(ValueError, match=message):
-        make_source("arrays", (images, labels)).scan()
+        Arrays(images, labels).scan()
 
 
 @pytest.mark.parametrize(
@@ -462,7 +463,7 @@ ENGLISH = ["A house", "empty", "", "the quick brown fox", "The\u2028end."]
 def test_lines_come_with_their_translations(url, last, block_bytes, monkeypatch):
     monkeypatch.setattr(parallel_text, "BLOCK_BYTES", block_bytes)
     put(url, {"x.de": "\n".join(GERMAN).encode(), "x.en": ("\n".join(ENGLISH) + last).encode()})
-    source = make_source("parallel_text", url, source="x.de", target="x.en")
+    source = ParallelText(url, source="x.de", target="x.en")
     pairs = list(zip(GERMAN, ENGLISH, strict=True))
     payloads = [pack_pair(*pair) for pair in pairs]
     manifest = assert_gives(source, payloads, [0] * len(pairs))
@@ -482,7 +483,7 @@ def test_lines_come_with_their_translations(url, last, block_bytes, monkeypatch)
 def test_texts_that_do_not_belong_together_are_refused(memory, german, english, message):
     put(memory, {"de": german, "en": english})
     with pytest.raises(ValueError, match=message):
-        make_source("parallel_text", memory, source="de", target="en").scan()
+        ParallelText(memory, source="de", target="en").scan()
 
 
 def test_a_pair_of_lines_holds_one_line_break():
@@ -496,44 +497,30 @@ def test_a_pair_of_lines_holds_one_line_break():
 # all
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "options", "message"),
-    [
-        ("images", "x", {}, "source: expected one of image_folder, tfrecord, .*, got 'images'"),
-        ("tfrecord", "x", {"label": 1}, "source tfrecord: .*'label'; its options: pattern, image_key, .*"),
-        ("parallel_text", "x", {}, "source parallel_text: .*'source'; its options: source, target, storage"),
-        ("arrays", (pixels(1, 2, 2), np.zeros(1, int)), {"images": "x"}, "its options: none"),
-        ("tfrecord", (1, 2), {}, "source tfrecord: expected a URL, got tuple"),
-    ],
-)
-def test_sources_and_options_that_are_unknown_are_refused(name, place, options, message):
-    with pytest.raises(ValueError, match=message):
-        make_source(name, place, **options)
-
-
-def make_each(name: str, folder) -> tuple:
-    """Return two samples' place and options for the named source."""
-    photos = {"a/1.jpg": b"1", "b/2.jpg": b"2"}
-    if name == "lmdb":
+def make_each(kind: type, folder, **options):
+    """Return a source of this class with two samples."""
+    if kind is LMDB:
         write_lmdb(folder / "db", {b"a": bytes(9), b"b": bytes(9)})
-        return str(folder / "db"), {}
-    if name == "image_folder":
-        return put(f"{folder}/photos", photos), {}
-    if name == "tfrecord":
-        return put(f"{folder}/records", {"x": GOOD * 2}), {}
-    if name == "arrays":
+        return LMDB(str(folder / "db"))
+    if kind is ImageFolder:
+        return ImageFolder(put(f"{folder}/photos", {"a/1.jpg": b"1", "b/2.jpg": b"2"}), **options)
+    if kind is TFRecord:
+        return TFRecord(put(f"{folder}/records", {"x": GOOD * 2}), **options)
+    if kind is StoredArrays:
         arrays = {"images.npy": saved(pixels(2, 3, 3)), "labels.npy": saved(np.arange(2))}
-        return put(f"{folder}/arrays", arrays), {}
-    if name == "cifar10":
-        return put(f"{folder}/cifar", {"test_batch.bin": bytes(2 * 3073)}), {"part": "test"}
-    assert name == "parallel_text"
-    return put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n"}), {"source": "s", "target": "t"}
+        return StoredArrays(put(f"{folder}/arrays", arrays), **options)
+    if kind is CIFAR10:
+        return CIFAR10(put(f"{folder}/cifar", {"test_batch.bin": bytes(2 * 3073)}), part="test", **options)
+    url = put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n"})
+    return ParallelText(url, source="s", target="t", **options)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_source_reads_by_a_kept_manifest_and_refuses_ids_that_are_none(name, tmp_path):
-    place, options = make_each(name, tmp_path)
-    source = make_source(name, place, **options)
+STORED = [ImageFolder, TFRecord, StoredArrays, ParallelText, CIFAR10]
+
+
+@pytest.mark.parametrize("kind", [*STORED, LMDB])
+def test_every_source_reads_by_a_stored_manifest_and_refuses_ids_that_are_none(kind, tmp_path):
+    source = make_each(kind, tmp_path)
     source.scan().save(tmp_path / "manifest")
     manifest = Manifest.load(tmp_path / "manifest")
     assert [len(each) for each in source.read(manifest, np.array([1, 0]))] == manifest.sizes[[1, 0]].tolist()
@@ -543,17 +530,13 @@ def test_every_source_reads_by_a_kept_manifest_and_refuses_ids_that_are_none(nam
             source.read(manifest, np.array(ids))
 
 
-@pytest.mark.parametrize("name", ["image_folder", "tfrecord", "arrays", "parallel_text", "cifar10"])
-def test_every_stored_source_withstands_a_storage_that_fails(name, tmp_path):
-    place, options = make_each(name, tmp_path)
-    source = make_source(name, place, **options, storage={"first_wait_seconds": 0.001})
-    filesystem = source._storage._filesystem
-    failing = _Failing(filesystem, every=2)
-    source._storage._filesystem = failing
-    manifest = source.scan()
-    payloads = source.read(manifest, np.array([0, 1]))
+@pytest.mark.parametrize("kind", STORED)
+def test_every_stored_source_withstands_a_storage_that_fails(kind, tmp_path):
+    source = make_each(kind, tmp_path, storage={"first_wait_seconds": 0.001})
+    expected = source.read(source.scan(), np.array([0, 1]))
+    source._storage._filesystem = failing = _Failing(source._storage._filesystem, every=2)
+    assert source.read(source.scan(), np.array([0, 1])) == expected
     assert failing.failed > 0
-    assert payloads == make_source(name, place, **options).read(manifest, np.array([0, 1]))
 
 
 class _Failing:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from commlib.gpu import GpuUnavailable, current_engine
+from tests.extent import more
 from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
 
 # Seeds of the order in which blocks and warps go on, and as many multiprocessors.
@@ -19,7 +20,7 @@ collect_ignore = [] if find_spec("tensorflow") and find_spec("horovod") else OF_
 def pytest_generate_tests(metafunc):
     if "engine" in metafunc.fixturenames:
         on_gpu = "gpu" in metafunc.config.option.markexpr
-        places = [pytest.param("gpu", marks=pytest.mark.gpu)] if on_gpu else list(ORDERS)
+        places = [pytest.param("gpu", marks=pytest.mark.gpu)] if on_gpu else ["other", *more("one")]
         metafunc.parametrize("engine", places, indirect=True)
 
 

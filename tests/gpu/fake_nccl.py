@@ -86,6 +86,9 @@ class FakeCommunicator:
             other.wake()
         self._comm.pass_time(lambda: len(members) == size, "NCCL, connecting")
 
+    def destroy(self) -> None:
+        assert self.nccl.members[self.name].pop(self.rank) is self._comm, "destroyed twice"
+
     def send(self, address: int, length: int, kind: int, peer: int, stream: int) -> None:
         self._add("send", Call(sends=((peer, address, length),)), stream)
 

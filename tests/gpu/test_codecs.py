@@ -6,6 +6,7 @@ import pytest
 from commlib import InvalidArgument, SparseVector, UnknownName
 from commlib.gpu import DeviceCodec
 from commlib.wire import CODECS, make_codec
+from tests.extent import more
 from tests.gpu.vectors import SEED, normal
 
 NAMES = [*CODECS, "gap+fp16", "bitmap+qsgd4", "gap+qsgd2", "bitmap+bf16"]
@@ -43,7 +44,7 @@ def assert_alike(engine, name, vector):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 65537])
+@pytest.mark.parametrize("size", [33, 9001, *more(1, 31, 32, 1000, 65537)])
 def test_messages_are_those_of_the_cpu(engine, name, size):
     for entries in sorted({1, -(-size // 100), -(-size // 7), -(-size // 2), size}):
         assert_alike(engine, name, sparse(size, entries))
@@ -96,7 +97,7 @@ def test_every_float32_near_a_narrow_one_is_rounded_as_on_the_cpu(engine, name):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "qsgd8", "qsgd4", "qsgd2"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, *more(np.inf, -np.inf)])
 def test_what_is_not_finite_stays_so(engine, name, bad):
     values = normal(1000)
     values[700] = bad

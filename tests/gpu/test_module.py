@@ -9,18 +9,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from commlib.errors import InvalidArgument
+from commlib import CODECS, SELECTORS
+from commlib.errors import InvalidArgument, UnknownName
 from commlib.gpu import (
     DEVICE_SELECTORS,
     Buffers,
     GpuUnavailable,
     OutOfDeviceMemory,
     current_engine,
-    kept,
+    kernel_cache,
     make_device_selector,
 )
 from commlib.gpu.cupy_engine import CuPyEngine
 from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
+from commlib.kernels import GPU
+from commlib.selection.exact import Exact
+from commlib.wire.plain import Fp32
 
 
 class FakeDevice:
@@ -177,7 +181,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
     cupy = FakeCuPy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     if place is None:
-        monkeypatch.setattr(kept, "user_cache", no_home)
+        monkeypatch.setattr(kernel_cache, "user_cache", no_home)
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", place)
     CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
@@ -331,6 +335,21 @@ def test_arguments_of_another_type_than_declared_are_noticed(emulate):
 
 
 def test_every_selector_of_the_device_has_one_of_the_cpu():
-    from commlib import SELECTORS
-
     assert set(DEVICE_SELECTORS) <= set(SELECTORS)
+
+
+def test_selectors_and_codecs_without_a_gpu_kernel_are_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(SELECTORS, "first", type("First", (Exact,), {}))
+    monkeypatch.setitem(CODECS, "fp33", type("Fp33", (Fp32,), {}))
+    with pytest.raises(
+        InvalidArgument,
+        match=r"^selector: expected one with a GPU kernel \(exact, mstopk, dgc, .*, reused\), got 'first'$",
+    ):
+        GPU.make_selector("first")
+    with pytest.raises(
+        InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(raw32, .*\), got 'gap\+fp33'$"
+    ):
+        GPU.make_codec("gap+fp33")
+    for make, kind in [(GPU.make_selector, "selector"), (GPU.make_codec, "codec")]:
+        with pytest.raises(UnknownName, match=f'^unknown {kind} "frist" '):
+            make("frist")

@@ -37,9 +37,12 @@ def gpu_ranks(request):
     return RanksOfOneGPU(request.param)
 
 
-@pytest.fixture(params=CASES, ids=list(CASES))
+@pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
+
+
+way = kind = case
 
 
 @pytest.fixture(autouse=True)

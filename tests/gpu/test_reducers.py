@@ -3,30 +3,37 @@
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, Topology, make_reducer
+from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
+from tests.extent import ALL, more
 from tests.gpu import on_gpu
 from tests.gpu.on_gpu import GPURanks, bodies_of
 from tests.reducers import test_promises
 
-# All ways through the reducers that GPUs are for; of the others, one.
-IN_FULL = ("dense", "torus2d", "allgather", "hitopk")
 NO_ARRAYS_OF_GPUS = ("test_a_wrong_dtype_is_refused",)  # of text and objects
 SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
 CASES = {
     label: case
     for label, case in test_promises.CASES.items()
-    if (case[0] in IN_FULL or label == case[0] or label == "dsar_split-qsgd8")
-    and not label.endswith(SAMPLING)
+    if label in (*REDUCERS, "dsar_split-qsgd8") or (ALL and not label.endswith(SAMPLING))
 }
+ONE_OF_A_KIND = ("torus2d", "hitopk")
 
 
-@pytest.fixture(params=[1, 2, 3, 4, 6], ids=lambda size: f"P{size}")
+@pytest.fixture(params=[4, *more(1, 2, 3, 6)], ids=lambda size: f"P{size}")
 def gpu_ranks(request):
     return GPURanks(request.param)
 
 
-@pytest.fixture(params=CASES, ids=list(CASES))
+@pytest.fixture(params=CASES)
 def case(request):
+    return CASES[request.param]
+
+
+way = case
+
+
+@pytest.fixture(params=ONE_OF_A_KIND)
+def kind(request):
     return CASES[request.param]
 
 

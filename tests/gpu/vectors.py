@@ -5,6 +5,8 @@ import os
 import ml_dtypes
 import numpy as np
 
+from tests.extent import more
+
 # Fresh numbers in every run; a run that fails says which.
 SEED = int.from_bytes(os.urandom(4), "little")
 DTYPES = {
@@ -12,7 +14,7 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-SIZES = [1, 31, 32, 33, 1000, 65537, 300_001]
+SIZES = [1, 33, 20_001, *more(31, 32, 1000, 65537, 300_001)]
 
 
 def normal(size, seed=0):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -11,7 +10,7 @@ import pytest
 
 import pto
 from commlib import Link, Network, transport
-from tests.launching import mpirun, tail
+from tests.extent import more
 from training.bench.shapes import SHAPES, entries_of
 
 WAYS = ["auto", "layers", "slices", "local"]
@@ -113,6 +112,7 @@ def squares_of(ranks, way, *lists) -> np.ndarray:
     return results[0]
 
 
+@pytest.mark.world_sizes(3, *more(1, 8))
 @pytest.mark.parametrize("way", WAYS)
 def test_sums_are_right_and_equal_on_all_ranks(ranks, way, case):
     sums = squares_of(ranks, way, case.weights, case.gradients)
@@ -173,7 +173,7 @@ def test_the_largest_and_the_smallest_float32_are_squared_in_float64():
         assert pto.sum_of_squares(np.array([value, 0], np.float32)) == float(value) ** 2
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 127, 4096, 32_768, 100_003])
+@pytest.mark.parametrize("size", [0, 65, 100_003, *more(1, 2, 63, 64, 127, 4096, 32_768)])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_a_narrow_tensor_has_the_bits_of_its_float32_copy(size, dtype):
     narrow = np.random.default_rng(size).standard_normal(size).astype(dtype)
@@ -318,14 +318,3 @@ def test_unknown_settings_are_refused():
         pto.Norms([1], None, partition="x")
     with pytest.raises(pto.InvalidArgument, match="^lists: expected at least 1, got 0$"):
         pto.Norms([1], None, lists=0)
-
-
-@pytest.mark.launch
-def test_the_same_bodies_pass_on_real_ranks():
-    result = mpirun(
-        3,
-        *(sys.executable, "-m", "pytest", "-q", "-x", "--color=no", "-p", "no:cacheprovider"),
-        *("-k", "mpi", "tests/pto/test_parallel.py", "tests/pto/test_norms.py"),
-    )
-    assert result.returncode == 0, tail(result)
-    assert result.stdout.count(" passed") == 3, tail(result)

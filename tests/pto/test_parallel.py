@@ -70,6 +70,7 @@ def test_a_plan_serves_new_values_of_the_same_shapes(ranks):
         assert same(new, map(halves, second))
 
 
+@pytest.mark.world_sizes(3)
 def test_the_shapes_of_resnet50(ranks):
     generator = np.random.default_rng(3)
     # The true list of shapes, its large tensors thinned out: the plan looks at no value.

@@ -11,6 +11,7 @@ from commlib.transport import simulated
 from pto.errors import InvalidArgument, RanksDisagree
 from pto.keras import ADAM, ADAMW, LAMB, LARS
 from pto.sharded import ShardedUpdate, Shards, restore, state_of
+from tests.extent import more
 from tests.pto import reference
 
 WITHOUT_NORMS = {
@@ -73,7 +74,8 @@ def same(left, right):
     return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.world_sizes(3)
+@pytest.mark.parametrize("traced", [True, *more(False)])
 @pytest.mark.parametrize("make", WITHOUT_NORMS.values(), ids=WITHOUT_NORMS)
 def test_without_norms_an_update_in_parts_is_bitwise_the_whole_one(make, traced, ranks):
     weights, gradients = reference.weights_and_gradients(5)
@@ -82,7 +84,8 @@ def test_without_norms_an_update_in_parts_is_bitwise_the_whole_one(make, traced,
         assert same(of_rank, expected)
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.world_sizes(3)
+@pytest.mark.parametrize("traced", [True, *more(False)])
 @pytest.mark.parametrize("make", WITH_NORMS.values(), ids=WITH_NORMS)
 def test_norms_of_pieces_give_the_weights_of_whole_norms_bitwise_equal_on_all_ranks(make, traced, ranks):
     weights, gradients = reference.weights_and_gradients(10)
@@ -95,6 +98,7 @@ def test_norms_of_pieces_give_the_weights_of_whole_norms_bitwise_equal_on_all_ra
             np.testing.assert_allclose(weight, whole, rtol=0, atol=3e-6 * np.abs(whole).max())
 
 
+@pytest.mark.world_sizes(3)
 @pytest.mark.parametrize("name", ALL)
 def test_a_rank_holds_its_share_of_the_bytes_of_the_slots(name, ranks):
     weights, _ = reference.weights_and_gradients(0)
@@ -128,6 +132,7 @@ def test_a_step_moves_the_weights_once_and_a_few_bytes_of_norms(name):
     assert sum(sent for sent, _ in results) == 2 * (4 * sum(SIZES) + norms)
 
 
+@pytest.mark.world_sizes(3)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_a_full_state_goes_on_bitwise_at_the_same_world_size(make, ranks):
     weights, gradients = reference.weights_and_gradients(8)
@@ -145,6 +150,7 @@ def test_a_full_state_goes_on_bitwise_at_the_same_world_size(make, ranks):
     assert all(ranks.run(body))
 
 
+@pytest.mark.world_sizes(3)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_a_phase_may_be_sharded_and_the_next_not(make, ranks):
     weights, gradients = reference.weights_and_gradients(9)

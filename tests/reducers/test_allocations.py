@@ -5,6 +5,7 @@ import pytest
 
 from commlib import REDUCERS, Topology, make_reducer
 from commlib.transport import simulated
+from tests.extent import more
 from training.bench.memory import Meter, MeteredCommunicator, traced
 
 SIZE = 1_000_000
@@ -24,7 +25,7 @@ def gradients():
     return lambda rank, step: np.ascontiguousarray(drawn[rank : rank + SIZE][:: 1 - 2 * (step % 2)])
 
 
-@pytest.mark.parametrize("ranks_per_node", [2, 1, [3, 1]], ids=str)
+@pytest.mark.parametrize("ranks_per_node", [2, *more(1, [3, 1])], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_allocates_less_than_a_twentieth_of_a_dense_vector(case, ranks_per_node, gradients):
     """What the transport allocates does not count: simulated ranks copy every message."""

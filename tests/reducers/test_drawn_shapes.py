@@ -1,14 +1,15 @@
-"""The promises over fifty steps, at shapes, layouts and gradients that hypothesis draws."""
+"""The promises over many steps, at shapes, layouts and gradients that hypothesis draws."""
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from commlib import REDUCERS, Topology, cost, make_reducer
+from commlib import REDUCERS, Topology, bytes_sent, make_reducer
 from commlib.transport import simulated
+from tests.extent import ALL, examples
 
-STEPS = 50
+STEPS = 50 if ALL else 12
 WORLD_SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
 
 
@@ -89,11 +90,11 @@ def large(**shape):
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(shape=shapes())
 @example(shape=large(world_size=16, ranks_per_node=[4] * 4, size=100_000, family=clustered))
 @example(shape=large(world_size=12, ranks_per_node=[5, 4, 3], size=33_331, family=cancelling))
-def test_fifty_steps_keep_every_promise(name, shape):
+def test_many_steps_keep_every_promise(name, shape):
     size, world_size, family = shape["size"], shape["world_size"], shape["family"]
     density = {"density": shape["density"]} if REDUCERS[name].sparse else {}
 
@@ -104,7 +105,7 @@ def test_fifty_steps_keep_every_promise(name, shape):
     def body(comm):
         topology = Topology(comm)
         reducer = make_reducer(name, topology, size, **density)
-        formula = cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **density)
+        formula = bytes_sent(name, topology.nodes, comm.rank, size, **density)
         given_, magnitude, applied, means = np.zeros(size), np.zeros(size), np.zeros(size), []
         for step in range(STEPS):
             own = gradient(comm.rank, step)

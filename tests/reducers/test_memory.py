@@ -8,6 +8,7 @@ from commlib.reducers.mean import Mean, Means
 from commlib.transport import simulated
 from commlib.vectors import SparseVector
 from commlib.wrappers import LocalClipping, MomentumCorrection, WarmUp
+from tests.extent import more
 
 SIZE = 2000
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
@@ -22,7 +23,7 @@ def make(comm, name, ranks_per_node=2, density=0.01):
     return make_reducer(name, Topology(comm, ranks_per_node=ranks_per_node), size=SIZE, **options)
 
 
-@pytest.mark.parametrize("ranks_per_node", [2, 1, [3, 1]], ids=str)
+@pytest.mark.parametrize("ranks_per_node", [2, [3, 1], *more(1)], ids=str)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_means_that_are_held_stay_as_they_are_and_the_memory_of_others_is_used_again(name, ranks_per_node):
     def body(comm):

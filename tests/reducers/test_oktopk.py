@@ -106,7 +106,7 @@ def test_an_ordinary_step_stays_under_the_papers_bound():
 
 @pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
 def test_what_a_rank_sends_hardly_grows_with_the_number_of_ranks(name):
-    size, gradients, settling = 50_000, Gradients(50_000), 4
+    size, gradients, settling = 20_000, Gradients(20_000), 4
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm), size, density=0.01)
@@ -116,8 +116,8 @@ def test_what_a_rank_sends_hardly_grows_with_the_number_of_ranks(name):
             sent.append(reducer.last.traffic.sent.inter)
         return sent[settling:]
 
-    few, many = (np.mean(simulated.run(body, ranks, ranks_per_node=1)) for ranks in (8, 64))
-    assert abs(many / few - 1) < 0.25  # (P − 1)/P alone makes it 1.125 times as much
+    few, many = (np.mean(simulated.run(body, ranks, ranks_per_node=1)) for ranks in (8, 32))
+    assert abs(many / few - 1) < 0.25  # (P − 1)/P alone makes it 1.107 times as much
 
 
 def test_balancing_moves_data_until_all_parts_are_equal():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commlib import SparseVector
 from commlib.selection.blocks import block_maxima, reaching
 from commlib.selection.radix import keep_largest, kth_largest
+from tests.extent import examples
 
 SIZES = [0, 1, 63, 64, 65, 1000, 4099]
 
@@ -48,11 +49,11 @@ def test_all_that_reach_a_threshold_are_found_with_their_values(size, threshold)
 
 
 def test_every_single_place_of_a_block_is_found():
-    for place in range(64):
+    for offset in range(64):
         vector = np.zeros(130, np.float32)
-        vector[64 + place] = -1
+        vector[64 + offset] = -1
         found = reaching(vector, block_maxima(vector.view(np.uint32)), bits_of(1), at_most=1)
-        assert found.indices.tolist() == [64 + place]
+        assert found.indices.tolist() == [64 + offset]
 
 
 def test_one_more_than_may_reach_the_threshold_is_none():
@@ -81,7 +82,7 @@ def test_enough_keeps_every_candidate_for_the_largest():
         assert np.isin(order, found.indices).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 3000),
@@ -121,7 +122,7 @@ def test_the_largest_candidates_are_kept_in_order_ties_by_lowest_index(k):
     values = np.random.default_rng(4).integers(-5, 6, 1000).astype(np.float32)
     indices = np.arange(1000, dtype=np.int32) * 3 + 1
     expected = np.sort(np.argsort(-np.abs(values.astype(np.float64)), kind="stable")[:k])
-    kept = keep_largest(SparseVector(3001, indices.copy(), values.copy()), k)
-    assert kept.size == 3001
-    np.testing.assert_array_equal(kept.indices, indices[expected])
-    np.testing.assert_array_equal(kept.values, values[expected])
+    largest = keep_largest(SparseVector(3001, indices.copy(), values.copy()), k)
+    assert largest.size == 3001
+    np.testing.assert_array_equal(largest.indices, indices[expected])
+    np.testing.assert_array_equal(largest.values, values[expected])

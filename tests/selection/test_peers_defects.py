@@ -38,7 +38,7 @@ def test_one_outlier_does_not_spoil_the_selection(name):
     vector = normal(2)
     vector[SIZE // 2] = 1e9
     k = 1000
-    if name == "bucketed":  # there, the outlier takes one place in its bucket, and the others lose nothing
+    if name == "bucketed":  # there, the outlier takes one entry of its bucket, and the others lose nothing
         without = vector.copy()
         without[SIZE // 2] = 0
         assert len(np.setdiff1d(select(name, vector, k).indices, select(name, without, k).indices)) == 1
@@ -159,9 +159,9 @@ def test_a_block_of_nothing_but_nan_is_not_taken_for_zeros(name):
 def test_indices_past_24_bits_are_not_rounded(name):
     size = 2**24 + 4099
     vector = np.zeros(size, np.float32)
-    places = [2**16 + 1, 2**24 + 1, 2**24 + 1027, size - 1]  # not all in float32 or uint16, one a bucket
-    vector[places] = [1, -2, 3, -4]
+    indices = [2**16 + 1, 2**24 + 1, 2**24 + 1027, size - 1]  # not all in float32 or uint16, one a bucket
+    vector[indices] = [1, -2, 3, -4]
     selected = make_selector(name).select(vector, 40_000)
-    at = np.searchsorted(selected.indices, places)
-    np.testing.assert_array_equal(selected.indices[at], places)
+    at = np.searchsorted(selected.indices, indices)
+    np.testing.assert_array_equal(selected.indices[at], indices)
     np.testing.assert_array_equal(selected.values[at], [1, -2, 3, -4])

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from commlib import SELECTORS, InvalidArgument, NonFiniteInput, UnknownName, select, vectors
 from commlib.selection import blocks, make_selector
+from tests.extent import examples, more
 
 
 def reference(vector, k):
@@ -154,10 +155,10 @@ def test_every_selector_has_a_case():
 
 
 # None, one, and sizes around the blocks of 64, the buckets of 512, and the histograms' 1,024 bins.
-SIZES = [0, 1, 2, 3, 4, 5, 7, 63, 64, 65, 511, 513, 1023, 1025]
+SIZES = [0, 1, 65, 1025, *more(2, 3, 4, 5, 7, 63, 64, 511, 513, 1023)]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 513, *more(0, *SIZES)])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_the_count_is_the_smaller_of_k_and_size_or_within_the_bounds_of_the_case(name, family, size):
     vector = draw(family, 1, size) if size else np.zeros(0, np.float32)
@@ -188,7 +189,7 @@ def test_an_empty_vector_gives_an_empty_selection_of_the_right_types(name):
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     family=st.sampled_from(FAMILIES),
     seed=st.integers(0, 2**32),
@@ -202,7 +203,7 @@ def test_the_largest_are_selected_ties_by_lowest_index(name, family, seed, size,
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     vector=st_numpy.arrays(
         np.float32,
@@ -216,14 +217,16 @@ def test_the_largest_of_any_few_floats_are_selected(name, vector, k):
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@pytest.mark.parametrize("family", [gaussian, heavy_tails, ascending], ids=lambda family: family.__name__)
+@pytest.mark.parametrize(
+    "family", [gaussian, *more(heavy_tails, ascending)], ids=lambda family: family.__name__
+)
 def test_the_largest_of_two_million_are_selected(name, family):
     vector = draw(family, 3, 2_000_003)
-    for k in (1, 2_000, 20_001, 30_011, 200_003):
+    for k in (1, 20_001, *more(2_000, 30_011, 200_003)):
         np.testing.assert_array_equal(select(name, vector, k).indices, CASES[name].indices(vector, k))
 
 
-@pytest.mark.parametrize("k", [1, 41, 977, 4099])
+@pytest.mark.parametrize("k", [41, *more(1, 977, 4099)])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_selecting_from_a_sum_is_adding_and_selecting_to_the_last_bit(name, family, k):
     gradient, residual = draw(family, 16, 4099), draw(gaussian, 17, 4099)
@@ -268,8 +271,8 @@ def test_the_smallest_denormal_beats_both_zeros(name):
     np.testing.assert_array_equal(select(name, vector, 3).indices, [0, 1, 2])
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf], ids=["nan", "-nan", "inf", "-inf"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 4099])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, *more(-np.nan, np.inf)], ids=str)
+@pytest.mark.parametrize("size", [1, 4099, *more(2, 3, 4)])
 def test_a_bad_number_anywhere_is_refused_whatever_k(name, bad, size):
     for position in {0, size // 2, size - 1}:
         vector = draw(gaussian, 4, size)
@@ -292,7 +295,7 @@ def test_the_largest_finite_number_is_not_refused(name):
     np.testing.assert_array_equal(select(name, vector, 1).values, vector[1:2])
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("family", [many_ties, *more(*FAMILIES)], ids=lambda family: family.__name__)
 @pytest.mark.parametrize("name", WITHOUT_MEMORY)
 def test_the_same_input_gives_the_same_selection_from_a_new_or_a_used_selector(name, family):
     vector = draw(family, 5, 4099)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from commlib import Topology, transport
+from tests.extent import ALL
 from tests.launching import DIGITS
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
@@ -53,7 +54,7 @@ SCENARIOS = {
             two_phases(f"reducer: hitopk, density: 0.05, {RATE}", f"reducer: dense, {RATE}"),
             "model=resnet8",  # its statistics are each rank's own between two tests
         ),
-        stops=(17, 25, 34),
+        stops=(17, 25),
     ),
     "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
         (
@@ -67,7 +68,7 @@ SCENARIOS = {
             "accumulate=2",
             "average=0.9",
         ),
-        stops=(17, 25, 34),
+        stops=(34,),
     ),
     "lamb, float16, gtopk": Scenario(
         (
@@ -78,8 +79,22 @@ SCENARIOS = {
             "optimizer={name: lamb, weight_decay: 0.01}",
             "precision=float16",
         ),
-        stops=(17, 25),
+        stops=(25,),
     ),
+    "adamw, updated in parts, density warm-up, crops, parts of the samples that change places": Scenario(
+        (
+            two_phases(
+                f"reducer: allgather, density: 0.01, density_warmup: {{start: 0.25, epochs: 2}}, {CROPS}",
+                f"reducer: hioktopk, density: 0.05, {CROPS}",
+            ),
+            "learning_rate=0.002",
+            "optimizer={name: adamw, sharded: true}",
+            "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
+        ),
+        stops=(17,),
+    ),
+}
+ONE_BY_ONE = {
     "updated in parts, dense then ssar_doubling": Scenario(
         (
             two_phases(f"reducer: dense, {RATE}", f"reducer: ssar_doubling, density: 0.05, {RATE}"),
@@ -124,6 +139,7 @@ SCENARIOS = {
         stops=(17,),
     ),
 }
+SCENARIOS |= ONE_BY_ONE if ALL else {}
 OTHER_WORLD = "sgd, hitopk then dense"
 
 

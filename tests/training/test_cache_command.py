@@ -1,10 +1,17 @@
 """``cloudtrain cache``: one command after the other, on the folders of a configuration."""
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.launching import DIGITS, errors, run, tail
+from tests.launching import DIGITS
+from training.commands.main import app
 from training.config.records import Cache
 from training.run.data import cache_dirs_of
+
+
+def run(*words):
+    """Run ``cloudtrain cache`` in this process."""
+    return CliRunner().invoke(app, ["cache", *map(str, words)])
 
 
 @pytest.fixture
@@ -13,7 +20,7 @@ def cache(tmp_path):
     words = [f"cache.disk={tmp_path}/disk", f"cache.memory={tmp_path}/memory", "ranks_per_node=null"]
 
     def call(name, *more):
-        return run("cloudtrain", "cache", name, DIGITS, *words, *more)
+        return run(name, DIGITS, *words, *more)
 
     return call
 
@@ -29,16 +36,16 @@ def damage(folder):
 def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    result = run("cloudtrain", "cache", "build", DIGITS, f"cache={{memory: {link}}}")
-    assert result.returncode == 2, tail(result)
-    (line,) = errors(result).splitlines()
+    result = run("build", DIGITS, f"cache={{memory: {link}}}")
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"cloudtrain: cache: {link}: expected a folder of user ")
 
 
 def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path):
-    assert cache("info").stdout == "nothing is kept here\n"
+    assert cache("info").stdout == "nothing is stored here\n"
     built = cache("build")
-    assert built.returncode == 0, tail(built)
+    assert built.exit_code == 0, built.output
     assert built.stdout.splitlines() == [
         f"phase {phase}: {samples} of {samples} samples" for phase in (1, 2) for samples in ("1,437", "360")
     ]
@@ -46,11 +53,11 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     told = cache("info").stdout
     assert told.count("complete") == 6  # on disk two parts of the data, in memory two for each phase
     assert told.count(" no ") == 6
-    assert cache("verify").returncode == 0
+    assert cache("verify").exit_code == 0
 
     damage(tmp_path / "disk")
     verified = cache("verify")
-    assert verified.returncode == 1
+    assert verified.exit_code == 1
     assert sum(", 0 of" in line or ": 0 of" in line for line in verified.stdout.splitlines()) == 5
     repaired = cache("repair").stdout.splitlines()
     assert repaired[0] != "phase 1: 0 damaged records read again"
@@ -60,18 +67,18 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     assert sum(": removed, " in line for line in gone) == 4
     assert sum("stays" in line for line in gone) == 2
     assert cache("clear").stdout.count(": removed, ") == 2
-    assert cache("info").stdout == "nothing is kept here\n"
+    assert cache("info").stdout == "nothing is stored here\n"
 
 
 def test_without_folders_there_is_nothing_to_build(cache):
-    result = run("cloudtrain", "cache", "build", DIGITS, "cache.disk=null", "cache.memory=null")
-    assert result.returncode == 2
+    result = run("build", DIGITS, "cache.disk=null", "cache.memory=null")
+    assert result.exit_code == 2
     assert result.stderr == f"cloudtrain: {DIGITS}: cache: expected a folder for disk or memory, got none\n"
 
 
 def test_a_wrong_configuration_is_one_line(cache):
     result = cache("info", "cache.dusk=auto")
-    assert result.returncode == 2
+    assert result.exit_code == 2
     assert "cache.dusk: unknown key" in result.stderr
     assert result.stderr.count("\n") == 1
 

@@ -24,7 +24,54 @@ def test_phases_take_what_they_do_not_name_from_the_configuration():
 
 @pytest.mark.parametrize("name", REDUCERS)
 def test_the_reducer_of_the_command_line_replaces_the_default_of_the_file(name):
-    assert [phase.reducer for phase in load(DIGITS, [f"reducer={name}"]).phases] == [name, "dense"]
+    assert [phase.reducer.name for phase in load(DIGITS, [f"reducer={name}"]).phases] == [name, "dense"]
+
+
+OKTOPK = {"repartition_every": 64, "reevaluate_every": 32, "leftovers": "sender", "selector": "reused"}
+RECORDS = {
+    "a record beside the defaults of the file": (
+        ["phases.1.reducer={name: oktopk, density: 0.05, repartition_every: 32, leftovers: owner}"],
+        {"density": 0.05, "repartition_every": 32, "leftovers": "owner"},
+    ),
+    "an option below a name": (
+        ["phases.1.reducer=oktopk", "phases.1.reducer.reevaluate_every=16"],
+        {"reevaluate_every": 16},
+    ),
+    "an option below the configuration's name, from there": (
+        ["reducer=oktopk", "reducer.leftovers=owner", "phases.1.reducer=null"],
+        {"leftovers": "owner"},
+    ),
+    "an option of a phase that names no reducer": (
+        ["reducer={name: oktopk, leftovers: owner}", "phases.1.reducer={reevaluate_every: 16}"],
+        {"leftovers": "owner", "reevaluate_every": 16},
+    ),
+    "options of another reducer are inherited where this one takes them": (
+        ["reducer={name: hioktopk, leftovers: owner}", "phases.1.reducer={name: oktopk, selector: exact}"],
+        {"leftovers": "owner", "selector": "exact"},
+    ),
+    "a phase's key comes before the configuration's record": (
+        ["density=null", "reducer={name: oktopk, density: 0.5}", "phases.1={steps: 1, input_size: 8, "
+         "batch_size: 8, learning_rate: 1, density: 0.25}"],
+        {"density": 0.25},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "expected"), RECORDS.values(), ids=RECORDS)
+def test_a_reducer_takes_all_options_of_its_signature(tmp_path, words, expected):
+    config = load(DIGITS, words)
+    given = {"name": "oktopk", "density": 0.01, "wire": "fp32"} | OKTOPK | expected
+    assert config.reducer_config(config.phases[1]) == given
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+
+
+def test_options_of_the_configuration_s_reducer_that_no_phase_takes_are_warned_of():
+    words = ["reducer={name: dsar_split, sums: qsgd4}", "phases.0.reducer=oktopk"]
+    assert load_with_warnings(DIGITS, words).warnings == [
+        "reducer.sums=qsgd4 has no effect: no phase takes it from here",
+        "reducer=dsar_split has no effect: every phase names its own",
+    ]
 
 
 def test_the_command_line_reaches_into_phases():
@@ -83,8 +130,13 @@ def test_a_default_that_no_phase_uses_is_warned_of():
 def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it():
     config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.density=0.1"])
     assert config.automatic == [0, 1]
-    assert [(phase.reducer, phase.density) for phase in config.phases] == [("auto", 0.01), ("auto", 0.1)]
-    assert load(DIGITS, ["reducer=auto", "density=null"]).phases[0].density == 0.01  # that of the reducers
+    assert [phase.reducer.model_dump(exclude_none=True) for phase in config.phases] == [
+        {"name": "auto", "density": 0.01},
+        {"name": "auto", "density": 0.1},
+    ]
+    assert (
+        load(DIGITS, ["reducer=auto", "density=null"]).phases[0].reducer.density == 0.01
+    )  # that of the reducers
     assert load(DIGITS).automatic == []
 
 
@@ -113,7 +165,7 @@ def test_what_auto_picks_itself_is_refused(words, message):
 def test_what_auto_picks_may_be_given_for_the_other_phases():
     loaded = load_with_warnings(DIGITS, ["wire=gap", "phases.0.reducer=auto", "phases.1.reducer=hitopk"])
     first, second = loaded.config.phases
-    assert (first.wire, second.wire) == (None, "gap")
+    assert (first.reducer.wire, second.reducer.wire) == (None, "gap")
     assert loaded.warnings == ["reducer=hitopk has no effect: every phase names its own"]
 
 
@@ -133,6 +185,23 @@ def test_a_profile_without_auto_is_warned_of():
 
 
 WRONG = {
+    "reducer.density=0.1": "density: expected none beside reducer.density = 0.1, got 0.01",
+    "phases.1={steps: 1, input_size: 8, batch_size: 8, reducer: {name: gtopk, wire: gap}, wire: fp16}": (
+        "phases[1].wire: expected none beside reducer.wire = 'gap', got 'fp16'"
+    ),
+    "phases.0.reducer.density=2": "phases[0].reducer.density: expected a number in (0, 1], got 2",
+    "phases.0.reducer={name: oktopk, leftovers: nobody}": (
+        "phases[0].reducer.leftovers: expected sender or owner, got 'nobody'"
+    ),
+    "reducer={name: oktopk, leftovers: nobody}": "reducer.leftovers: expected sender or owner, got 'nobody'",
+    "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
+    'density, selector, wire, repartition_every, reevaluate_every, leftovers), did you mean "leftovers"?',
+    "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
+    "none)",
+    "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
+    "reducer={name: dsar_split, sums: [3]}": "phases[0].reducer: expected values that dsar_split takes, ",
+    "reducer=3": "reducer: expected a name, or the key name and options, got 3",
+    "phases.0.reducer={name: oktopk, selector: exat}": 'phases[0].reducer.selector: unknown selector "exat"',
     "densty=0.1": 'densty: unknown key, did you mean "density"?',
     "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density"?',
     "phases.0.learning_rate.stat=1": 'phases[0].learning_rate.stat: unknown key, did you mean "start"?',
@@ -142,7 +211,7 @@ WRONG = {
     "density=abc": "density: expected a number in (0, 1], got 'abc'",
     "density=true": "density: expected a number in (0, 1], got True",
     "phases.1.density=0.1": "phases[1].density: expected none, the reducer of this phase (dense) takes no",
-    "reducer=hitopkk": 'reducer: unknown reducer "hitopkk" (known: dense, torus2d, ',
+    "reducer=hitopkk": 'reducer.name: unknown reducer "hitopkk" (known: dense, torus2d, ',
     "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
     "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
     "selector=exakt": ', reused, bucketed), did you mean "exact"?',
@@ -150,9 +219,9 @@ WRONG = {
     "wire=gap+fp33": ', qsgd2), did you mean "fp32"?',
     "wire=gap+bitmap": "wire: expected an index codec, a value codec or one of each joined by +, got 'gap+b",
     "phases.0.wire=fp16+gap+fp16": "phases[0].wire: expected an index codec, a value codec or one of each",
-    "model=resnet9": 'model: unknown model "resnet9" (known: resnet8, resnet20, ',
+    "model=resnet9": 'model.name: unknown model "resnet9" (known: resnet8, resnet20, ',
     "model=resnet21": ', alexnet), did you mean "resnet20"?',
-    "dataset=digit": 'dataset: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',
+    "dataset=digit": 'dataset.name: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',
     "dataset=digist": ', synthetic), did you mean "digits"?',
     "dataset=cifar10": "dataset: dataset cifar10: path: expected a folder or URL, got none",
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",

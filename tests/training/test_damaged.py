@@ -13,11 +13,13 @@ from commlib.errors import LONGEST_LINE
 from commlib.transport import simulated
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
+from tests.extent import ALL
 from training.config.config import Config, ConfigurationError, load
 from training.run.autotune import choose_reducers
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 DIGITS = next(path for path in CONFIGS if path.name == "digits.yaml")
+TRIES = 600 if ALL else 100
 TOO_LONG = 2 * LONGEST_LINE  # with what is escaped
 
 
@@ -56,7 +58,7 @@ HARMFUL = {
     "3": "expected keys and values, got 3",
     "name: \0": "not YAML: special characters are not allowed",
     'name: "\\0\\e[31m"': "name: expected no control characters, got '\\x00\\x1b[31m'",
-    f"include: {DIGITS}\nmodel: a\u202eb": 'model: unknown model "a\\u202eb"',
+    f"include: {DIGITS}\nmodel: a\u202eb": 'model.name: unknown model "a\\u202eb"',
     "name: " + "x" * 200_000: "line 1: expected at most 10,000 characters, got 200,000",
     "#" * 300_000: "cannot be read: expected at most 262,144 bytes, got more",
     "a: [" + "b, " * 20_000 + "]": "line 1: expected at most 10,000 values, got more",
@@ -114,7 +116,7 @@ def test_files_that_include_each_other_again_and_again_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("dataset=" + "x" * 9000, 'dataset: unknown dataset "xxx'),
+        ("dataset=" + "x" * 9000, 'dataset.name: unknown dataset "xxx'),
         ("a" * 100_000, "aaa: expected key=value"),
         ("a." * 10_000 + "b=1", "the configuration has no place a.a.a."),
         ("\x1b[31m=1", "the configuration has no place \\x1b[31m"),
@@ -202,9 +204,9 @@ def damaged(text: str, chance: random.Random) -> str:
     return text
 
 
-def test_hundreds_of_damaged_configurations_are_valid_or_refused_in_one_line(tmp_path):
+def test_many_damaged_configurations_are_valid_or_refused_in_one_line(tmp_path):
     chance, valid = random.Random(15), 0
-    for number in range(600):
+    for number in range(TRIES):
         source = CONFIGS[number % len(CONFIGS)]
         path = source.with_name(source.name)
         text = damaged(path.read_text(), chance)
@@ -217,10 +219,10 @@ def test_hundreds_of_damaged_configurations_are_valid_or_refused_in_one_line(tmp
             valid += 1
         except ConfigurationError as error:
             line_of(error)
-    assert 0 < valid < 600
+    assert 0 < valid < TRIES
 
 
-def test_hundreds_of_damaged_words_are_valid_or_refused_in_one_line():
+def test_many_damaged_words_are_valid_or_refused_in_one_line():
     chance = random.Random(15)
     words = [
         "phases.0.learning_rate={start: 0.1, end: 0}",
@@ -228,7 +230,7 @@ def test_hundreds_of_damaged_words_are_valid_or_refused_in_one_line():
         "phases[1].epochs=3",
         "density=0.1",
     ]
-    for _ in range(300):
+    for _ in range(TRIES):
         try:
             assert isinstance(load(DIGITS, [damaged(chance.choice(words), chance)]), Config)
         except ConfigurationError as error:
@@ -294,7 +296,7 @@ def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
         config = load(DIGITS, ["reducer=auto", "density=0.01", "phases.0.density=null", f"profile={path}"])
         counts = {"used": 0, "refused": 0}
         whole = whole_profile(topology)
-        for number in range(400):
+        for number in range(TRIES):
             if comm.rank == 0:
                 whole.save(path)
                 path.write_bytes(damage(number).encode("utf-8", "surrogatepass"))
@@ -319,6 +321,6 @@ def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
 
     counts, other = simulated.run(body, 2)
     assert counts == other
-    assert sum(counts.values()) == 400
-    assert counts["used"] > 20
-    assert counts["refused"] > 200
+    assert sum(counts.values()) == TRIES
+    assert counts["used"] > TRIES / 20
+    assert counts["refused"] > TRIES / 2

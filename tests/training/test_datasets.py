@@ -22,10 +22,10 @@ from training.datasets import DATASETS, Dataset, bundled, check_dataset, make_da
 HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
 
 
-def samples_of(dataset: Dataset, part: str, side: int, places: CacheDirs = CacheDirs()):  # noqa: B008
+def samples_of(dataset: Dataset, part: str, side: int, dirs: CacheDirs = CacheDirs()):  # noqa: B008
     """Return all images and labels of a part, in order, out of batches."""
     source = getattr(dataset, part)
-    cache = DataCache(source, manifest=dataset.manifest(part), shorter_side=side, places=places)
+    cache = DataCache(source, manifest=dataset.manifest(part), shorter_side=side, dirs=dirs)
     crop = CentreCrop(side, ratio=1.0, dtype="uint8")
     images, labels = [], []
     for batch in cache.evaluation_batches(crop, 0, 1, batch_size=64):
@@ -156,9 +156,9 @@ def test_cifar10_comes_from_its_binary_files(cifar, tmp_path):
     assert (dataset.channels, dataset.classes) == (3, 10)
     assert dataset.identity == f"cifar10 {cifar}"
     for part, expected in (("training", [0, 1, 1, 2, 3, 3, 4]), ("test", [5, 5, 5])):
-        places = CacheDirs(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
+        dirs = CacheDirs(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
         for _ in range(2):  # from storage, then from memory
-            images, labels = samples_of(dataset, part, 32, places)
+            images, labels = samples_of(dataset, part, 32, dirs)
             assert labels.tolist() == expected
             for image, label in zip(images, expected, strict=True):
                 assert image.shape == (32, 32, 3)

@@ -212,11 +212,15 @@ def test_ranks_end_with_the_mpirun_that_started_them():
 
 
 @pytest.mark.launch
-def test_an_interrupted_launch_is_one_line_and_takes_its_ranks_with_it():
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "cloudtrain: interrupted\n"), (signal.SIGTERM, 128 + signal.SIGTERM, "")],
+)
+def test_a_launch_that_is_ended_says_no_more_than_that_and_takes_its_ranks_with_it(number, status, said):
     with started() as (process, below):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, errors = process.communicate(timeout=BOUND_SECONDS)
-        assert (process.returncode, out, errors) == (130, "", "cloudtrain: interrupted\n")
+        assert (process.returncode, out, errors) == (status, "", said)
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
         assert left == []
 

@@ -383,9 +383,9 @@ def test_samples_to_test_on_that_are_none_or_of_no_class_are_refused(tmp_path, t
 def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
     whole = trainer(tmp_path, phases=(phase(steps=2, reducer="gtopk"),)).config
     plain = whole.model_dump(exclude_none=True)
-    del plain["phases"][0]["reducer"], plain["phases"][0]["density"]
+    del plain["phases"][0]["reducer"]
     keras.utils.clear_session()
     config = Config.model_validate({**plain, "model": "vgg_tiny", "reducer": "gtopk", "density": 0.5})
     run = Trainer(config, topology=Topology(transport.mpi.world()))
-    assert (run.config.phases[0].reducer, run.config.phases[0].density) == ("gtopk", 0.5)
+    assert (run.config.phases[0].reducer.name, run.config.phases[0].reducer.density) == ("gtopk", 0.5)
     run.fit()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from xxhash import xxh3_128_hexdigest
 
+from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
 from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
@@ -79,7 +80,7 @@ def test_the_scenarios_stop_before_at_and_behind_the_boundary():
 
 @pytest.mark.launch
 @LONG
-@pytest.mark.parametrize("size", [3, 1])
+@pytest.mark.parametrize("size", [3, *more(1)])
 @pytest.mark.usefixtures("facts")  # leaves the checkpoints of two ranks
 def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(folder, size):
     program = (

@@ -21,7 +21,7 @@ from training.commands.tune import Request
 from training.config.config import load
 from training.process.devices import gpus_here
 from training.process.launch import Ranks, cloudtrain, command_line
-from training.run import autotune as choices
+from training.run import autotune
 from training.run.autotune import choose_reducers, default_path, profile_for
 
 FAST = Link.of(microseconds=1, gbit_per_second=400)
@@ -68,7 +68,7 @@ def test_a_phase_that_names_its_reducer_is_left_alone():
 def test_each_phase_is_chosen_for_at_its_own_density(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        choices, "choose", lambda profile, nodes, size, density: asked.append((size, density))
+        autotune, "choose", lambda profile, nodes, size, density: asked.append((size, density))
     )
     chosen(*BOTH_AUTO, "phases.0.density=0.25", size=77)
     chosen(*BOTH_AUTO, "density=null", size=78)
@@ -121,7 +121,9 @@ def test_the_reducer_that_was_picked_can_be_made():
         options = written.reducer_config(written.phases[0])
         return make_reducer(options.pop("name"), Topology(comm, ranks_per_node=2), 1000, **options)
 
-    assert {type(each) for each in transport.simulated.run(make, 4)} == {REDUCERS[written.phases[0].reducer]}
+    assert {type(each) for each in transport.simulated.run(make, 4)} == {
+        REDUCERS[written.phases[0].reducer.name]
+    }
 
 
 # ------------------------------------------------------------------ where profiles are
@@ -144,7 +146,7 @@ def test_profiles_are_kept_in_the_cache_of_the_user_by_ranks_and_nodes(monkeypat
 
 def refusal(monkeypatch, path, *words, ranks=4, hosts=None):
     """Return the line with which a profile is refused on simulated ranks."""
-    monkeypatch.setattr(choices, "together", lambda comm, function: function())
+    monkeypatch.setattr(autotune, "all_or_exit", lambda comm, function: function())
     config = load(DIGITS, ["reducer=auto", f"profile={path}", *words])
 
     def read(comm):

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commlib.errors import InvalidArgument, PeerFailed
+from commlib.errors import InvalidArgument, PeerFailed, UseAfterClose
+from commlib.topology import Topology
 from commlib.transport import mpi
 from commlib.vectors import partition
 
@@ -318,7 +319,7 @@ def test_objects_come_in_rank_order(ranks):
     assert ranks.run(lambda comm: comm.allgather_objects(objects(comm.rank))) == [expected] * ranks.size
 
 
-def test_nobody_leaves_a_barrier_before_the_last_has_come(ranks):
+def test_no_rank_leaves_a_barrier_before_the_last_has_come(ranks):
     def body(comm):
         name = tempfile.mkdtemp() if comm.rank == 0 else None
         folder = Path(comm.allgather_objects(name)[0])
@@ -437,3 +438,54 @@ def test_agreement_objects_and_splits_are_no_payload(ranks):
         return int(group.sent_bytes.sum() + group.received_bytes.sum())
 
     assert ranks.run(body) == [0] * ranks.size
+
+
+# ------------------------------------------------------------- the end of a communicator
+
+EXCHANGES = {
+    "split": lambda comm: comm.split(0),
+    "allgather_ints": lambda comm: comm.allgather_ints([1]),
+    "alltoall_ints": lambda comm: comm.alltoall_ints([1] * comm.size),
+    "allgather_objects": lambda comm: comm.allgather_objects("text"),
+    "barrier": lambda comm: comm.barrier(),
+    "send": lambda comm: comm.send(np.zeros(3, np.float32), 0),
+    "receive": lambda comm: comm.receive(np.zeros(3, np.float32), 0),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_closed_communicator_is_refused_and_the_others_stay_open(ranks, exchange):
+    def body(comm):
+        group = comm.split(0)
+        part = group.split(0)
+        group.close()
+        group.close()
+        refusal = f"^rank {comm.rank} of {comm.size}: the communicator was closed$"
+        with pytest.raises(UseAfterClose, match=refusal):
+            EXCHANGES[exchange](group)
+        return [other.allgather_ints([comm.rank])[:, 0].tolist() for other in (part, comm)]
+
+    everyone = list(range(ranks.size))
+    assert ranks.run(body) == [[everyone, everyone]] * ranks.size
+
+
+def test_a_topology_closes_the_communicators_that_it_has_split_and_no_other(ranks):
+    def body(comm):
+        with Topology(comm, ranks_per_node=2) as topology:
+            topology.stream.barrier()
+        topology.close()
+        for closed in (topology.node, topology.stream):
+            with pytest.raises(UseAfterClose):
+                closed.barrier()
+        return comm.allgather_ints([comm.rank])[:, 0].tolist()
+
+    assert ranks.run(body) == [list(range(ranks.size))] * ranks.size
+
+
+def test_an_exception_in_the_block_of_a_topology_reaches_the_caller_and_closes_nothing(ranks):
+    def body(comm):
+        with pytest.raises(ZeroDivisionError), Topology(comm) as topology:
+            raise ZeroDivisionError
+        return topology.node.allgather_ints([comm.rank]).size
+
+    assert ranks.run(body) == [ranks.size] * ranks.size

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from commlib import CODECS, Codec, InvalidArgument, SparseVector, UnknownName, cost
 from commlib.vectors import index_dtype
 from commlib.wire import VALUE_CODECS, IndexCodec, ValueCodec, make_codec
+from tests.extent import examples
 
 # Every codec, as the index and the value codec that it stands for.
 CASES = {
@@ -92,7 +93,7 @@ def gap_message(vector):
     while 2**shift < 0.48121182505960347 * vector.size / entries:  # the logarithm of the golden ratio
         shift += 1
     gaps = (np.diff(vector.indices.astype(np.int64), prepend=-1) - 1).tolist()
-    low = [gap >> place & 1 for gap in gaps for place in range(shift)]
+    low = [gap >> bit & 1 for gap in gaps for bit in range(shift)]
     unary = [bit for gap in gaps for bit in [0] * (gap >> shift) + [1]]
     return np.array([entries], vector.indices.dtype).tobytes() + little_endian(low + unary)
 
@@ -181,11 +182,6 @@ VECTORS = {
 }
 
 
-@pytest.fixture(params=VECTORS.values(), ids=list(VECTORS))
-def vector(request):
-    return request.param
-
-
 def test_every_codec_has_a_case_and_the_table_keeps_its_order():
     assert list(CODECS) == [name for name in CASES if "+" not in name]
     assert all(issubclass(codec, IndexCodec) for codec in list(CODECS.values())[:3])
@@ -193,23 +189,22 @@ def test_every_codec_has_a_case_and_the_table_keeps_its_order():
     assert list(VALUE_CODECS) == list(CODECS)[3:]
 
 
-def test_what_is_decoded_is_what_was_encoded(name, vector):
+def test_what_is_decoded_is_what_was_encoded_in_as_many_bytes_as_promised(name):
     codec = make_codec(name)
     assert isinstance(codec, Codec)
-    assert_equal(codec.decode(codec.encode(vector), vector.size), rounded(name, vector))
     assert codec.lossless == (CASES[name][1] == "fp32")
+    for label, vector in VECTORS.items():
+        before, message = vector.to_dense(), codec.encode(vector)
+        assert_equal(codec.decode(message, vector.size), rounded(name, vector))
+        assert (message.dtype, message.shape) == (np.uint8, (expected_bytes(name, vector),)), label
+        most = codec.message_bytes(vector.nnz, vector.size)
+        assert len(message) == most or (CASES[name][0] == "gap" and len(message) < most), label
+        assert make_codec(name).encode(vector).tobytes() == message.tobytes(), label
+        message[:] = 255
+        assert vector.to_dense().tobytes() == before.tobytes(), label
 
 
-def test_the_message_is_as_long_as_it_is_to_be_and_as_message_bytes_says(name, vector):
-    codec = make_codec(name)
-    message = codec.encode(vector)
-    assert (message.dtype, message.shape) == (np.uint8, (expected_bytes(name, vector),))
-    most = codec.message_bytes(vector.nnz, vector.size)
-    assert len(message) <= most
-    assert len(message) == most or CASES[name][0] == "gap"
-
-
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 2000),
@@ -250,7 +245,7 @@ def test_the_entries_of_a_sparse_message_come_back_as_they_are(name):
     assert decoded.values.tobytes() == rounded(name, vector).values.tobytes()
 
 
-@pytest.mark.parametrize("size", [2**31 - 1, 2**31 + 10, 2**33], ids=["last-int32", "first-int64", "2-to-33"])
+@pytest.mark.parametrize("size", [2**31 - 1, 2**33])
 @pytest.mark.parametrize("name", [name for name in CASES if "bitmap" not in name])  # 256 MiB and more
 def test_beyond_32_bits_indices_come_back_whole(name, size):
     vector = at([0, 2**31 - 3, size - 1], size)
@@ -261,17 +256,6 @@ def test_beyond_32_bits_indices_come_back_whole(name, size):
     assert decoded.indices.dtype == index_dtype(size)
     assert decoded.indices.tobytes() == vector.indices.tobytes()
     assert decoded.values.tobytes() == vector.values.tobytes()
-
-
-def test_encoding_leaves_the_vector_and_shares_nothing_with_it(name, vector):
-    before = vector.to_dense()
-    make_codec(name).encode(vector)[:] = 255
-    assert vector.to_dense().tobytes() == before.tobytes()
-
-
-def test_the_same_vector_gives_the_same_message(name, vector):
-    messages = [make_codec(name).encode(vector).tobytes() for _ in range(2)]
-    assert messages[0] == messages[1]
 
 
 def test_a_message_begins_with_its_indices_word_by_word(name):
@@ -370,7 +354,7 @@ MAGNITUDES = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 1600),
@@ -462,7 +446,7 @@ def decoded_or_refused(name, message, size):
     return decoded
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     name=st.sampled_from(list(CASES)),
     size=st.integers(0, 400),
@@ -475,7 +459,7 @@ def test_any_bytes_are_a_vector_or_are_refused(name, size, content, unaligned):
     assert decoded is None or decoded.size == size
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     name=st.sampled_from(list(CASES)),
     size=st.integers(1, 3000),

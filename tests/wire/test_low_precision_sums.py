@@ -1,4 +1,4 @@
-"""The second half of ``dsar_split`` in few bits: what is sent, what is applied and who keeps the rest."""
+"""The second half of ``dsar_split`` in few bits: what is sent and applied, and which rank keeps the error."""
 
 import numpy as np
 import pytest

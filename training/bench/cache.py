@@ -47,11 +47,11 @@ class Setting:
     memory: Path
     quick: bool
 
-    def cache(self, places: CacheDirs | None = None, *, threads: int = 2) -> DataCache:
+    def cache(self, dirs: CacheDirs | None = None, *, threads: int = 2) -> DataCache:
         """Return a cache of the pictures in central storage."""
         source = ImageFolder(self.url)
         return DataCache(
-            source, manifest=self.manifest, shorter_side=SIDE, places=places or CacheDirs(), threads=threads
+            source, manifest=self.manifest, shorter_side=SIDE, dirs=dirs or CacheDirs(), threads=threads
         )
 
     @property
@@ -201,10 +201,10 @@ def _uncached(setting: Setting) -> Run:
 
 def _memory(setting: Setting) -> dict[str, float]:
     """Return what level 2 takes, for all ranks of the node, and what its samples have."""
-    (kept,) = management.kept_in(setting.memory)
+    (folder,) = management.list_folders(setting.memory)
     cache = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
     samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
-    return {"memory_bytes": kept.bytes, "sample_bytes": samples, "memory_ratio": kept.bytes / samples}
+    return {"memory_bytes": folder.bytes, "sample_bytes": samples, "memory_ratio": folder.bytes / samples}
 
 
 @contextmanager

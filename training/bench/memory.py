@@ -67,6 +67,9 @@ class MeteredCommunicator(Communicator):
         super().__init__(comm.rank, comm.size, comm.host)
         self._comm, self._meter = comm, meter
 
+    def _free(self) -> None:
+        self._comm.close()
+
     def split(self, color: int) -> "MeteredCommunicator":
         """See :meth:`Communicator.split`."""
         with self._meter.pause():

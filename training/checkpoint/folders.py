@@ -18,7 +18,7 @@ import numpy as np
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
 from commlib.vectors import Float32
-from datacache.store.folders import sync_folder
+from datacache.store.files import sync_folder
 from training.checkpoint.manifest import SHARED, STEP, Manifest, own_file
 from training.checkpoint.serialization import Damaged, Tree, Written, check_file, read_tree, write_tree
 from training.process.job import log_error

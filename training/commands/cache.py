@@ -1,4 +1,4 @@
-"""``cloudtrain cache``: fill, list, verify, repair and empty the folders in which a node keeps samples."""
+"""``cloudtrain cache``: fill, list, verify, repair and remove the folders of a node's cache."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from datacache.capacity import readable
 from datacache.catalogue import superseded
 from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
-from datacache.management import Kept
+from datacache.management import CacheFolder
 from training.commands.printing import print_table
 from training.commands.train import load_together
 from training.config.config import load
@@ -23,7 +23,7 @@ AUTO = Cache(disk="auto", memory="auto")
 
 
 def build(path: str, overrides: Sequence[str]) -> None:
-    """Fill the folders of this node for all phases, each rank a part; rank 0 of each node reports its own."""
+    """Fill this node's cache for all phases, each rank a part; its first rank reports its own part."""
     for number, phase, topology in _phases(path, overrides):
         is_silent = topology.node.rank > 0
         phase.fill(partial(_report, f"phase {number}", is_silent))
@@ -31,7 +31,7 @@ def build(path: str, overrides: Sequence[str]) -> None:
 
 
 def repair(path: str, overrides: Sequence[str]) -> None:
-    """Read everything that this node keeps for a configuration, and mend what is damaged."""
+    """Read all that this node's cache stores for a configuration, and replace damaged records."""
     for number, phase, topology in _phases(path, overrides):
         if topology.node.rank == 0:
             print(f"phase {number}: {phase.repair()} damaged records read again", flush=True)
@@ -58,62 +58,62 @@ def _report(what: str, is_silent: bool, done: int, total: int) -> None:
         print(f"{what}: {done:,} of {total:,} samples", end=end, flush=True)
 
 
-def _kept(path: str | None, overrides: Sequence[str]) -> list[Kept]:
+def _folders(path: str | None, overrides: Sequence[str]) -> list[CacheFolder]:
     try:
         cache = AUTO if path is None else load(path, overrides).cache
     except ConfigurationError as error:
         usage_error(str(error))
     try:
-        places = cache_dirs_of(cache)
-        before = superseded(places.disk) if places.disk else ()
-        roots = [root for root in (places.disk, places.memory) if root]
-        return [each for root in roots for each in management.kept_in(root, before)]
+        dirs = cache_dirs_of(cache)
+        outdated = superseded(dirs.disk) if dirs.disk else ()
+        roots = [root for root in (dirs.disk, dirs.memory) if root]
+        return [each for root in roots for each in management.list_folders(root, outdated)]
     except (ValueError, Untrusted) as error:
         usage_error(str(error))
 
 
 def info(path: str | None, overrides: Sequence[str]) -> None:
-    """Print what lies in the folders of a configuration, or in the default ones."""
-    kept = _kept(path, overrides)
-    if not kept:
-        print("nothing is kept here")
+    """Print the contents of a configuration's cache, or of the default folders."""
+    folders = _folders(path, overrides)
+    if not folders:
+        print("nothing is stored here")
         return
-    header = ["folder", "level", "samples", "size", "state", "asked", "found", "in use", "days"]
-    print_table("samples that are kept here", header, [_row(each) for each in kept], notes=[])
-    for root in dict.fromkeys(each.folder.parent for each in kept):
-        own = [each for each in kept if each.folder.parent == root]
+    header = ["folder", "level", "samples", "size", "state", "requested", "found", "in use", "days"]
+    print_table("samples that are stored here", header, [_row(each) for each in folders], notes=[])
+    for root in dict.fromkeys(each.path.parent for each in folders):
+        own = [each for each in folders if each.path.parent == root]
         print(f"{root}: {readable(management.total_bytes(own))} in {len(own)} folders")
 
 
-def _row(kept: Kept) -> list[str]:
+def _row(folder: CacheFolder) -> list[str]:
     return [
-        kept.folder.name[:16],
-        "–" if kept.level is None else str(kept.level),
-        f"{kept.samples:,}",
-        readable(kept.bytes),
-        kept.state,
-        f"{kept.asked:,}",
-        f"{kept.found / kept.asked:.1%}" if kept.asked else "–",
-        "yes" if kept.in_use else "no",
-        f"{kept.days:.1f}",
+        folder.path.name[:16],
+        "–" if folder.level is None else str(folder.level),
+        f"{folder.samples:,}",
+        readable(folder.bytes),
+        folder.state,
+        f"{folder.requested:,}",
+        f"{folder.found / folder.requested:.1%}" if folder.requested else "–",
+        "yes" if folder.in_use else "no",
+        f"{folder.days:.1f}",
     ]
 
 
 def verify(path: str | None, overrides: Sequence[str]) -> int:
-    """Print what is damaged; return the exit status."""
-    verdicts = [management.verify(each) for each in _kept(path, overrides)]
+    """Print the damaged records of every folder; return the exit status."""
+    verdicts = [management.verify(each) for each in _folders(path, overrides)]
     for verdict in verdicts:
         what = verdict.unreadable or f"{verdict.damaged:,} of {verdict.records:,} records damaged"
-        print(f"{verdict.kept.folder}: {what}")
+        print(f"{verdict.folder.path}: {what}")
     return int(any(verdict.damaged or verdict.unreadable for verdict in verdicts))
 
 
-def remove(path: str | None, overrides: Sequence[str], *, of_everything: bool) -> None:
-    """Remove what no living job uses, and say what went and what stayed."""
-    for kept in _kept(path, overrides):
-        if management.collect_garbage(kept, of_everything=of_everything):
-            print(f"{kept.folder}: removed, {readable(kept.bytes)}")
-        elif kept.in_use:
-            print(f"{kept.folder}: in use, stays")
+def remove(path: str | None, overrides: Sequence[str], *, everything: bool) -> None:
+    """Remove the folders that no running job uses; print what is removed and what stays."""
+    for folder in _folders(path, overrides):
+        if management.collect_garbage(folder, everything=everything):
+            print(f"{folder.path}: removed, {readable(folder.bytes)}")
+        elif folder.in_use:
+            print(f"{folder.path}: in use, stays")
         else:
-            print(f"{kept.folder}: complete samples of level 1, stays (`cloudtrain cache clear` removes it)")
+            print(f"{folder.path}: complete samples of level 1, stays (`cloudtrain cache clear` removes it)")

@@ -187,7 +187,7 @@ def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
     """Remove what no living job uses: all of memory, and what is unfinished or unusable on disk."""
     from training.commands.cache import remove
 
-    remove(config, overrides or [], of_everything=False)
+    remove(config, overrides or [], everything=False)
 
 
 @caches.command("clear")
@@ -195,7 +195,7 @@ def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> Non
     """Remove all that no living job uses."""
     from training.commands.cache import remove
 
-    remove(config, overrides or [], of_everything=True)
+    remove(config, overrides or [], everything=True)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from training.process.tf_logging import import_tensorflow
 from training.run.data import Data, load_data
 from training.run.dry_run import checked, generated, tiny
 from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.run.parts import import_parts
 from training.run.summary import Summary, closing_lines
 
 if TYPE_CHECKING:
@@ -60,13 +61,16 @@ def load_together(
 ) -> Config:
     """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.
 
+    The parts that it names by import paths are imported.
+
     ``change``: see :func:`training.config.config.load_with_warnings`.
     """
     loaded = all_or_exit(comm, lambda: on_rank0(comm, lambda: load_with_warnings(path, overrides, change)))
     if comm.rank == 0:
         for line in loaded.warnings:
             log_error(f"warning: {line}")
-    return loaded.config
+    config: Config = loaded.config
+    return all_or_exit(comm, lambda: import_parts(config))
 
 
 def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":

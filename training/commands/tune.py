@@ -14,11 +14,11 @@ from commlib.tuning.tuner import ALONE, Choice, choose
 from training.commands.printing import milliseconds, print_table, times
 from training.config.config import Config, load
 from training.config.records import Transport
-from training.models import MODELS
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.process.tf_logging import import_tensorflow
 from training.run.autotune import count_weights, profile_path
+from training.run.parts import import_parts
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
 DENSITIES = (0.01, 0.001)
@@ -102,10 +102,11 @@ def tune(request: Request) -> None:
     """Measure on all ranks of this job; rank 0 writes the profile and prints."""
     with as_rank() as comm:
         asked = all_or_exit(comm, lambda: on_rank0(comm, request.resolve))
+        config = all_or_exit(comm, lambda: asked.config and import_parts(asked.config))
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
-        cases = _cases(topology, asked.config)
+        cases = _cases(topology, config)
         profile = _measure(topology, cases)
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
@@ -152,7 +153,7 @@ def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case
         print(line)
     print(flush=True)
     picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
-    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense", "bucket\nentries"]
+    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
     print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
@@ -192,7 +193,7 @@ def _weights_of(config: Config) -> int:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # there is to be room on it for what is measured
-    return count_weights(MODELS[config.model](dataset.channels, dataset.classes))
+    return count_weights(config.model.make(dataset.channels, dataset.classes))
 
 
 def _row(case: Case, choice: Choice) -> list[str]:
@@ -203,5 +204,4 @@ def _row(case: Case, choice: Choice) -> list[str]:
         choice.options.get("wire", "–"),
         milliseconds(choice.seconds),
         times(choice.dense_seconds / choice.seconds if choice.seconds else None),
-        f"{choice.bucket:,}",
     ]

@@ -18,37 +18,43 @@ from pydantic import (
     model_validator,
 )
 
-from commlib import REDUCERS
 from commlib.errors import one_line
-from commlib.reducers import reducer_options
 from commlib.tuning.tuner import Choice
 from training.config.bounded_yaml import Unreadable
+from training.config.checks import check, without_effect
 from training.config.includes import read
 from training.config.optimizers import AnyOptimizer, Sgd
 from training.config.overrides import put
 from training.config.records import (
-    AUTO,
-    DEFAULT_DENSITY,
-    REDUCER_KEYS,
     Cache,
     Checkpointing,
-    CodecName,
     DatasetRecord,
     DawnBenchEntry,
     FileName,
     Layout,
-    ModelName,
+    ModelRecord,
     Normalise,
     Part,
     Phase,
     Phases,
-    ReducerName,
     Seed,
-    SelectorName,
     Target,
     Transport,
     named,
+)
+from training.config.reducers import (
+    AUTO,
+    DEFAULT_DENSITY,
+    DEFAULT_REDUCER,
+    REDUCER_KEYS,
+    CodecName,
+    NamedReducer,
+    ReducerKeys,
+    ReducerRecord,
+    SelectorName,
+    class_of,
     options_of,
+    written_out,
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
@@ -57,24 +63,21 @@ from training.config.schema import (
     Count,
     Density,
     Positive,
-    Record,
     describe,
-    problem,
 )
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
-from training.models import MODELS
 
 
-class Config(Record):
+class Config(ReducerKeys):
     """A training run."""
 
     name: FileName
     """What the run's folder is called, before its time."""
     dataset: Annotated[DatasetRecord, BeforeValidator(named)]
     """A name of ``training.datasets.DATASETS``; where more is to be said, ``name``, ``path`` and options."""
-    model: ModelName
-    """A name of ``training.models.MODELS``."""
+    model: Annotated[ModelRecord, BeforeValidator(named)]
+    """A name of ``training.models.MODELS`` or an import path; where it has options, ``name`` and those."""
     phases: Phases
     """One after the other; what a reducer holds back goes into the next one's first step."""
     learning_rate: LearningRate | None = None
@@ -105,7 +108,7 @@ class Config(Record):
     dawnbench: DawnBenchEntry = DawnBenchEntry()
     ranks_per_node: Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by host name."""
-    reducer: ReducerName = "dense"
+    reducer: NamedReducer = ReducerRecord(name=DEFAULT_REDUCER)
     """For the phases that name none, as the three below; where nobody names those, a reducer has its own."""
     density: Density | None = None
     selector: SelectorName | None = None
@@ -124,86 +127,31 @@ class Config(Record):
     """The folder in which the run makes its own."""
 
     @model_validator(mode="after")
-    def _phase_settings_have_an_effect(self) -> "Config":
-        for number, phase in enumerate(self.phases):
-            name = phase.reducer or self.reducer
-            for option in (*REDUCER_KEYS, "density_warmup"):
-                value, needed = getattr(phase, option), option.removesuffix("_warmup")
-                if value is not None and needed not in options_of(name):
-                    does = "picks its own" if name == AUTO else f"takes no {needed}"
-                    raise problem(
-                        f"expected none, the reducer of this phase ({name}) {does}; got {value}",
-                        key=f"phases[{number}].{option}",
-                    )
+    def _fits_together(self) -> "Config":
+        check(self)
         return self
 
-    @model_validator(mode="after")
-    def _phases_have_a_learning_rate(self) -> "Config":
-        for number, phase in enumerate(self.phases):
-            if phase.learning_rate is None and self.learning_rate is None:
-                raise problem("missing, expected a value", key=f"phases[{number}].learning_rate")
-        return self
+    def reducer_name(self, phase: Phase) -> str:
+        """Return the name of a phase's reducer, or ``auto``."""
+        own = phase.reducer and phase.reducer.name
+        return own or self.reducer.name or DEFAULT_REDUCER
 
-    @model_validator(mode="after")
-    def _nothing_is_given_that_auto_picks(self) -> "Config":
-        if self.reducer != AUTO or all(phase.reducer for phase in self.phases):
-            return self
-        for option in ("selector", "wire"):
-            if (value := getattr(self, option)) is not None:
-                raise problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
-        return self
-
-    @model_validator(mode="after")
-    def _there_is_something_to_resume(self) -> "Config":
-        if self.resume != "never" and self.checkpoints is None:
-            raise problem(f"expected never where there are no checkpoints, got {self.resume}", key="resume")
-        return self
-
-    @model_validator(mode="after")
-    def _images_are_large_enough(self) -> "Config":
-        least = MODELS[self.model].smallest_side
-        for number, phase in enumerate(self.phases):
-            if phase.input_size < least:
-                expected = f"at least the {least} pixels that {self.model} needs"
-                raise problem(
-                    f"expected {expected}, got {phase.input_size}", key=f"phases[{number}].input_size"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _parts_are_whole(self) -> "Config":
-        for number, phase in enumerate(self.phases):
-            if phase.batch_size % self.accumulate:
-                expected = f"a divisor of phases[{number}].batch_size = {phase.batch_size}"
-                raise problem(f"expected {expected}, got {self.accumulate}", key="accumulate")
-        return self
-
-    @model_validator(mode="after")
-    def _the_optimizer_has_what_is_given(self) -> "Config":
-        for number, phase in enumerate(self.phases):
-            if phase.momentum is not None and not hasattr(self.optimizer, "momentum"):
-                raise problem(
-                    f"expected none, {self.optimizer.name} has no momentum; got {phase.momentum}",
-                    key=f"phases[{number}].momentum",
-                )
-        if self.optimizer.sharded and not any(self.is_dense(phase) for phase in self.phases):
-            raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
-        return self
-
-    def is_dense(self, phase: Phase) -> bool:
-        """Return whether a phase's reducer sends all of the gradient."""
-        name = phase.reducer or self.reducer
-        return name != AUTO and not REDUCERS[name].sparse
+    def is_sparse(self, phase: Phase) -> bool:
+        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose such a one."""
+        name = self.reducer_name(phase)
+        reducer = class_of(name)
+        return name == AUTO or (reducer is not None and reducer.sparse)
 
     @property
     def automatic(self) -> list[int]:
         """Return the numbers of the phases whose reducer is to be chosen."""
-        return [number for number, phase in enumerate(self.phases) if (phase.reducer or self.reducer) == AUTO]
+        return [number for number, phase in enumerate(self.phases) if self.reducer_name(phase) == AUTO]
 
     def density_of(self, phase: Phase) -> float:
         """Return the density at which a phase's reducer selects, if it does."""
-        given = (phase.density, self.density, DEFAULT_DENSITY)
-        return next(density for density in given if density is not None)
+        given = self.options_given | phase.options_given
+        density: float = given.get("density", DEFAULT_DENSITY)
+        return density
 
     def momentum_of(self, phase: Phase) -> float | MomentumLine | None:
         """Return the momentum of a phase; :func:`training.config.schedules.momentum_at` gives that of a step.
@@ -216,38 +164,32 @@ class Config(Record):
         """Return the configuration with the reducers written out that were chosen for phases, by number."""
         phases = list(self.phases)
         for number, choice in choices.items():
-            assert choice.options.keys() <= set(REDUCER_KEYS)
-            options = reducer_options(choice.reducer) | choice.options
-            if "density" in options:
-                options["density"] = self.density_of(phases[number])
-            written = {option: options.get(option) for option in REDUCER_KEYS}
-            phases[number] = phases[number].model_copy(update={"reducer": choice.reducer, **written})
+            given = choice.options | {"density": self.density_of(phases[number])}
+            options = written_out(choice.reducer, given)
+            phases[number] = _with_reducer(phases[number], {"name": choice.reducer, **options})
         return self.model_copy(update={"phases": phases})
 
     def reducer_config(self, phase: Phase) -> dict[str, Any]:
-        """Return the reducer of a phase and its options, as :func:`commlib.make_reducer` takes them.
+        """Return the reducer of a phase and its options, as :class:`commlib.tensorflow.DistributedGradients`.
 
-        It takes no ``auto``: see ``with_choices``.
+        An option that the phase does not give is the configuration's, else the reducer's default. It takes no
+        ``auto``: see ``with_choices``.
         """
-        name = phase.reducer or self.reducer
-        chosen: dict[str, Any] = {"name": name}
-        for option, default in options_of(name).items():
-            given = (getattr(record, option, None) for record in (phase, self))
-            chosen[option] = next((value for value in given if value is not None), default)
-        return chosen
+        name = self.reducer_name(phase)
+        given = self.options_given | phase.options_given
+        return {"name": name, **written_out(name, given)}
 
     def resolved(self) -> "Config":
-        """Return the configuration with every phase's learning rate, reducer and options written out."""
-        phases = []
-        for phase in self.phases:
-            options = self.reducer_config(phase)
-            written = {option: value for option, value in options.items() if option in REDUCER_KEYS}
-            written |= {
-                "reducer": options["name"],
-                "learning_rate": phase.learning_rate or self.learning_rate,
-            }
-            phases.append(phase.model_copy(update=written))
-        return self.model_copy(update={"phases": phases})
+        """Return the configuration with every phase's learning rate, reducer and options written out.
+
+        The options of a reducer that is not imported yet stay as they are given.
+        """
+        return self.model_copy(update={"phases": [self._resolved(phase) for phase in self.phases]})
+
+    def _resolved(self, phase: Phase) -> Phase:
+        if options_of(self.reducer_name(phase)) is not None:  # it is imported
+            phase = _with_reducer(phase, self.reducer_config(phase))
+        return phase.model_copy(update={"learning_rate": phase.learning_rate or self.learning_rate})
 
     @model_serializer(mode="wrap")
     def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -259,6 +201,12 @@ class Config(Record):
         """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
         text: str = yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
         return text
+
+
+def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
+    """Return the phase with its reducer and all its options in one record."""
+    keys = dict.fromkeys(REDUCER_KEYS)
+    return phase.model_copy(update={**keys, "reducer": ReducerRecord(**config)})
 
 
 @dataclass(frozen=True)
@@ -291,7 +239,7 @@ def load_with_warnings(
     try:
         given = resolve(content)
         config = Config.model_validate(change(given))
-        warnings = [*_secrets_in_clear(given), *_without_effect(config)]
+        warnings = [*_secrets_in_clear(given), *without_effect(config)]
         return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
     except ValidationError as error:
         problems = [describe(detail) for detail in error.errors()]
@@ -307,32 +255,3 @@ def _secrets_in_clear(given: dict[str, Any]) -> list[str]:
         f"{place}: expected a reference such as ${{oc.env:NAME}}, got a secret in clear"
         for place in in_clear(given)
     ]
-
-
-def _without_effect(config: Config) -> list[str]:
-    """Return a line for every setting that no phase takes."""
-    given = [option for option in REDUCER_KEYS if getattr(config, option) is not None]
-    taken = {
-        option
-        for phase in config.phases
-        for option in options_of(phase.reducer or config.reducer)
-        if getattr(phase, option, None) is None
-    }
-    lines = [
-        f"{option}={getattr(config, option)} has no effect: no phase takes it from here"
-        for option in given
-        if option not in taken
-    ]
-    if config.profile is not None and not config.automatic:
-        lines.append(f"profile={config.profile} has no effect: no phase has reducer=auto")
-    if "reducer" in config.model_fields_set and all(phase.reducer for phase in config.phases):
-        lines.append(f"reducer={config.reducer} has no effect: every phase names its own")
-    if config.learning_rate is not None and all(phase.learning_rate for phase in config.phases):
-        lines.append("learning_rate has no effect: every phase names its own")
-    optimizer = config.optimizer
-    if "momentum" in optimizer.model_fields_set and all(
-        phase.momentum is not None for phase in config.phases
-    ):
-        momentum = getattr(optimizer, "momentum", None)
-        lines.append(f"optimizer.momentum={momentum} has no effect: every phase names its own")
-    return lines

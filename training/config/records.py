@@ -5,15 +5,12 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     model_validator,
 )
 
-from commlib import REDUCERS, SELECTORS
-from commlib.errors import InvalidArgument, UnknownName
-from commlib.reducers import reducer_options
-from commlib.wire import make_codec
+from training.config.parts import imported, part_in
+from training.config.reducers import CodecName, GivenReducer, ReducerKeys, SelectorName
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
@@ -25,29 +22,11 @@ from training.config.schema import (
     expect,
     is_number,
     is_whole,
-    name_in,
     problem,
 )
 from training.config.secrets import resolved
-from training.datasets import Dataset, check_dataset, make_dataset
-from training.models import MODELS
-
-AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
-DEFAULT_DENSITY = reducer_options("allgather")["density"]  # all sparse ones have the same
-
-
-def options_of(reducer: str) -> dict[str, Any]:
-    """Return the options of a reducer with their defaults; of ``auto`` those that it does not pick."""
-    return {"density": DEFAULT_DENSITY} if reducer == AUTO else reducer_options(reducer)
-
-
-def _check_codec(name: str) -> str:
-    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
-    try:
-        make_codec(name)
-    except (UnknownName, InvalidArgument) as error:
-        raise problem(str(error).removeprefix("wire: ")) from error
-    return name
+from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
+from training.models import MODELS, check_model, make_model
 
 
 def _is_layout(value: Any) -> bool:
@@ -68,11 +47,7 @@ FileName = Annotated[
         lambda value: isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None,
     ),
 ]
-ModelName = Annotated[str, name_in(MODELS, "model")]
 Transport = Literal["auto", "nccl", "nccl+mpi", "mpi"]
-ReducerName = Annotated[str, name_in({**REDUCERS, AUTO: None}, "reducer")]
-SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
-CodecName = Annotated[str, AfterValidator(_check_codec)]
 Level = Annotated[
     float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
 ]
@@ -80,7 +55,36 @@ Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(val
 CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
-REDUCER_KEYS = ("density", "selector", "wire")  # of a phase, or of the configuration for its phases
+class ModelRecord(Discreet):
+    """A model: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Annotated[str, part_in(MODELS, "model")]
+    """A name of ``training.models.MODELS``, or an import path."""
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "ModelRecord":
+        if imported(MODELS, "model", self.name) is not None:
+            try:
+                check_model(self.name, self.options)
+            except ValueError as error:
+                raise problem(str(error)) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this model alone."""
+        return dict(self.model_extra or {})
+
+    def make(self, channels: int, classes: int, *, normalised: bool = False) -> Any:
+        """Return the model, which imports Keras; a ``ValueError`` of one line where it is none."""
+        return make_model(self.name, channels, classes, normalised=normalised, **self.options)
+
+
+def smallest_side(model: str) -> int:
+    """Return the pixels that the images of a model must have at least; 1 where it says nothing."""
+    return getattr(imported(MODELS, "model", model), "smallest_side", 1)
 
 
 class DatasetRecord(Discreet):
@@ -92,17 +96,18 @@ class DatasetRecord(Discreet):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str
-    """A name of ``training.datasets.DATASETS``."""
+    name: Annotated[str, part_in(DATASETS, "dataset")]
+    """A name of ``training.datasets.DATASETS``, or an import path."""
     path: str | None = None
     """A folder or URL."""
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "DatasetRecord":
-        try:
-            check_dataset(self.name, self.path, self.options)
-        except ValueError as error:
-            raise problem(str(error)) from error
+        if imported(DATASETS, "dataset", self.name) is not None:
+            try:
+                check_dataset(self.name, self.path, self.options)
+            except ValueError as error:
+                raise problem(str(error)) from error
         return self
 
     @property
@@ -120,7 +125,7 @@ class DatasetRecord(Discreet):
 
 
 def named(value: Any) -> Any:
-    """Return the record of a data set that is given by its name alone."""
+    """Return the record of what is given by its name alone."""
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -182,7 +187,7 @@ class Augmentation(Record):
         return self
 
 
-class Phase(Record):
+class Phase(ReducerKeys):
     """A run of epochs with one input size, batch size and reducer."""
 
     epochs: Count | None = None
@@ -205,8 +210,8 @@ class Phase(Record):
     """Side of the square in the centre that is tested on, of the image's shorter side."""
     kept_size: Count | None = None
     """Shorter side at which images are kept, in pixels; else the input's, over 0.875 if it is a crop."""
-    reducer: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``, or ``auto``; the configuration's without it, as for the three below."""
+    reducer: GivenReducer | None = None
+    """A name of ``commlib.REDUCERS``, or ``auto``, or a record; the configuration's without it."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     density_warmup: DensityWarmup | None = None

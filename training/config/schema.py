@@ -115,6 +115,12 @@ def written(place: Sequence[str | int]) -> str:
     return "".join(parts).lstrip(".")
 
 
+def line_of(error: PydanticCustomError) -> str:
+    """Return ``key: what is wrong`` of a problem that no record was validated for."""
+    context = error.context or {}
+    return ": ".join(filter(None, (context.get("key"), context.get("problem"))))
+
+
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
     place: Sequence[str | int] = detail["loc"]

@@ -1,4 +1,4 @@
-"""Data sets by name.
+"""Data sets by name: of the table, of an entry point ``cloudtrain.datasets``, or by an import path.
 
 >>> dataset = make_dataset("synthetic", classes=4, side=8, samples=12)
 >>> dataset.classes, dataset.channels, dataset.manifest("training").shape
@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commlib.errors import look_up, suggestion
+from commlib import registry
+from commlib.errors import InvalidArgument, shown, suggestion
 from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.datasets.bundled import digits, mnist5k
@@ -39,12 +40,15 @@ def make_dataset(name: str, path: str | Path | None = None, **options: Any) -> D
     lies at the path is not what the data set expects.
     """
     check_dataset(name, path, options)
-    places = [] if path is None else [str(path)]
+    load = registry.resolve(DATASETS, "dataset", name)
+    places = {} if path is None else {"path": str(path)}
     with in_one_line(name):
-        dataset = DATASETS[name](*places, **options)
+        dataset = load(**places, **options)
+    if not isinstance(dataset, Dataset):
+        raise InvalidArgument(f"dataset {name}: expected a training.datasets.Dataset, got {shown(dataset)}")
     # Keys of an account change nothing of what the samples are, and the identity is part of file names.
     words = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
-    return replace(dataset, identity=" ".join([name, *map(without_secrets, places), *words]))
+    return replace(dataset, identity=" ".join([name, *map(without_secrets, places.values()), *words]))
 
 
 def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]) -> None:
@@ -52,13 +56,19 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
 
     The values of its own options a data set checks when it is made.
     """
-    parameters = inspect.signature(look_up(DATASETS, "dataset", name)).parameters
+    load = registry.resolve(DATASETS, "dataset", name)
+    parameters = registry.options_of(load)
     if "path" in parameters and path is None:
         raise ValueError(f"dataset {name}: path: expected a folder or URL, got none")
     if "path" not in parameters and path is not None:
         raise ValueError(f"dataset {name}: path: expected none, {name} reads no files, got '{path}'")
     known = [key for key in parameters if key != "path"]
-    _check_keys(f"dataset {name}", options, known)
+    if name in DATASETS:
+        _check_keys(f"dataset {name}", options, known)
+    else:
+        registry.check_options(
+            f"dataset {name}", load, {**options, **({} if path is None else {"path": path})}
+        )
     if options.get("storage") is not None:
         _check_storage(f"dataset {name}: storage", options["storage"])
 

@@ -1,8 +1,12 @@
-"""Models by name."""
+"""Models by name: of the table, of an entry point ``cloudtrain.models``, or by an import path."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from commlib import registry
+from commlib.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     import keras
@@ -45,3 +49,28 @@ MODELS: dict[str, Builder] = {
         Builder("alexnet", "alexnet", smallest_side=63),
     )
 }
+
+SIGNATURE = "build(channels, classes, *, normalised=False) -> keras.Model"
+
+
+def check_model(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` unless the named builder can be called as ours are, with these options."""
+    builder = registry.resolve(MODELS, "model", name)
+    if "normalised" in options:
+        raise InvalidArgument("normalised: expected none, it follows from the key normalise")
+    try:
+        registry.check_options(f"model {name}", builder, {"normalised": False, **options}, positional=2)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error}; expected {SIGNATURE} and options of its own") from error
+
+
+def make_model(name: str, channels: int, classes: int, *, normalised: bool, **options: Any) -> "keras.Model":
+    """Return a new model; a ``ValueError`` of one line where its builder returns something else."""
+    import keras
+
+    check_model(name, options)
+    builder = registry.resolve(MODELS, "model", name)
+    model = builder(channels, classes, normalised=normalised, **options)
+    if not isinstance(model, keras.Model):
+        raise InvalidArgument(f"model {name}: expected {SIGNATURE}, got {shown(model)} from it")
+    return model

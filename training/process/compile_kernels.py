@@ -66,10 +66,10 @@ def _reduce(comm: Communicator) -> None:
                 reducer.reduce(gradient)
 
 
-def _read(channels: int, places: CacheDirs) -> None:
+def _read(channels: int, dirs: CacheDirs) -> None:
     images = np.zeros((8, 6, 6, channels), np.uint8)
     order = Order(samples=len(images), shards=1, global_batch=4, seed=1)
-    cached = DataCache(Arrays(images, np.arange(len(images))), places=places)
+    cached = DataCache(Arrays(images, np.arange(len(images))), dirs=dirs)
     for crop in _crops():
         for _ in range(2):  # as it comes from the source, then from a level
             list(cached.batches(order, crop, rank=0, world_size=2, epoch=0))

@@ -35,16 +35,16 @@ def cache_dirs_of(cache: Cache) -> CacheDirs:
 
     A ``ValueError`` of one line where another user has made one of them, or may change what is in it.
     """
-    places = CacheDirs(
+    dirs = CacheDirs(
         disk=_folder(cache.disk, lambda: user_cache() / "samples"),
         # shared by the ranks of one user
         memory=_folder(cache.memory, lambda: Path("/dev/shm") / f"cloudtrain-{os.getuid()}"),  # noqa: S108
     )
     try:
-        places.check()
+        dirs.check()
     except Untrusted as error:
         raise ValueError(f"cache: {error}") from error
-    return places
+    return dirs
 
 
 def _folder(given: str | None, default: Callable[[], Path]) -> Path | None:
@@ -58,9 +58,9 @@ class Data:
 
     def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
         self.config, self.topology, self.dataset = config, topology, dataset
-        self.places = replace(cache_dirs_of(config.cache), says_when_full=topology.local_rank == 0)
-        self.training = dataset.manifest("training", self.places.disk)
-        self.test = dataset.manifest("test", self.places.disk)
+        self.cache_dirs = replace(cache_dirs_of(config.cache), warns_when_full=topology.local_rank == 0)
+        self.training = dataset.manifest("training", self.cache_dirs.disk)
+        self.test = dataset.manifest("test", self.cache_dirs.disk)
         self._caches: list[DataCache] = []
 
     def check(self) -> None:
@@ -207,7 +207,7 @@ class PhaseData:
         sources = (data.dataset.training, data.dataset.test)
         side = self._phase.kept_side
         return [
-            DataCache(source, manifest=manifest, shorter_side=side, part=part, places=data.places)
+            DataCache(source, manifest=manifest, shorter_side=side, part=part, dirs=data.cache_dirs)
             for source, manifest, part in zip(sources, (data.training, data.test), parts, strict=True)
         ]
 

@@ -59,7 +59,7 @@ def _about(config: Config, hardware: str) -> dict[str, Any]:
         "authorEmail": about.author_email,
         "framework": f"TensorFlow {version('tensorflow')}, cloudtrain {__version__}",
         "codeURL": about.code_url,
-        "model": config.model,
+        "model": config.model.name,
         "hardware": about.hardware or hardware,
         "costPerHour": about.cost_per_hour,
         "timestamp": f"{datetime.now(timezone.utc):%Y-%m-%d}",

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from commlib.registry import options_of
 from training.config.config import Config
-from training.config.records import AUTO, Cache, DatasetRecord, Phase
+from training.config.records import Cache, DatasetRecord, Phase, smallest_side
+from training.config.reducers import AUTO
 from training.config.schedules import Linear, Span
-from training.models import MODELS
+from training.datasets.synthetic import synthetic
 
 BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
 SIDE = 32  # pixels of the inputs, where the model takes so few
@@ -55,15 +57,17 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
 
     Raises a ``ValueError`` that begins with the key where a schedule does not fit its phase.
     """
-    samples = config.dataset.options.get("samples", 4096)
+    facts = _facts(config.dataset)
+    samples = facts.samples
     phases = [_tiny(config, number, samples, ranks) for number in range(len(config.phases))]
     few = max(phase.batch_size for phase in phases) * ranks * STEPS_KEPT
     side = max(phase.input_size for phase in phases)
-    options = config.dataset.options | {"side": side, "samples": few, "test_samples": 2 * ranks}
+    options = {"classes": facts.classes, "channels": facts.channels, "side": side, "samples": few}
+    options["test_samples"] = 2 * ranks
     return config.model_copy(
         update={
             "phases": phases,
-            "dataset": DatasetRecord(name="synthetic", **options),
+            "dataset": DatasetRecord.model_validate({"name": "synthetic", **options}),
             "cache": Cache(),
             "checkpoints": None,
             "resume": "never",
@@ -73,13 +77,23 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
     )
 
 
+def _facts(dataset: DatasetRecord) -> Facts:
+    """Return what the generated data have as well; a data set of one's own is made to find out."""
+    if dataset.name == "synthetic":
+        given = {key: dataset.options.get(key, default) for key, default in options_of(synthetic).items()}
+        return Facts(given["samples"], given["classes"], given["channels"])
+    made = dataset.make()
+    return Facts(len(made.manifest("training")), made.classes, made.channels)
+
+
 def checked(path: str, config: Config) -> Iterator[str]:
     """Yield what a dry run of a configuration has shown, and what it has not."""
     for number, phase in enumerate(config.phases, 1):
         length = f"{phase.epochs} epochs" if phase.steps is None else f"{phase.steps} steps"
+        reducer = config.reducer_name(phase)
         yield (
             f"phase {number}: {length} of {phase.input_size} px, {phase.batch_size} samples a rank, "
-            f"{phase.reducer}, {config.optimizer.name}: its schedules fit, a tiny step was taken and tested"
+            f"{reducer}, {config.optimizer.name}: its schedules fit, a tiny step was taken and tested"
         )
     yield "not looked at: the real samples, and the memory and time that whole batches take"
     yield f"dry run of {path}: all is built, and each phase took a step"
@@ -87,9 +101,9 @@ def checked(path: str, config: Config) -> Iterator[str]:
 
 def _tiny(config: Config, number: int, samples: int, ranks: int) -> Phase:
     phase = config.phases[number]
-    if (phase.reducer or config.reducer) == AUTO and ranks > 1:
+    if config.reducer_name(phase) == AUTO and ranks > 1:
         raise ValueError(f"phases[{number}].reducer: expected a name in a dry run of {ranks} ranks, got auto")
-    side = max(MODELS[config.model].smallest_side, min(phase.input_size, SIDE))
+    side = max(smallest_side(config.model.name), min(phase.input_size, SIDE))
     return phase.model_copy(
         update={
             "epochs": None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib import cost
+from commlib import bytes_sent
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.replicas import average_statistics, check_equal_weights
@@ -52,7 +52,7 @@ def add_up(
 ) -> EpochResult:
     """Return what all ranks did in an epoch, and count its bytes in the phase; they call it together."""
     topology = learner.topology
-    dense = cost.dense(topology.nodes, topology.world.rank, learner.gradients.size).inter
+    dense = bytes_sent("dense", topology.nodes, topology.world.rank, learner.gradients.size).inter
     sums = accumulator.over_ranks(topology.world, dense)
     phase.result.sent += sums.sent.inter
     phase.result.dense += sums.dense_inter_bytes

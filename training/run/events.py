@@ -44,7 +44,7 @@ def introduction(data: Data, learner: Learner) -> str:
     config, topology = learner.config, learner.topology
     nodes = [len(node) for node in topology.nodes]
     samples = f"{len(data.training):,} training and {len(data.test):,} test samples"
-    begin = f"{config.dataset.name}: {samples}; {config.model}: {learner.gradients.size:,} weights"
+    begin = f"{config.dataset.name}: {samples}; {config.model.name}: {learner.gradients.size:,} weights"
     if topology.world.size == 1:
         return f"{begin}; one rank, so nothing is exchanged and no reducer is used"
     emulated = "emulated " if config.ranks_per_node else ""

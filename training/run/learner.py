@@ -21,7 +21,6 @@ from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
 from training.datasets import Dataset
-from training.models import MODELS
 from training.run.autotune import choose_reducers, count_weights
 from training.run.data import input_dtype
 from training.run.norms import StepNorms, norm_of
@@ -48,8 +47,9 @@ class Learner:
     def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
         self.topology = topology
         with _policy(POLICIES[config.precision]):
-            builder = MODELS[config.model]
-            self.model = builder(dataset.channels, dataset.classes, normalised=config.normalise is not None)
+            self.model = config.model.make(
+                dataset.channels, dataset.classes, normalised=config.normalise is not None
+            )
         self.variables = self.model.trainable_variables
         broadcast_weights(self.model, topology.world)
         self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
@@ -103,7 +103,11 @@ class Learner:
         )
 
     def _shards(self, phase: Phase) -> bool:
-        return self.config.optimizer.sharded and self.config.is_dense(phase) and self.topology.world.size > 1
+        return (
+            self.config.optimizer.sharded
+            and not self.config.is_sparse(phase)
+            and self.topology.world.size > 1
+        )
 
     def _make_optimizer(self, *, sharded: bool) -> None:
         """Make the optimizer, with the state of the one before."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from datacache.escaping import escaped
-from datacache.store import folders
+from datacache.store import files
 from training.config.config import Config
 from training.process.job import log_error
 from training.run.run_lock import RunIsAlive, RunLock, holder_of
@@ -218,7 +218,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file of a run wholly or not at all, readable as ``umask`` says: results are to be shown."""
-    folders.write_whole(path, content, is_private=False)
+    files.write_atomic(path, content, is_private=False)
 
 
 def _identity(path: Path) -> str:

@@ -58,7 +58,8 @@ class PhaseRun:
 
     def density(self, epoch: int) -> float | None:
         """Return the density of an epoch of the phase; ``None`` where its reducer has none."""
-        last, warmup = self.phase.density, self.phase.density_warmup
+        reducer, warmup = self.phase.reducer, self.phase.density_warmup
+        last = None if reducer is None else reducer.density
         if last is None or warmup is None:
             return last
         densities = warmup.densities(last)

@@ -24,6 +24,7 @@ from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.events import Event
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
+from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run.saving import Saving
 from training.run.state import Position
@@ -56,7 +57,7 @@ class Trainer:
         data: Data | None = None,
         profile: Profile | None = None,
     ) -> None:
-        config = (config if isinstance(config, Config) else load(config)).resolved()
+        config = import_parts(config if isinstance(config, Config) else load(config))
         topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
         if topology.world.rank == 0:
             announce_compiling()
@@ -191,7 +192,7 @@ class Trainer:
 
     def _fill_ahead(self, number: int) -> None:
         """Read what a phase keeps, in the background, so that its first epoch finds it."""
-        if number < len(self.phases) and self.data.places.memory is not None:
+        if number < len(self.phases) and self.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:

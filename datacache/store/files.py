@@ -1,12 +1,13 @@
-"""Files and folders of a cache: made for their user alone, used only if nobody else can have changed them.
+"""Files and folders of a cache: private to their user, checked when opened, written atomically.
 
-A folder below ``/dev/shm`` or ``/tmp`` may have been made by somebody else, with links in it that lead to
-files of this user, or samples that are not ours. So everything is opened without following a link, and its
-owner and mode are looked at before it is read or written.
+Another user may have created a folder below ``/dev/shm`` or ``/tmp``, with symbolic links to files of this
+user, or with wrong samples. So every file is opened without following links, and its owner and mode are
+checked before it is read or written.
 """
 
 import errno
 import os
+import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -16,20 +17,20 @@ from datacache.errors import Untrusted
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_ROOT = 0  # can do as it likes in any case
+_ROOT = 0  # may change any file anyway
 
 
 def check_folder(path: Path) -> None:
-    """Raise :class:`Untrusted` if another user made what is at ``path``, or may change it, or it is a link.
+    """Raise :class:`Untrusted` if ``path`` is a link, belongs to another user, or is writable by others.
 
-    Nothing there is nothing wrong.
+    A path that does not exist passes.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         _check(path, os.lstat(path), "a folder")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of this user, and those above that are missing; one that is there is checked."""
+    """Create a folder and its missing parents with mode 0700; an existing folder is checked."""
     if not path.parent.exists():
         make_folder(path.parent)
     with suppress(FileExistsError):
@@ -42,13 +43,14 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a file that nobody but this user can have written.
+    """Return a descriptor of a file that only this user (or root) can have written.
 
-    One that is made is for this user alone, and so becomes one of this user that others could read. Raises
-    :class:`Untrusted` for a link, for what is no file, and for one that others own or may write.
+    A new file has mode 0600; an existing file of this user that others could read gets it. Raises
+    :class:`Untrusted` for a link, for anything that is not a file, and for a file that other users own or
+    may write.
     """
     try:
-        # A named pipe would be waited for.
+        # O_NONBLOCK: opening a named pipe would block.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -59,7 +61,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         _check(path, found, "a file")
         made_too_strict = flags & os.O_CREAT and stat.S_IMODE(found.st_mode) & FILE_MODE != FILE_MODE
         if found.st_uid == os.geteuid() and (found.st_mode & _OF_OTHERS or made_too_strict):
-            with suppress(OSError):  # on a filesystem that is only read
+            with suppress(OSError):  # on a read-only filesystem
                 os.fchmod(descriptor, FILE_MODE)
     except BaseException:
         os.close(descriptor)
@@ -68,21 +70,50 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in a file; raises as :func:`open_file` does."""
+    """Return the contents of a file; raises as :func:`open_file` does."""
     with os.fdopen(open_file(path), "rb") as file:
         return file.read()
 
 
 def create_file(path: Path, content: bytes = b"") -> None:
-    """Write a file that is not there yet."""
+    """Create a file; ``FileExistsError`` if it exists."""
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(content)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, which is made if it is missing."""
+    """Append a line to a file, which is created if it is missing."""
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         file.write(f"{line}\n".encode())
+
+
+def write_atomic(path: Path, content: bytes | memoryview, *, is_private: bool = True) -> None:
+    """Write a file durably; readers see either the old contents or all of the new ones.
+
+    Its mode is 0600, or what the ``umask`` gives where it is not private.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        descriptor = open_file(temporary, flags) if is_private else os.open(temporary, flags, 0o666)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's entries to disk: which files it has."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check(path: Path, found: os.stat_result, expected: str) -> None:
@@ -99,7 +130,7 @@ def _check(path: Path, found: os.stat_result, expected: str) -> None:
 
 def _refusal(path: Path, expected: str, found: str) -> str:
     return (
-        f"{path}: expected {expected} of user {os.geteuid()} that nobody else may write, found {found}: "
-        "others could change what is kept there; remove it (or take their rights away, if you trust what is "
-        "in it), or name another folder"
+        f"{path}: expected {expected} of user {os.geteuid()} that no other user may write, found {found}: "
+        "others could change what is stored there; remove it (or take their rights away, if you trust its "
+        "contents), or name another folder"
     )

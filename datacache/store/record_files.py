@@ -1,0 +1,265 @@
+"""The files of a record store: ``records`` and ``log`` while it is filled, ``index`` once it is sealed.
+
+A writer, under the lock ``writer``, appends records to ``records``, then one entry a record to ``log``: 32
+bytes with a checksum that is seeded with the store's fingerprint. Readers take no lock: they read the new
+entries of the log first. An incomplete record of a killed process has no entry, and the next writer
+overwrites it.
+
+Sealing syncs ``records``, writes ``index`` (start and length of every record, with a checksum) and last
+``COMPLETE``. From then on damage to ``records`` can only damage the records that it hits.
+
+Files are read, not mapped into memory: under a mapping, a truncated file or a disk error would end the
+process; a read returns an error.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from datacache.errors import Damaged
+from datacache.order import Flags, Ids
+from datacache.store.files import open_file, read_file, write_atomic
+from datacache.store.folders import COMPLETE, FORMAT, read_facts, write_facts
+
+RECORDS, LOG, INDEX = "records", "log", "index"
+ENTRY = np.dtype([("key", "<i8"), ("start", "<i8"), ("bytes", "<i8"), ("check", "<u8")])
+
+_CHECKED_BYTES = 24  # of an entry: all but its checksum
+_ATTEMPTS, _PAUSE_SECONDS = 5, 0.01  # to read an entry that is incomplete: it may be being written
+
+Entries = npt.NDArray[np.void]
+
+
+class RecordFile:
+    """An open file, read by any number of threads and processes; closed when the object is collected."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self.path = path
+        try:
+            self.descriptor = open_file(path, flags)
+        except FileNotFoundError as error:
+            raise Damaged(f"{path}: not there") from error
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self, start: int, size: int) -> memoryview:
+        """Return ``size`` bytes from ``start`` on; :class:`Damaged` if they cannot be read."""
+        try:
+            found = os.pread(self.descriptor, size, start)
+        except OSError as error:
+            raise Damaged(f"{self.path}: {size} bytes at {start} cannot be read: {error}") from error
+        if len(found) != size:
+            raise Damaged(f"{self.path}: expected {size} bytes at {start}, got {len(found)}")
+        return memoryview(found)
+
+    def write(self, content: bytes | bytearray, start: int) -> None:
+        """Write all of ``content`` from ``start`` on, or raise an ``OSError``."""
+        left = memoryview(content)
+        while left:
+            written = os.pwrite(self.descriptor, left, start)
+            left, start = left[written:], start + written
+
+    def length(self) -> int:
+        """Return the number of bytes of the file."""
+        return os.fstat(self.descriptor).st_size
+
+    def is_at_its_path(self) -> bool:
+        """Return whether the file has not been removed or replaced since it was opened."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        except OSError:
+            return False
+
+
+class Log:
+    """The entries of the records of a store that is being filled, in the order in which they were added."""
+
+    def __init__(self, path: Path, seed: int, flags: int = os.O_RDONLY) -> None:
+        self._file, self._seed = RecordFile(path, flags), seed
+
+    def entries(self, start: int = 0) -> Entries:
+        """Return the entries from byte ``start`` on; :class:`Damaged` if a checksum does not match."""
+        for _ in range(_ATTEMPTS):
+            size = self._file.length() // ENTRY.itemsize * ENTRY.itemsize - start
+            if size < 0:
+                raise Damaged(f"{self._file.path}: expected at least {start} bytes, got {start + size}")
+            content = self._file.read(start, size)
+            entries = np.frombuffer(content, ENTRY)
+            if np.array_equal(_checks(content, self._seed), entries["check"]):
+                return entries
+            time.sleep(_PAUSE_SECONDS)
+        raise Damaged(f"{self._file.path}: entries from byte {start} on are not what was written")
+
+    def write(self, entries: Entries, start: int) -> None:
+        """Write entries from byte ``start`` on; the caller holds the writers' lock."""
+        content = bytearray(entries.tobytes())
+        checks = _checks(memoryview(content), self._seed)
+        np.frombuffer(content, ENTRY)["check"][:] = checks
+        self._file.write(content, start)
+
+    def sync(self) -> None:
+        """Sync the file to disk."""
+        os.fsync(self._file.descriptor)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """How much of the log was read, in bytes, and where its records end in the file of records."""
+
+    log_bytes: int = 0
+    records_bytes: int = 0
+
+
+class UnsealedStore:
+    """The files of a store of the sorted ``ids`` that is being filled; for any threads and processes.
+
+    Records are addressed by row: the position of their id in ``ids``. Raises :class:`Damaged` if the files
+    are missing, or not what was written.
+    """
+
+    def __init__(self, folder: Path, ids: Ids, seed: int) -> None:
+        self._ids = ids
+        self._records = RecordFile(folder / RECORDS, os.O_RDWR)
+        self._log = Log(folder / LOG, seed, os.O_RDWR)
+        self._starts, self._sizes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
+        self._read = _Read()
+        read = self.refresh()
+        if self._records.length() < read.records_bytes:
+            raise Damaged(
+                f"{folder / RECORDS}: expected {read.records_bytes} bytes, got {self._records.length()}"
+            )
+
+    def refresh(self) -> "_Read":
+        """Read the new entries of the log; return how far it has been read.
+
+        Threads may do so at the same time, without a lock, which a fork could leave locked: they all store
+        the same values, and one that falls behind makes the next read some entries twice.
+        """
+        read = self._read
+        entries = self._log.entries(read.log_bytes)
+        if len(entries) == 0:
+            return read
+        rows = np.searchsorted(self._ids, entries["key"])
+        if np.any(rows == len(self._ids)) or np.any(self._ids[rows] != entries["key"]):
+            raise Damaged(f"{self._records.path}: the log has entries of ids that do not belong here")
+        self._sizes[rows] = entries["bytes"]
+        self._starts[rows] = entries["start"]  # last: from now on other threads read the record
+        end = int((entries["start"] + entries["bytes"]).max())
+        read = _Read(read.log_bytes + entries.nbytes, max(read.records_bytes, end))
+        self._read = read
+        return read
+
+    def record(self, row: int) -> memoryview | None:
+        """Return the record of a row, ``None`` if it is missing; :class:`Damaged` if it cannot be read."""
+        start = self._starts.item(row)
+        return None if start < 0 else self._records.read(start, self._sizes.item(row))
+
+    def missing(self) -> Flags:
+        """Return for each id whether its record is missing."""
+        return self._starts < 0
+
+    def append(self, rows: Ids, records: Sequence[bytes]) -> None:
+        """Write the records that are missing; the caller holds the writers' lock.
+
+        After an ``OSError`` each of them is either missing or complete.
+        """
+        read = self.refresh()
+        new = {row: each for row, each in zip(rows.tolist(), records, strict=True)}
+        new = {row: new[row] for row in sorted(new) if self._starts[row] < 0}
+        if not new:
+            return
+        entries = np.zeros(len(new), ENTRY)
+        entries["key"] = self._ids[list(new)]
+        entries["bytes"] = [len(record) for record in new.values()]
+        entries["start"] = read.records_bytes + np.cumsum(entries["bytes"]) - entries["bytes"]
+        try:
+            self._records.write(b"".join(new.values()), read.records_bytes)
+        except OSError:
+            # No entry refers to these bytes; they may fill the disk.
+            os.ftruncate(self._records.descriptor, read.records_bytes)
+            raise
+        self._log.write(entries, read.log_bytes)
+        self.refresh()
+
+    def is_at_its_path(self) -> bool:
+        """Return whether what is written here is what other processes read."""
+        return self._records.is_at_its_path()
+
+    def sync(self) -> npt.NDArray[np.int64]:
+        """Sync all records to disk; return starts and sizes, shape ``(2, ids)``.
+
+        The caller holds the writers' lock.
+        """
+        # Cut off the incomplete records of killed processes.
+        os.ftruncate(self._records.descriptor, self.refresh().records_bytes)
+        os.fsync(self._records.descriptor)
+        self._log.sync()
+        return np.stack([self._starts, self._sizes])
+
+
+@dataclass(frozen=True)
+class _Complete:
+    """The contents of ``COMPLETE``. ``end``: bytes of all records; ``index``: xxh3_128 of the index."""
+
+    samples: int
+    end: int
+    index: str
+    format: int = FORMAT
+
+
+class SealedStore:
+    """The files of a store that has all its records and never changes; for any threads, without locks."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        complete = _read_complete(folder, seed)
+        self._starts, self._sizes = _read_index(folder, complete)
+        self._records = RecordFile(folder / RECORDS)
+        if self._records.length() != complete.end:
+            raise Damaged(f"{folder / RECORDS}: expected {complete.end} bytes, got {self._records.length()}")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def record(self, row: int) -> memoryview:
+        """Return the record of a row; :class:`Damaged` if it cannot be read."""
+        return self._records.read(self._starts.item(row), self._sizes.item(row))
+
+
+def seal(folder: Path, store: UnsealedStore, seed: int) -> None:
+    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock."""
+    extents = store.sync()
+    index = extents.astype("<i8").tobytes()
+    write_atomic(folder / INDEX, index)
+    samples, end = extents.shape[1], int(extents.sum(axis=0).max(initial=0))
+    write_facts(folder / COMPLETE, asdict(_Complete(samples, end, xxh3_128_hexdigest(index))), seed)
+
+
+def _read_complete(folder: Path, seed: int) -> _Complete:
+    facts = read_facts(folder / COMPLETE, seed)
+    if facts.get("format") != FORMAT:
+        raise Damaged(f"{folder / COMPLETE}: expected format {FORMAT}, got {facts.get('format')}")
+    return _Complete(**facts)
+
+
+def _read_index(folder: Path, complete: _Complete) -> npt.NDArray[np.int64]:
+    """Return where the records start and how long they are, in bytes, shape ``(2, samples)``."""
+    path = folder / INDEX
+    try:
+        content = read_file(path)
+    except FileNotFoundError:
+        content = b""
+    if xxh3_128_hexdigest(content) != complete.index or len(content) != 16 * complete.samples:
+        raise Damaged(f"{path}: not what was written")
+    return np.frombuffer(content, "<i8").reshape(2, complete.samples)
+
+
+def _checks(content: memoryview, seed: int) -> npt.NDArray[np.uint64]:
+    starts = range(0, len(content), ENTRY.itemsize)
+    checks = (xxh3_64_intdigest(content[start : start + _CHECKED_BYTES], seed) for start in starts)
+    return np.fromiter(checks, np.uint64, len(starts))

@@ -1,0 +1,52 @@
+"""The faults of ``scripts/mutate.py`` fit the code, and the script sees which of them the tests find."""
+
+from collections import Counter
+
+import pytest
+
+from scripts import mutate
+
+TABLE = """
+areas:
+  density: {tests: [tests/test_density.py], only: rounded_share}
+faults:
+  density:
+    - {id: rounds, file: commlib/density.py, old: 'round(density * size)', new: 'int(density * size)'}
+    - {id: same, file: commlib/density.py, old: '# Of the first four', new: '# Of the first 4'}
+"""
+
+
+def test_every_fault_is_one_of_the_code_as_it_is():
+    areas, faults = mutate.load(mutate.FAULTS)
+    assert not [name for name, count in Counter(fault.id for fault in faults).items() if count > 1]
+    assert not [fault.id for fault in faults if not fault.applies(mutate.ROOT) or fault.old == fault.new]
+    assert set(areas) == {fault.area for fault in faults}
+    assert not [test for area in areas.values() for test in area.tests if not (mutate.ROOT / test).exists()]
+
+
+def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, capsys):
+    table, file = tmp_path / "faults.yaml", mutate.ROOT / "commlib" / "density.py"
+    table.write_text(TABLE)
+    before = file.stat().st_mtime_ns
+    assert mutate.main(["--faults", str(table), "--jobs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "rounds  commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
+    assert "same    commlib/density.py  SURVIVED" in printed
+    assert file.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--area", "nowhere"], "--area: expected one of reducers, "),
+        (["--only", "?"], "--only: no fault has '?' in its name"),
+        (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
+        (["--before", "absent.json"], "No such file or directory: 'absent.json'"),
+    ],
+)
+def test_bad_words_are_one_line(capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        mutate.main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mutate.py: ")
+    assert message in line

@@ -1,0 +1,152 @@
+"""The reducer of a phase: a name, or a record of the name, the reducer's own options and its wrappers.
+
+``reducer: hitopk`` or ``reducer: {name: oktopk, density: 0.01, leftovers: owner}``. The options are those of
+the reducer's signature. A phase inherits what the configuration gives, option by option, where its reducer
+takes it; what the phase gives replaces it.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
+
+from commlib import REDUCERS, SELECTORS, Reducer, Topology, make_reducer, registry, transport
+from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from commlib.wire import make_codec
+from training.config.parts import imported, part_in
+from training.config.schema import Density, Discreet, Record, name_in, problem
+
+AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
+DEFAULT_REDUCER = "dense"
+DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)[
+    "density"
+]  # all sparse ones have the same
+REDUCER_KEYS = ("density", "selector", "wire")  # of a phase or of the configuration, beside a reducer's name
+
+
+def _check_codec(name: str) -> str:
+    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
+    try:
+        make_codec(name)
+    except (UnknownName, InvalidArgument) as error:
+        raise problem(str(error).removeprefix("wire: ")) from error
+    return name
+
+
+ReducerName = Annotated[str, part_in({**REDUCERS, AUTO: None}, "reducer")]
+SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
+CodecName = Annotated[str, AfterValidator(_check_codec)]
+
+
+class ReducerRecord(Discreet):
+    """A reducer, its options and its wrappers. Those that are ``None`` are not given."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: ReducerName | None = None
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it the configuration's."""
+    density: Density | None = None
+    """Share of the entries that a sparse reducer selects."""
+    selector: SelectorName | None = None
+    """A name of ``commlib.SELECTORS``."""
+    wire: CodecName | None = None
+    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that are given, by name."""
+        return {key: value for key, value in self if key != "name" and value is not None}
+
+
+def _record(value: Any) -> Any:
+    """Return the record of a reducer that is given by its name alone."""
+    if not isinstance(value, str | Mapping | ReducerRecord):
+        raise problem(f"expected a name, or the key name and options, got {shown(value)}")
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _named(record: ReducerRecord) -> ReducerRecord:
+    return record if record.name else record.model_copy(update={"name": DEFAULT_REDUCER})
+
+
+GivenReducer = Annotated[ReducerRecord, BeforeValidator(_record)]
+NamedReducer = Annotated[GivenReducer, AfterValidator(_named)]
+
+
+class ReducerKeys(Record):
+    """A record with ``reducer`` and the keys beside it: a phase, or the configuration for its phases."""
+
+    @model_validator(mode="after")
+    def _each_option_is_given_once(self) -> "ReducerKeys":
+        inside = getattr(self, "reducer", None) or ReducerRecord()
+        for key, value in self.keys_given.items():
+            if key in inside.options:
+                other = f"reducer.{key} = {shown(inside.options[key])}"
+                raise problem(f"expected none beside {other}, got {shown(value)}", key=key)
+        return self
+
+    @property
+    def keys_given(self) -> dict[str, Any]:
+        """Return those of ``REDUCER_KEYS`` that are given outside of the reducer's record."""
+        return {key: value for key in REDUCER_KEYS if (value := getattr(self, key)) is not None}
+
+    @property
+    def options_given(self) -> dict[str, Any]:
+        """Return all options that are given for a reducer here."""
+        reducer = getattr(self, "reducer", None)
+        return self.keys_given | (reducer.options if reducer is not None else {})
+
+    def place_of(self, option: str) -> str:
+        """Return the key by which an option is given here."""
+        return option if option in self.keys_given else f"reducer.{option}"
+
+
+def class_of(name: str) -> type[Reducer] | None:
+    """Return the class of a reducer; ``None`` for ``auto``, and for one that is not imported yet."""
+    found: type[Reducer] | None = imported(REDUCERS, "reducer", name)
+    return found
+
+
+def options_of(name: str) -> dict[str, Any] | None:
+    """Return the options of a reducer with their defaults, ``None`` for one that is not imported yet.
+
+    Of ``auto`` they are those that it does not pick. Options without a default are ``REQUIRED``.
+    """
+    if name == AUTO:
+        return {"density": DEFAULT_DENSITY}
+    if (reducer := class_of(name)) is None:
+        return None
+    return registry.options_of(reducer, positional=2)
+
+
+def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a reducer takes of those ``given``, and its defaults for the others."""
+    known = options_of(name)
+    options = dict(given) if known is None else {key: given.get(key, known[key]) for key in known}
+    return {key: value for key, value in options.items() if value not in (None, [], registry.REQUIRED)}
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` where a reducer does not take these options.
+
+    One of ours is made to find out; another's constructor may do whatever it likes, and is not called.
+    """
+    if name in REDUCERS:
+        transport.simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
+    elif (reducer := class_of(name)) is not None:
+        registry.check_options(name, reducer, options, positional=2)
+
+
+def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:
+    """Raise a problem for an option of ``record`` that the reducer ``name`` does not have."""
+    known = options_of(name)
+    if record is None or known is None:
+        return
+    for option, value in record.options.items():
+        if option not in known:
+            does = (
+                f"{AUTO} picks its own; got {shown(value)}"
+                if name == AUTO
+                else f"{name} has no such option (its options: {', '.join(known) or 'none'})"
+            )
+            raise problem(f"{does}{suggestion(option, known)}", key=f"{place}.{option}")

@@ -1,0 +1,55 @@
+"""The reducers, the model and the data set of one's own that a configuration names: imported, and checked.
+
+Loading a configuration imports none of them; a run, a dry run and ``tune`` begin with this step.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from pydantic_core import PydanticCustomError
+
+from commlib import REDUCERS, Reducer, registry
+from commlib.errors import one_line
+from commlib.registry import is_import_path
+from training.config.checks import check
+from training.config.config import Config
+from training.config.reducers import AUTO
+from training.config.schema import line_of
+from training.datasets import DATASETS, check_dataset
+from training.models import MODELS, check_model
+
+
+def import_parts(config: Config) -> Config:
+    """Return the configuration with the options of one's own reducers written out and checked.
+
+    Import paths begin in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
+    beginning with the key, where a part cannot be imported, is of another kind or takes other options.
+    """
+    reducers = {
+        f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in enumerate(config.phases)
+    }
+    names = [config.dataset.name, config.model.name, *reducers.values()]
+    if any(map(is_import_path, names)) and (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
+    for key, name in reducers.items():
+        if name != AUTO:
+            _at(key, partial(registry.resolve, REDUCERS, "reducer", name, subclass_of=Reducer))
+    dataset, model = config.dataset, config.model
+    _at("dataset", lambda: registry.resolve(DATASETS, "dataset", dataset.name))
+    _at("dataset", lambda: check_dataset(dataset.name, dataset.path, dataset.options))
+    _at("model", lambda: registry.resolve(MODELS, "model", model.name))
+    _at("model", lambda: check_model(model.name, model.options))
+    try:
+        check(config)
+    except PydanticCustomError as error:
+        raise ValueError(line_of(error)) from error
+    return config.resolved()
+
+
+def _at(key: str, function: Callable[[], object]) -> None:
+    try:
+        function()
+    except ValueError as error:
+        raise ValueError(one_line(f"{key}: {error}")) from error
