@@ -1,4 +1,4 @@
-"""Make the API reference from the docstrings: python scripts/api_reference.py [FOLDER], build/api without one."""
+"""Make the API reference from the docstrings: python scripts/api_reference.py [FOLDER] (build/api without it)."""
 
 import os
 import sys
