@@ -31,9 +31,8 @@ from commlib.wire.plain import Fp32
 REDUCER = '''
 import numpy as np
 from commlib.cost import Cost, Work, by_link
-from commlib.reducers import Reducer
+from commlib.reducers import Outcome, Reducer
 from commlib.reducers.allgather import AllGather
-from commlib.reducers.base import Outcome
 
 class Everything(Reducer):
     """All ranks exchange their gradients and add them up in rank order."""

@@ -2,7 +2,7 @@
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, other_messages_bytes, shards, sparse_bytes
 from commlib.density import entries
-from commlib.reducers.hierarchical import ShardReducer
+from commlib.reducers.hierarchical import Shards
 from commlib.reducers.oktopk import OkTopK
 from commlib.reducers.oktopk_cost import most_sent, seconds_among, summing
 from commlib.topology import LinkBytes
@@ -34,13 +34,14 @@ def _work(step: Step) -> Work:
     return step.summing_shards() + Work.selecting(step.shard, k) + summing(step, k) + applied
 
 
-class HiOkTopK(ShardReducer, OkTopK):
+class HiOkTopK(OkTopK):
     """HiTopKComm with Ok-Topk in place of its all-gather: what goes between nodes does not grow with ``m``.
 
-    1. The reduce-scatter in the node: ``ShardReducer._collect``.
+    1. The reduce-scatter in the node: ``Shards.collect``.
     2. The selection of ``ρ·d/n`` entries of the shard: ``SelectingReducer``.
     3. Ok-Topk among the nodes, on stream ``j`` over shard ``j``: ``OkTopK._combine``.
-    4. The all-gather in the node of what was selected globally: ``ShardReducer._spread``.
+    4. The all-gather in the node of what was selected globally: ``Shards.spread``.
     """
 
+    layout_type = Shards
     cost = Cost(_traffic, _seconds, _work, is_exact=False)

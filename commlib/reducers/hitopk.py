@@ -3,7 +3,7 @@
 from commlib.cost import Cost, LinkSeconds, Step, Work, other_messages_bytes, shards, sum_bytes, union
 from commlib.density import entries
 from commlib.reducers.allgather import AllGather
-from commlib.reducers.hierarchical import ShardReducer
+from commlib.reducers.hierarchical import Shards
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES
 
@@ -39,13 +39,14 @@ def _work(step: Step) -> Work:
     return step.summing_shards() + selected + gathered + step.placing(applied)
 
 
-class HiTopK(ShardReducer, AllGather):
-    """The paper's four steps, each where it is shared.
+class HiTopK(AllGather):
+    """The all-gather of selections, among the owners of each shard.
 
-    1. ``g_ij = Σ_q g_iq``, the reduce-scatter in the node (equation 4): ``ShardReducer._collect``.
+    1. ``g_ij = Σ_q g_iq``, the reduce-scatter in the node (equation 4): ``Shards.collect``.
     2. ``κ, ι = MSTopK(g_ij, ρ·d/n)`` (equation 5): ``SelectingReducer``, with the shard's residual added.
     3. The all-gather on stream ``j`` and ``g_ij = Σ_p TopK(g_pj)`` (equation 6): ``AllGather._combine``.
-    4. The all-gather of the shards in the node: ``ShardReducer._spread``.
+    4. The all-gather of the shards in the node: ``Shards.spread``.
     """
 
+    layout_type = Shards
     cost = Cost(_traffic, _seconds, _work, is_exact=True)

@@ -1,6 +1,7 @@
 """SparCML's split all-reduces: each rank adds up one range of the indices, then all gather the ranges."""
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from commlib.cost import (
     union,
 )
 from commlib.errors import InvalidArgument, look_up
-from commlib.kernels import kernels_of
 from commlib.reducers.messages import gather_messages, swap_messages
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
+from commlib.reducers.sparse import SparseOptions
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
@@ -84,9 +85,9 @@ def _dsar_work(step: Step) -> Work:
 class SplitReducer(SelectingReducer):
     """The half that both share: entries go to the owners of their ranges, who add them up in rank order."""
 
-    def _own_range(self, low: int, high: int) -> None:
-        super()._own_range(low, high)
-        bounds = [int(bound) for bound in partition(self.length, self.comm.size)]
+    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        bounds = partition(self.length, self.comm.size).tolist()
         self._ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
 
     def _add_up_own_range(self, selected: SparseVector, finite: bool) -> SparseVector | None:
@@ -149,6 +150,17 @@ class SSARSplit(SplitReducer):
         return self._gather_ranges(message, lengths, self.codec)
 
 
+@dataclass(frozen=True)
+class DSAROptions(SparseOptions):
+    """``sums``: the value codec of the dense ranges."""
+
+    sums: str
+
+    def __post_init__(self) -> None:
+        if self.sums not in VALUE_CODECS:
+            raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {self.sums!r}")
+
+
 class DSARSplit(SplitReducer):
     """Split, add up, all-gather the sums as dense ranges (SparCML, DSAR_Split_allgather; TopkDSA).
 
@@ -157,12 +169,12 @@ class DSARSplit(SplitReducer):
     """
 
     cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False)
+    options: DSAROptions
 
-    def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **settings: Any) -> None:
-        if sums not in VALUE_CODECS:
-            raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {sums!r}")
-        self._sums_name, self._sums = sums, kernels_of(topology.world.arrays).make_codec(sums)
-        super().__init__(topology, size, **settings)
+    def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        self.options = DSAROptions(**asdict(self.options), sums=sums)
+        self._sums = self.kernels.make_codec(sums)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         own = self._add_up_own_range(selected, finite)
@@ -180,7 +192,3 @@ class DSARSplit(SplitReducer):
         values.fill(0)
         own.write_to(values)
         return SparseVector.trusted(own.size, None, values)
-
-    def settings(self) -> dict[str, Any]:
-        """See :meth:`Reducer.settings`."""
-        return super().settings() | {"sums": self._sums_name}

@@ -13,7 +13,7 @@ from commlib.cost import (
     union,
 )
 from commlib.reducers.messages import exchange_message, receive_message, send_message
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message

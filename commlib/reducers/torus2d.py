@@ -5,7 +5,8 @@ from typing import ClassVar
 import numpy as np
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, ring_bytes, shards
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers.base import Reducer
+from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
 from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition

@@ -7,6 +7,7 @@ transport.
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import ml_dtypes
@@ -112,8 +113,9 @@ def lengthened(comm, name, size, **options):
     """A reducer that combines vectors of ``size`` entries, without the residual that would not fit."""
     reducer = make_reducer(name, Topology(comm, ranks_per_node=1), size=6, density=0.5, **options)
     bounds = partition(size, comm.size)
-    reducer.length, reducer._regions = size, bounds
-    reducer._ranges = list(pairwise(map(int, bounds)))
+    reducer.length, reducer._ranges = size, list(pairwise(map(int, bounds)))
+    if name == "oktopk":
+        reducer.state = replace(reducer.state, regions=bounds)
     return reducer
 
 

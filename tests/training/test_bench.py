@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, bytes_sent, make_reducer, predict
-from commlib.reducers import Reducer, SparseReducer
-from commlib.reducers.base import Outcome
+from commlib.reducers import Outcome, Reducer, SparseReducer
 from commlib.selection import Selector
 from commlib.transport import simulated
 from commlib.tuning.gradients import Gradients
@@ -276,7 +275,7 @@ def test_no_reducer_holds_more_than_four_dense_vectors():
     """At density 0.01 on eight ranks, residual and result included."""
     lines("reducers", "--size", "2000", "--steps", "1")  # kernels are compiled, which takes memory too
     # Long enough for the selectors' histograms, 64 KiB whatever the size, not to count.
-    for line in lines("reducers", "--size", "600000", "--steps", "1"):
+    for line in lines("reducers", "--size", "300000", "--steps", "1"):
         assert 1 <= line["memory"]["dense_vectors"] <= 4, line["subject"]
 
 

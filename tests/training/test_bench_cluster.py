@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS
-from commlib.reducers import Reducer
-from commlib.reducers.base import Outcome
+from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
 from commlib.transport import simulated
 from tests.launching import mpirun, run, tail

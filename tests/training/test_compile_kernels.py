@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.launching import COMPILING, ENVIRONMENT, ROOT
 
 SELECT_TWICE = (
@@ -53,6 +55,7 @@ def test_cold_kernels_are_announced_in_one_line_and_warm_ones_not_at_all(tmp_pat
     assert run(tmp_path, "-c", SELECT_TWICE).stderr == ""
 
 
+@pytest.mark.large
 def test_after_compiling_ahead_a_run_compiles_nothing(tmp_path):
     kernels = tmp_path / "kernels"
     run(kernels, "-m", "training.process.compile_kernels")

@@ -44,6 +44,7 @@ def nvidia_smi(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
+@pytest.mark.large
 def test_gpus_that_nothing_can_use_are_a_problem(nvidia_smi):
     finding = doctor.check_gpus()
     assert finding.verdict == "problem"
@@ -93,7 +94,9 @@ def test_another_tensorflow_or_keras_is_a_problem(monkeypatch, versions, text):
     assert text in finding.text
 
 
-def test_horovod_built_for_another_tensorflow_is_a_problem(monkeypatch):
+def test_horovod_built_for_another_tensorflow_is_a_problem(monkeypatch, tmp_path):
+    said = """'["0.28.1", "2.18.1", true, true, false]'"""
+    monkeypatch.setattr(sys, "executable", fake_python(tmp_path, f"echo {said}"))
     monkeypatch.setattr(doctor, "version", lambda name: "2.19.0")
     finding = doctor.check_horovod()
     assert finding.verdict == "problem"
