@@ -21,6 +21,7 @@ from commlib.errors import (
     UnknownName,
 )
 from commlib.network import Link, Network
+from commlib.prediction import Prediction, bytes_sent, predict
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
 from commlib.selection import SELECTORS, Selector, select
 from commlib.topology import LinkBytes, Topology, Traffic
@@ -42,6 +43,7 @@ __all__ = [
     "Network",
     "NonFiniteInput",
     "PeerFailed",
+    "Prediction",
     "RanksDisagree",
     "Reducer",
     "Report",
@@ -51,8 +53,10 @@ __all__ = [
     "Traffic",
     "UnknownName",
     "__version__",
+    "bytes_sent",
     "cost",
     "make_reducer",
+    "predict",
     "select",
     "transport",
 ]

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib.errors import InvalidArgument
+
 
 def digest(parts: Iterable[bytes]) -> int:
     """Return a 64-bit signed digest of some bytes, as ``Communicator.allgather_ints`` takes it.
@@ -52,3 +54,14 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> str:
             values = ", ".join(f"{value} on ranks {ranks}" for value, ranks in ranks_with.items())
             lines.append(f"{key} is {values}")
     return "; ".join(lines)
+
+
+def check_settings(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` that names what differs between the settings of a state and those here."""
+    others = [
+        f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+        for key in {**here, **there}
+        if there.get(key) != here.get(key)
+    ]
+    if others:
+        raise InvalidArgument(f"state: expected one of equal settings, got another: {'; '.join(others)}")

@@ -7,7 +7,7 @@ and so for every other kind of part.
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, NoReturn, TypeVar
 
 from commlib.errors import InvalidArgument, UnknownName, look_up, one_line, shown, suggestion
@@ -47,9 +47,18 @@ def resolve(table: Mapping[str, Member], kind: str, name: str, subclass_of: type
     return part  # type: ignore[no-any-return]
 
 
+def names(table: Mapping[str, object], kind: str) -> list[str]:
+    """Return the names of the table, then those of the entry points of installed packages."""
+    return list(dict.fromkeys([*table, *(point.name for point in _entry_points(kind))]))
+
+
+def _entry_points(kind: str) -> EntryPoints:
+    return entry_points(group=f"cloudtrain.{kind}s")
+
+
 def _entry_point(table: Mapping[str, object], kind: str, name: str) -> str:
     """Return the import path of the entry point ``name``, which ``table`` does not hold."""
-    points = entry_points(group=f"cloudtrain.{kind}s")
+    points = _entry_points(kind)
     try:
         look_up({**table, **{point.name: point for point in points}}, kind, name)
     except UnknownName as error:

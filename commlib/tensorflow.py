@@ -103,6 +103,7 @@ class DistributedGradients:
         self._means = Means(self.size, topology.world.arrays)
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
         self._gpu: Any = None  # CuPy's device
+        self._latest: Any = None  # mean on the GPU
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
@@ -120,16 +121,22 @@ class DistributedGradients:
         """
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
-        residual = self.reducer.residual
-        self.reducer = self._make(config)
-        self.reducer.add_residual(residual)
+        before, self.reducer = self.reducer, self._make(config)
+        self.reducer.add_residual(before.residual)
+        before.close()
 
-    def room(self) -> Any:
-        """Return an array for the mean, float32 of shape ``(size,)``, to be given to a reducer as ``out``.
+    def close(self) -> None:
+        """Free what the reducer has made; all ranks call it together. The topology stays open."""
+        self.reducer.close()
 
-        It is the caller's while the array, or a tensor of its memory, is held; then it is used again.
-        """
-        return self._means.array()
+    def __enter__(self) -> "DistributedGradients":
+        """Return it, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Free what the reducer has made."""
+        if kind is None:  # else the other ranks may not come here
+            self.close()
 
     def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
@@ -170,23 +177,33 @@ class DistributedGradients:
             for gradient, shape in zip(gradients, self._shapes, strict=True)
         ]
 
-    def reduce_flat(self, flat: Any) -> tuple[Any, Report]:
-        """Return the mean of all gradients as one tensor, and what the reducer did; outside ``tf.function``.
+    def reduce_flat(self, flat: Any) -> tuple[Array, Report]:
+        """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
 
         ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs.
-        The mean is where ``flat`` is, and belongs to the caller.
+        The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory
+        is used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
         """
-        with nullcontext() if self._gpu is None else self._gpu:
-            mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
-            assert self.reducer.last is not None
-            return tensor_of(mean), self.reducer.last
+        if self._gpu is None:
+            mean = self._reduce(array_of(flat))[0]
+        else:
+            with self._gpu:
+                mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
+                # TensorFlow does not wait for CuPy's stream: it may use the gradient's memory again, and
+                # still read the mean when the next step begins.
+                module_of(mean).cuda.get_current_stream().synchronize()
+                self._latest = mean
+        assert self.reducer.last is not None
+        return mean, self.reducer.last
 
     def _reduce_on_gpu(self, flat: Any) -> tuple[Any, Any]:
-        mean, report = self.reduce_flat(flat)
-        return mean, tf.constant(report.finite)
+        with self._gpu:
+            mean = self._reduce(array_of(flat, self.topology.world.arrays))[0]
+            assert self.reducer.last is not None
+            return tensor_of(mean), tf.constant(self.reducer.last.finite)
 
     def _reduce(self, flat: Float32) -> tuple[Float32, np.bool_]:
         with self.guard():
-            mean = self.reducer.reduce(flat, out=self.room())
+            mean = self.reducer.reduce(flat, out=self._means.array())
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)

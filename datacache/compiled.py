@@ -9,9 +9,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a kernel for loader threads: without the GIL, kept on disk where there is a place to keep it.
+    """Compile a kernel that runs without the GIL, cached on disk where a cache folder can be written.
 
-    Division is the processor's: a check for zero in each would keep loops from becoming vectors.
+    Division by zero is not checked: a check would prevent the vectorization of loops.
     """
     try:
         kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)

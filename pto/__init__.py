@@ -1,4 +1,4 @@
-"""Parallel tensor operators: what every rank would compute alike is computed in parts, then gathered.
+"""Parallel tensor operators: work that every rank would repeat is divided among the ranks, then gathered.
 
 >>> import numpy as np
 >>> from commlib.transport import simulated

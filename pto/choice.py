@@ -1,4 +1,4 @@
-"""Whether computing in parts is worth its exchange: measured when a plan is made, the same on all ranks."""
+"""The choice between computing in parts and locally: measured when planning, the same on all ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ RUNS, WARM_UP_RUNS = 7, 2
 
 @dataclass(frozen=True)
 class Seconds:
-    """What a call takes on the slowest rank: computing all of it, computing a part of it, the exchange."""
+    """Seconds of a call on the slowest rank: computing everything, computing a part, the exchange."""
 
     whole: float
     part: float
@@ -22,7 +22,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether the ranks compute in parts, why (one line), and what it rests on (``None``: not measured)."""
+    """Whether the ranks compute in parts, the reason in one line, and the times (``None``: not measured)."""
 
     in_parts: bool
     reason: str
@@ -30,7 +30,7 @@ class Choice:
 
 
 def choose(name: str, seconds: Seconds, way: str = "in parts") -> Choice:
-    """Return the faster of computing everything and of parts with their exchange.
+    """Return the faster of computing everything and computing parts with their exchange.
 
     >>> choose("norms", Seconds(whole=1.2e-3, part=4e-4, exchange=1e-4)).reason
     'norms in parts: 1.2 ms of computing becomes 0.4 ms, and their exchange takes 0.1 ms'
@@ -48,7 +48,7 @@ def choose(name: str, seconds: Seconds, way: str = "in parts") -> Choice:
 def rounds(comm: Comm, action: Callable[[], object]) -> npt.NDArray[np.float64]:
     """Return the seconds that every rank took in each of several runs, shape ``(size, runs)``.
 
-    All ranks call it together and get the same; they begin each run together.
+    All ranks call it together and get the same result; a barrier precedes each run.
     """
     nanoseconds = []
     for _ in range(WARM_UP_RUNS + RUNS):
@@ -60,7 +60,7 @@ def rounds(comm: Comm, action: Callable[[], object]) -> npt.NDArray[np.float64]:
 
 
 def slowest(seconds: npt.NDArray[np.float64]) -> float:
-    """Return the median over the runs of what the slowest rank took."""
+    """Return the median over the runs of the slowest rank's seconds."""
     return float(np.median(seconds.max(axis=0)))
 
 

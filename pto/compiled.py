@@ -9,9 +9,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a kernel that runs without the GIL, kept on disk where there is a place to keep it.
+    """Compile a kernel that runs without the GIL, cached on disk where a cache folder can be written.
 
-    Additions stay in the order in which they are written: the bits are the same on every processor.
+    Additions keep the order of the source, so the bits are the same on every processor.
     """
     try:
         kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)

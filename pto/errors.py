@@ -1,4 +1,4 @@
-"""Every exception that pto raises on purpose.
+"""The exceptions of pto.
 
 ::
 
@@ -18,8 +18,8 @@ class InvalidArgument(PtoError, ValueError):
 
 
 class RanksDisagree(PtoError, ValueError):
-    """Ranks that must plan alike were given different tensors or settings; raised on all of them."""
+    """Ranks that must make the same plan were given different tensors or settings; raised on all of them."""
 
 
 class DependsOnRank(PtoError, ValueError):
-    """A result that differs between ranks, found by the checking mode; raised on all of them."""
+    """A result that differs between ranks, found with ``check=True``; raised on all of them."""

@@ -20,13 +20,21 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pto.errors import InvalidArgument
-from pto.rules import Adam, AdamW, Lamb, Lars, LossScaling, Rule, Sgd, State, with_momentum
+from pto.rules import (
+    BIAS_AND_NORMALISATION,
+    Adam,
+    AdamW,
+    Lamb,
+    Lars,
+    LossScaling,
+    Rule,
+    Sgd,
+    State,
+    with_momentum,
+)
 
 Array = npt.NDArray[Any]
 Squares = npt.NDArray[np.float64]
-
-BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
-"""Matches the paths that Keras gives to biases and to the weights of normalisations."""
 
 CHANGE_GRADIENTS = (
     "clipnorm",
@@ -35,11 +43,11 @@ CHANGE_GRADIENTS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-"""The settings of Keras' optimizers by which a step uses other gradients than it is given."""
+"""The settings of Keras' optimizers that modify the gradients of a step."""
 
 
 class Measures(Protocol):
-    """What computes sums of squares, as :class:`pto.norms.Norms` does."""
+    """An object that computes sums of squares, such as :class:`pto.norms.Norms`."""
 
     def squares(self, *lists: Sequence[Array]) -> Squares:
         """Return the sums of squares of each list's tensors, float64 ``(lists, tensors)``."""
@@ -62,7 +70,7 @@ class GivenSquares:
 
 @dataclass(frozen=True)
 class Part:
-    """What a step knows of one tensor, or of a piece of one; ``adapted``: with decay and a ratio."""
+    """The inputs of a step for one tensor, or a piece of one; ``adapted``: it has decay and a ratio."""
 
     weight: Any
     gradient: Any
@@ -77,37 +85,37 @@ def advance(
     iterations: Any,
     measure: Callable[[list[Any], list[Any]], Any],
 ) -> list[tuple[Any, State]]:
-    """Return the new weight and state of every part, after ``iterations`` steps before this one.
+    """Return the new weight and state of every part, in a step after ``iterations`` others.
 
-    ``measure(weights, aims)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors that
-    the parts belong to. It is called once, and only where the rule has ratios.
+    ``measure(weights, directions)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors
+    that the parts belong to. It is called once, if the rule has ratios.
     """
     corrections = rule.corrections(tf.cast(iterations + 1, tf.float64))
-    aims, states = [], []
+    directions, states = [], []
     for part in parts:
         own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
         direction, state = rule.direction(
             part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf
         )
-        aims.append(direction)
+        directions.append(direction)
         states.append(state)
-    ratios = rule.ratio(measure([part.weight for part in parts], aims), tf) if rule.adapts else None
-    moved = []
-    for number, (part, direction, state) in enumerate(zip(parts, aims, states, strict=True)):
+    ratios = rule.ratio(measure([part.weight for part in parts], directions), tf) if rule.adapts else None
+    updated = []
+    for number, (part, direction, state) in enumerate(zip(parts, directions, states, strict=True)):
         rate = tf.cast(learning_rate, part.weight.dtype)
         if ratios is not None and part.adapted:
             rate *= tf.cast(ratios[number], part.weight.dtype)
-        moved.append(rule.apply(part.weight, direction, state, rate, adapted=part.adapted))
-    return moved
+        updated.append(rule.apply(part.weight, direction, state, rate, adapted=part.adapted))
+    return updated
 
 
 def rule_at(rule: Rule, momentum: Any, dtype: Any) -> Rule:
-    """Return the rule with the momentum of this step, a variable; without one it is what it was made with."""
+    """Return the rule with the momentum of this step; ``None`` leaves the rule as it is."""
     return rule if momentum is None else with_momentum(rule, tf.cast(momentum, dtype))
 
 
 def adapted_by(exclude: str | None, paths: Sequence[str]) -> list[bool]:
-    """Return for each variable whether ``exclude`` leaves it in; warn where it leaves all of them or none."""
+    """Return for each variable whether ``exclude`` does not match; warn if it matches all or none."""
     adapted = [exclude is None or not re.search(exclude, path) for path in paths]
     if len(set(adapted)) != 1 or (adapted[0] and exclude in (None, BIAS_AND_NORMALISATION)):
         return adapted
@@ -120,7 +128,7 @@ def adapted_by(exclude: str | None, paths: Sequence[str]) -> list[bool]:
 
 
 def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool]:
-    """Return for each variable whether it has decay and ratio; none has where the rule has neither."""
+    """Return for each variable whether it has decay and a ratio; none if the rule has neither."""
     rule = optimizer.rule
     if not rule.adapts and not getattr(rule, "weight_decay", 0.0):
         return [False] * len(paths)
@@ -133,15 +141,15 @@ def path_of(variable: Any) -> str:
 
 
 class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
-    """Base of the optimizers that have a ratio for every variable, all of them computed at once.
+    """Base of the optimizers, which compute the ratios of all variables at once.
 
-    ``norms`` computes the sums of squares: a :class:`pto.norms.Norms`, on all ranks together, in float64 and
-    bitwise the same on all of them; or has them, :class:`GivenSquares`; or ``None``, TensorFlow on this rank
-    alone, in float32: for one process, or where equal GPUs compute the same. Which of these is decided when a
-    step is traced; which Norms is asked in every step, and XLA compiles no step that has some:
-    ``model.compile(jit_compile=False)``. They belong to the process, so are not saved.
+    ``norms`` gives the sums of squares: a :class:`pto.norms.Norms` computes them on all ranks together, in
+    float64, bitwise the same on all of them; :class:`GivenSquares` has them from before the step; with
+    ``None`` TensorFlow computes them on this rank, in float32: for one process, or equal GPUs with the same
+    results. The kind is fixed when a step is traced; the Norms object may change between steps. XLA cannot
+    compile a step with Norms: ``model.compile(jit_compile=False)``. ``norms`` is not saved.
 
-    ``momentum``: a variable, to be assigned between steps; ``None`` where the rule has no momentum.
+    ``momentum``: a variable that may be assigned between steps; ``None`` if the rule has no momentum.
     """
 
     def __init__(
@@ -167,7 +175,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         self.momentum = tf.Variable(momentum, trainable=False, dtype=tf.float32) if momentum else None
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the state of ``variables``."""
+        """Create the state of ``variables``."""
         if self.built:
             return
         if tf.distribute.has_strategy():
@@ -178,18 +186,18 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         self._adapted = adapted_variables(self, [path_of(variable) for variable in variables])
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Refuse: ``exclude`` names the variables without weight decay, which have no ratio either."""
+        """Raise: the argument ``exclude`` names the variables without weight decay and ratio."""
         raise InvalidArgument("exclude_from_weight_decay: expected the argument exclude instead")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this optimizer again, without ``norms``."""
+        """Return the arguments of this optimizer, without ``norms``."""
         return {**super().get_config(), **asdict(self.rule), "exclude": self.exclude}  # type: ignore[call-overload]
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        """Do nothing where Keras decays the weights: the rules do it, and their ratio counts it."""
+        """Do nothing in place of Keras' weight decay: the rules decay the weights, before the ratio."""
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
-        """Update all variables: Keras' hook after clipping, unscaling and accumulation of the gradients."""
+        """Update all variables; Keras calls it after clipping, unscaling and accumulating the gradients."""
         numbers = [self._get_variable_index(variable) for variable in trainable_variables]
         given = sorted(zip(numbers, trainable_variables, grads, strict=True), key=lambda each: each[0])
         parts = [
@@ -202,22 +210,22 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
             for number, variable, gradient in given
         ]
         rule = rule_at(self.rule, self.momentum, trainable_variables[0].dtype)
-        moved = advance(rule, parts, learning_rate, self.iterations, self._squares)
-        for (number, variable, _), (weight, state) in zip(given, moved, strict=True):
+        updated = advance(rule, parts, learning_rate, self.iterations, self._squares)
+        for (number, variable, _), (weight, state) in zip(given, updated, strict=True):
             self.assign(variable, weight)
             for slot, value in zip(self.slots, state, strict=True):
                 self.assign(slot[number], value)
 
-    def _squares(self, weights: list[Any], aims: list[Any]) -> Any:
+    def _squares(self, weights: list[Any], directions: list[Any]) -> Any:
         if self.norms is None:
-            return _squares_in_graph(weights, aims)
+            return _squares_in_graph(weights, directions)
         if len(weights) != len(self._adapted):
             raise InvalidArgument(
                 f"norms: expected gradients of all {len(self._adapted)} variables, got {len(weights)}"
             )
         if isinstance(self.norms, GivenSquares):
             return self.norms.variable.value()
-        squares = tf.numpy_function(self._measured, [*weights, *aims], tf.float64, stateful=True)
+        squares = tf.numpy_function(self._measured, [*weights, *directions], tf.float64, stateful=True)
         return tf.ensure_shape(squares, (2, len(weights)))
 
     def _measured(self, *tensors: Array) -> Squares:
@@ -236,7 +244,7 @@ def _squares_in_graph(*lists: list[Any]) -> Any:
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
 class SGD(LayerWise):
-    """Momentum SGD as Keras has it, but for weight decay, which here is part of the gradient.
+    """Momentum SGD as in Keras, except that weight decay is part of the gradient.
 
     ``momentum``, ``nesterov``, ``weight_decay``: see :class:`pto.rules.Sgd`; ``exclude`` and ``options`` as
     in :class:`LARS`.
@@ -260,7 +268,7 @@ class SGD(LayerWise):
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
 class ADAM(LayerWise):
-    """Adam as its paper has it, with weight decay that is part of the gradient.
+    """Adam as in its paper, with weight decay as part of the gradient.
 
     ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``: see :class:`pto.rules.Adam`; ``exclude`` and
     ``options`` as in :class:`LARS`.
@@ -288,7 +296,7 @@ class ADAM(LayerWise):
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
 class ADAMW(ADAM):
-    """Adam with weight decay apart from the gradient, see :class:`pto.rules.AdamW`."""
+    """Adam with decoupled weight decay, see :class:`pto.rules.AdamW`."""
 
     rule_type = AdamW
 
@@ -297,8 +305,8 @@ class ADAMW(ADAM):
 class LARS(LayerWise):
     """Momentum SGD whose rate is scaled for each variable, for large batches (You et al. 2017).
 
-    ``weight_decay``, ``trust``, ``epsilon``, ``momentum``, ``nesterov``: see :class:`pto.rules.Lars`; of
-    variables whose path matches the regular expression ``exclude`` the rate is not scaled, and they do not
+    ``weight_decay``, ``trust``, ``epsilon``, ``momentum``, ``nesterov``: see :class:`pto.rules.Lars`.
+    Variables whose path matches the regular expression ``exclude`` have neither a scaled rate nor weight
     decay. ``options``: those of every Keras optimizer.
     """
 
@@ -328,9 +336,9 @@ class LAMB(LayerWise):
     ``weight_decay``, ``beta_1``, ``beta_2``, ``epsilon``, ``least_norm``, ``largest_norm``: see
     :class:`pto.rules.Lamb`; ``exclude`` and ``options`` as in :class:`LARS`.
 
-    ``keras.optimizers.Lamb`` is another algorithm where weights decay: it subtracts
-    ``learning_rate·weight_decay·w`` first and computes the ratio from Adam's update alone, so its decay is
-    not scaled with the layer, and does not count in the norm that the ratio divides by.
+    ``keras.optimizers.Lamb`` is another algorithm if weights decay: it subtracts
+    ``learning_rate·weight_decay·w`` first and computes the ratio from Adam's update without decay, so its
+    decay is not scaled with the layer, and not part of the norm in the ratio.
     """
 
     def __init__(
@@ -356,11 +364,11 @@ class LAMB(LayerWise):
 
 
 class LossScale:
-    """A loss scale that ranks keep alike: it changes by a flag that they agree on.
+    """A loss scale that is the same on all ranks, as they all update it with the same flag.
 
     Multiply the loss with :meth:`scaled`, divide the gradients with :meth:`unscaled` before they are reduced
-    (what a reducer holds back then is of one scale), and call :meth:`update` with whether the step counted.
-    ``variables`` are its state, for checkpoints: the scale, float32, and the finite steps since it changed.
+    (so that a reducer's residual has one scale), and call :meth:`update` with whether the step was finite.
+    ``variables``: its state, for checkpoints: the scale, float32, and the finite steps since it changed.
     """
 
     def __init__(self, scaling: LossScaling | None = None) -> None:
@@ -378,11 +386,11 @@ class LossScale:
         return tf.cast(loss, tf.float32) * self.scale.value
 
     def unscaled(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients over the scale, float32; IndexedSlices stay so, and so does ``None``."""
+        """Return the gradients divided by the scale, float32; IndexedSlices and ``None`` stay such."""
         return [self._unscaled(gradient) for gradient in gradients]
 
     def update(self, finite: Any) -> None:
-        """Set the scale for the next step; ``finite``: whether this one counted, the same on all ranks."""
+        """Set the scale for the next step; ``finite``: whether this one was finite, the same on all ranks."""
         scale, good_steps = self.scaling.after(self.scale.value, self.good_steps.value, finite, tf)
         self.scale.assign(scale)
         self.good_steps.assign(good_steps)
@@ -393,5 +401,5 @@ class LossScale:
         if isinstance(gradient, tf.IndexedSlices):
             values = self._unscaled(gradient.values)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        # float16 could hold neither every scale nor the small numbers that it brings out.
+        # float16 has neither the range of every scale nor that of small unscaled gradients.
         return tf.cast(gradient, tf.float32) / self.scale.value

@@ -1,9 +1,9 @@
-"""Sums of squares of many tensors, on one rank or in parts on all of them: what LARS and LAMB need.
+"""Sums of squares of many tensors, for LARS and LAMB: on one rank, or in parts on all ranks.
 
 Every sum is in float64, whatever the tensors are. A NaN in a tensor makes its sum a NaN.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -18,14 +18,13 @@ from pto.errors import InvalidArgument
 from pto.partition import Partition, Piece, by_slices, by_tensor
 
 Float64: TypeAlias = npt.NDArray[np.float64]
-Intp: TypeAlias = npt.NDArray[np.intp]
 Way: TypeAlias = Literal["auto", "layers", "slices", "local"]
 
-LANES = 64  # sums side by side, enough for the widest vector units; the order is the same on all of them
-BLOCK = 1 << 15  # entries of a narrow type that are widened at once, a multiple of LANES
+LANES = 64  # parallel sums, enough for the widest vector units; the order is the same on all of them
+BLOCK = 1 << 15  # entries of a narrow type that are widened at a time, a multiple of LANES
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 WIDE = (np.dtype(np.float32), np.dtype(np.float64))
-SAMPLE_ENTRIES = 1 << 23  # of a tensor made up to measure with, 32 MiB: more than most caches leave to a rank
+SAMPLE_ENTRIES = 1 << 23  # of the tensor that is measured, 32 MiB: more than a rank's share of most caches
 SAMPLE_CALLS = 256
 WAYS: tuple[Way, ...] = ("auto", "layers", "slices", "local")
 PARTITIONS: dict[str, Callable[[Sequence[int], int], Partition]] = {"layers": by_tensor, "slices": by_slices}
@@ -46,7 +45,7 @@ def _add_squares(vector: Array, lanes: Float64) -> None:
 
 @compiled
 def _total(lanes: Float64) -> float:
-    """Return the sum of the lanes, halves added to each other; ``lanes`` is overwritten."""
+    """Return the sum of the lanes, added pairwise; ``lanes`` is overwritten."""
     half = LANES // 2
     while half:
         for lane in range(half):
@@ -65,9 +64,9 @@ def _sum_of_squares(vector: Array) -> float:
 def sum_of_squares(tensor: Array) -> float:
     """Return the sum of the squares of all entries of a float16, bfloat16, float32 or float64 array.
 
-    Accumulated in float64, in an order that depends on the number of entries alone: equal entries give equal
-    bits on every processor, and a narrow tensor those of its float32 copy. But for what float64 entries lose
-    when they are squared, the relative error is at most ``(n/64 + 7)·2⁻⁵³`` for ``n`` entries.
+    Accumulated in float64, in an order that depends only on the number of entries: equal entries give equal
+    bits on every processor, and a narrow tensor gives those of its float32 copy. Apart from the rounding of
+    squared float64 entries, the relative error is at most ``(n/64 + 7)·2⁻⁵³`` for ``n`` entries.
 
     >>> sum_of_squares(np.array([[3.0, 4.0]], np.float32))
     25.0
@@ -85,7 +84,7 @@ def sum_of_squares(tensor: Array) -> float:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Seconds of the kernel on the slowest rank, when all compute at the same time."""
+    """Seconds of the kernel an entry and a call, on the slowest rank, when all compute at the same time."""
 
     entry: float
     call: float
@@ -101,13 +100,13 @@ class _Kernel:
 
 
 class Norms:
-    """Sums of squares of several lists of tensors that all ranks hold alike: weights and gradients, say.
+    """Sums of squares of several lists of tensors that are equal on all ranks, such as weights and gradients.
 
     ``sizes``: entries of each tensor, the same in every list. ``partition``: "layers" gives every rank whole
     tensors, longest first, and the results are bitwise those of one rank; "slices" gives every rank an equal
-    slice of their concatenation, balanced whatever the tensors, and the sums of a tensor's pieces are added
-    in the order of the ranks; "local" computes everything everywhere, and "auto" what is fastest by what the
-    kernel and the exchange take here. ``choice`` says which, and why.
+    slice of their concatenation, which is always balanced, and adds the sums of a tensor's pieces in the
+    order of the ranks; "local" computes everything on every rank; "auto" measures kernel and exchange and
+    takes the fastest. ``choice`` is the result, with its reason.
 
     All ranks construct it together and call it together.
 
@@ -133,7 +132,7 @@ class Norms:
         if lists < 1:
             raise InvalidArgument(f"lists: expected at least 1, got {lists}")
         self.sizes, self.lists, self.name = tuple(sizes), lists, name
-        self._exchange: _Exchange | None = None
+        self._exchange: SumsExchange | None = None
         self.choice = self._choose(comm, partition)
         self._own = self._exchange.own if self._exchange else by_tensor(self.sizes, 1).pieces[0]
 
@@ -142,16 +141,31 @@ class Norms:
 
         In parts: one all-gather of eight bytes for each piece of each list, as many from each rank.
         """
-        expect_sizes(lists, self.lists, self.sizes)
+        self._check(lists)
         sums = np.empty((self.lists, len(self._own)))
         for tensors, own in zip(lists, sums, strict=True):
-            fill(own, tensors, self._own)
+            for i, piece in enumerate(self._own):
+                own[i] = sum_of_squares(tensors[piece.tensor].reshape(-1)[piece.low : piece.high])
         return sums if self._exchange is None else self._exchange.gather(sums)
 
     @property
     def partition(self) -> Partition | None:
-        """Who computes what; ``None`` where every rank computes everything."""
+        """The pieces of each rank; ``None`` where every rank computes everything."""
         return None if self._exchange is None else self._exchange.partition
+
+    def _check(self, lists: Sequence[Sequence[Array]]) -> None:
+        if len(lists) != self.lists:
+            raise InvalidArgument(f"lists: expected {self.lists}, got {len(lists)}")
+        for number, tensors in enumerate(lists):
+            if len(tensors) != len(self.sizes):
+                raise InvalidArgument(
+                    f"list {number}: expected {len(self.sizes)} tensors, got {len(tensors)}"
+                )
+            for i, (tensor, size) in enumerate(zip(tensors, self.sizes, strict=True)):
+                if tensor.size != size:
+                    raise InvalidArgument(
+                        f"list {number}, tensor {i}: expected {size} entries, got {tensor.size}"
+                    )
 
     def _choose(self, comm: Comm | None, way: Way) -> Choice:
         if comm is None or comm.size == 1:
@@ -164,15 +178,15 @@ class Norms:
             return self._measure(comm)
         if way == "local":
             return Choice(False, f"{self.name} locally: as asked for")
-        self._exchange = _Exchange(PARTITIONS[way](self.sizes, comm.size), comm, self.lists)
+        self._exchange = SumsExchange(PARTITIONS[way](self.sizes, comm.size), comm, self.lists)
         return Choice(True, f"{self.name} in parts by {way}: as asked for")
 
     def _measure(self, comm: Comm) -> Choice:
         kernel = _Kernel.measured(comm, min(sum(self.sizes), SAMPLE_ENTRIES))
         whole = self.lists * kernel.seconds(by_tensor(self.sizes, 1).pieces[0])
-        candidates: dict[str, tuple[Seconds, _Exchange]] = {}
+        candidates: dict[str, tuple[Seconds, SumsExchange]] = {}
         for way, cut in PARTITIONS.items():
-            exchange = _Exchange(cut(self.sizes, comm.size), comm, self.lists)
+            exchange = SumsExchange(cut(self.sizes, comm.size), comm, self.lists)
             part = self.lists * max(map(kernel.seconds, exchange.partition.pieces))
             candidates[way] = Seconds(whole, part, exchange.seconds()), exchange
         way = min(candidates, key=lambda way: candidates[way][0].part + candidates[way][0].exchange)
@@ -182,64 +196,33 @@ class Norms:
         return choice
 
 
-class _Exchange:
-    """The all-gather of the sums of every rank's pieces, planned. ``own``: this rank's pieces.
+class SumsExchange:
+    """A planned all-gather of the sums of all ranks' pieces. ``own``: this rank's pieces.
 
-    The sums travel as the bits of integers, as many from every rank: in ``log₂ P`` latencies, where arrays go
-    round a ring of ``P``.
+    The sums are sent as the bits of integers, padded to the same number on every rank:
+    ``Comm.allgather_ints`` takes ``log₂ P`` latencies, the ring of ``Comm.allgather`` ``P − 1``.
     """
 
     def __init__(self, partition: Partition, comm: Comm, lists: int) -> None:
         self.partition, self.own = partition, partition.pieces[comm.rank]
         self._comm, self._lists = comm, lists
-        self._tensors = [tensors_of(pieces) for pieces in partition.pieces]
+        self._tensors = [np.array([piece.tensor for piece in pieces], np.intp) for pieces in partition.pieces]
         self._padded = np.zeros((lists, max(map(len, partition.pieces))))
 
     def gather(self, own: Float64) -> Float64:
-        """Return the sums of all tensors, ``(lists, tensors)``; ``own``: those of the own pieces."""
+        """Return the sums of whole tensors, ``(lists, tensors)``; ``own``: those of this rank's pieces.
+
+        A tensor's pieces are added in the order of the ranks, so the bits are the same on all of them.
+        """
         self._padded[:, : len(self.own)] = own
         rows = self._comm.allgather_ints(self._padded.view(np.int64).reshape(-1).tolist())
         sums = rows.view(np.float64).reshape(len(rows), *self._padded.shape)
-        parts = [part[:, : len(tensors)] for tensors, part in zip(self._tensors, sums, strict=True)]
-        return added(zip(self._tensors, parts, strict=True), self._lists, len(self.partition.sizes))
+        totals = np.zeros((self._lists, len(self.partition.sizes)))
+        for tensors, part in zip(self._tensors, sums, strict=True):
+            totals[:, tensors] += part[:, : len(tensors)]
+        return totals
 
     def seconds(self) -> float:
-        """Measure it; all ranks call this together."""
+        """Measure :meth:`gather`; all ranks call this together."""
         own = np.zeros((self._lists, len(self.own)))
         return slowest(rounds(self._comm, lambda: self.gather(own)))
-
-
-def tensors_of(pieces: Sequence[Piece]) -> Intp:
-    """Return the number of the tensor that each piece is of."""
-    return np.array([piece.tensor for piece in pieces], np.intp)
-
-
-def fill(sums: Float64, tensors: Sequence[Array], pieces: Sequence[Piece]) -> None:
-    """Put the sum of squares of ``pieces[i]`` into ``sums[i]``."""
-    for i, piece in enumerate(pieces):
-        sums[i] = sum_of_squares(tensors[piece.tensor].reshape(-1)[piece.low : piece.high])
-
-
-def added(parts: Iterable[tuple[Intp, Float64]], lists: int, tensors: int) -> Float64:
-    """Return the sums of whole tensors: those of pieces, added in the order of ``parts``.
-
-    A part holds the numbers of its tensors and the sums of one piece of each, ``(lists, pieces)``.
-    """
-    totals = np.zeros((lists, tensors))
-    for numbers, sums in parts:
-        totals[:, numbers] += sums
-    return totals
-
-
-def expect_sizes(lists: Sequence[Sequence[Array]], count: int, sizes: Sequence[int]) -> None:
-    """Raise ``InvalidArgument`` unless there are ``count`` lists of tensors of ``sizes`` entries."""
-    if len(lists) != count:
-        raise InvalidArgument(f"lists: expected {count}, got {len(lists)}")
-    for number, tensors in enumerate(lists):
-        if len(tensors) != len(sizes):
-            raise InvalidArgument(f"list {number}: expected {len(sizes)} tensors, got {len(tensors)}")
-        for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-            if tensor.size != size:
-                raise InvalidArgument(
-                    f"list {number}, tensor {i}: expected {size} entries, got {tensor.size}"
-                )

@@ -1,7 +1,7 @@
-"""Any operation that all ranks would repeat alike, computed in parts (HiTopKComm, section 4.2).
+"""Any operation that all ranks would repeat, computed in parts (HiTopKComm, section 4.2).
 
-The operation must have no effect but its result, which must be the same wherever it is computed: planning
-calls it several times, and which ranks call it for which tensor is decided there.
+The operation must be a pure function, with the same result on every rank: planning calls it several times,
+and decides which rank calls it for which tensor.
 """
 
 import math
@@ -31,7 +31,7 @@ HOW = {"auto": "as measured", "parts": "in parts: as asked for", "local": "local
 
 @dataclass(frozen=True)
 class _Result:
-    """What the operation returns for one item, and where its bytes are in the exchange."""
+    """Shape and dtype of the result for one item, and the position of its bytes in the exchange."""
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
@@ -62,7 +62,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where all results are in the exchange: bytes ``bounds[r] … bounds[r + 1] - 1`` come from rank ``r``."""
+    """Positions of all results in the exchange; rank ``r`` sends bytes ``bounds[r]`` to ``bounds[r+1]``."""
 
     results: tuple[_Result, ...]
     bounds: tuple[int, ...]
@@ -85,7 +85,7 @@ class _Layout:
         return [result.within(buffer) for result in self.results]
 
     def joined(self, buffer: Bytes) -> Array:
-        """Return the results of slices, which follow each other without gaps, as one array."""
+        """Return the results of slices, which are contiguous, as one array."""
         first = self.results[0]
         rows = sum(result.shape[0] for result in self.results)
         return buffer.view(first.dtype).reshape(rows, *first.shape[1:])
@@ -100,15 +100,15 @@ def parallel(
     check: bool = False,
     how: How = "auto",
 ) -> "Parallel":
-    """Plan ``operation`` for tensors of these shapes and dtypes; call what is returned with such tensors.
+    """Plan ``operation`` for tensors of these shapes and dtypes; return a function of such tensors.
 
     All ranks call it together, with equal tensors. ``tensors``: a list, of which the operation takes one at a
-    time (or, where an item is a tuple of arrays, those as its arguments); or one vector, of which it takes a
+    time (an item that is a tuple of arrays gives several arguments); or one vector, of which it takes a
     contiguous slice and returns an array with a row for each entry or some fixed rows for each slice.
 
-    ``cost(tensor)``: of each call, in any unit, the entries unless given. ``how="auto"`` measures whether
-    parts are worth their exchange, "parts" and "local" decide it. ``check=True`` finds operations that depend
-    on the rank, at the price of computing everything on every rank too.
+    ``cost(tensor)``: of each call, in any unit; by default the number of entries. ``how``: "auto" measures
+    whether computing in parts is faster with its exchange; "parts" and "local" force it. ``check=True`` finds
+    operations that depend on the rank, by computing everything on every rank too.
 
     >>> import numpy as np
     >>> from commlib.transport import simulated
@@ -122,10 +122,7 @@ def parallel(
 
 
 class Parallel:
-    """A planned operation; see :func:`parallel`, which makes it.
-
-    ``choice`` says whether it runs in parts, why, and which seconds were measured.
-    """
+    """A planned operation; see :func:`parallel`. ``choice``: whether it runs in parts, and why."""
 
     def __init__(
         self, operation: Operation, tensors: Tensors, comm: Comm, cost: Cost | None, *, check: bool, how: How
@@ -147,10 +144,10 @@ class Parallel:
         self.choice = self._plan(calls, cost, how)
 
     def __call__(self, tensors: Tensors) -> Any:
-        """Return the results on tensors like those planned for: a list of arrays, for one vector an array.
+        """Return the results for tensors of the planned shapes: a list of arrays, for one vector an array.
 
-        All ranks call it together. In parts the results are new arrays, bitwise equal on all ranks, from one
-        exchange; they share one piece of memory, which stays until none of them is held.
+        All ranks call it together. In parts, the results are new arrays, bitwise equal on all ranks, from one
+        exchange; they are views of one buffer.
         """
         calls = self._calls(tensors)
         self._expect_planned(calls)
@@ -175,7 +172,7 @@ class Parallel:
         return [(tensors,)]
 
     def _items(self, calls: list[Call]) -> list[Call]:
-        """Return what is dealt to the ranks: whole tensors, or slices of one vector, none of them empty."""
+        """Return the items that are assigned to ranks: whole tensors, or non-empty slices of one vector."""
         if not self._is_vector:
             return calls
         vector = calls[0][0]
@@ -193,29 +190,29 @@ class Parallel:
         if not items:
             self._check = False
             return Choice(False, f"{self._name} locally: there is nothing to compute")
-        self._owned = self._deal(items, cost)
+        self._owned = self._assign(items, cost)
         if how != "local" or self._check:
-            self._learn(items)
+            self._plan_layout(items)
         if how == "auto":
             return self._measure(items)
         return Choice(how == "parts", f"{self._name} {HOW[how]}")
 
-    def _deal(self, items: list[Call], cost: Cost | None) -> list[list[int]]:
-        """Return which items each rank owns."""
+    def _assign(self, items: list[Call], cost: Cost | None) -> list[list[int]]:
+        """Return the items that each rank owns."""
         if self._is_vector:
             return [[rank] if rank < len(items) else [] for rank in range(self._comm.size)]
         entries = [sum(array.size for array in item) for item in items]
         costs = [float(cost(*item)) for item in items] if cost else list(map(float, entries))
-        costs_told = {f"the cost of {self._item(i)}": repr(each) for i, each in enumerate(costs)}
-        agree_on(self._comm, "tensors", costs_told)
+        facts = {f"the cost of {self._item(i)}": repr(each) for i, each in enumerate(costs)}
+        agree_on(self._comm, "tensors", facts)
         return [[piece.tensor for piece in own] for own in by_tensor(entries, self._comm.size, costs).pieces]
 
-    def _learn(self, items: list[Call]) -> None:
-        """Ask every owner what its results look like: nobody else has to compute them."""
+    def _plan_layout(self, items: list[Call]) -> None:
+        """Gather the shapes and dtypes of all results from their owners."""
         own = {i: _Result.of(self._operation(*items[i])) for i in self._owned[self._comm.rank]}
-        learned = {i: each for part in self._comm.allgather_objects(own) for i, each in part.items()}
-        results = [learned[i] for i in range(len(items))]
-        for i, result in enumerate(results):  # only now: what is refused is refused on all ranks
+        gathered = {i: each for part in self._comm.allgather_objects(own) for i, each in part.items()}
+        results = [gathered[i] for i in range(len(items))]
+        for i, result in enumerate(results):  # after the exchange, so that all ranks raise
             _expect_numbers(f"{self._name}: the result of {self._item(i)}", result.dtype)
         if self._is_vector:
             self._expect_joinable(results)
@@ -231,11 +228,11 @@ class Parallel:
     def _measure(self, items: list[Call]) -> Choice:
         part = rounds(self._comm, lambda: self._own_part(items))
         exchange = rounds(self._comm, lambda: self._exchange(self._layout.empty()))
-        whole = float(np.median(part.sum(axis=0)))  # what the owners took together
+        whole = float(np.median(part.sum(axis=0)))  # the seconds of all owners together
         return choose(self._name, Seconds(whole, slowest(part), slowest(exchange)))
 
     def _own_part(self, items: list[Call]) -> Bytes:
-        """Return the bytes of all results, of which this rank has filled in its own."""
+        """Return a buffer for all results with this rank's own computed."""
         buffer = self._layout.empty()
         for i in self._owned[self._comm.rank]:
             planned, result = self._layout.results[i], np.asarray(self._operation(*items[i]))
@@ -253,7 +250,7 @@ class Parallel:
         return buffer
 
     def _compare(self, items: list[Call]) -> None:
-        """Raise ``DependsOnRank`` on all ranks if one of them computes something else than an owner did."""
+        """Raise ``DependsOnRank`` on all ranks if any rank's result differs from its owner's."""
         gathered = self._layout.separate(self._exchange(self._own_part(items)))
         here = [np.asarray(self._operation(*item)) for item in items]
         differing = [

@@ -1,4 +1,4 @@
-"""Who computes what: tensors, or equal slices of their concatenation, dealt to a number of parts."""
+"""Partitions of a list of tensors: whole tensors, or equal slices of their concatenation."""
 
 import heapq
 import math
@@ -44,10 +44,10 @@ class Partition:
 
 
 def by_tensor(sizes: Sequence[int], parts: int, costs: Sequence[float] | None = None) -> Partition:
-    """Return whole tensors dealt longest first, each to the part that has the least so far.
+    """Return whole tensors, assigned longest first, each to the part with the smallest load so far.
 
-    At most 4/3 of the shortest possible (Graham 1969), and never more than the mean and the longest tensor
-    together. ``costs`` are those of the tensors, their sizes unless given; ties go by number.
+    The largest load is at most 4/3 of the optimum (Graham 1969), and at most the mean plus the longest
+    tensor. ``costs``: of the tensors, by default their sizes; ties are broken by number.
 
     >>> [[piece.tensor for piece in own] for own in by_tensor([5, 1, 3, 2], 2).pieces]
     [[0, 1], [2, 3]]
@@ -56,19 +56,19 @@ def by_tensor(sizes: Sequence[int], parts: int, costs: Sequence[float] | None = 
     for tensor, cost in enumerate(weights):
         if not (math.isfinite(cost) and cost >= 0):
             raise InvalidArgument(f"cost of tensor {tensor}: expected a finite number from 0, got {cost}")
-    dealt: list[list[int]] = [[] for _ in range(_checked(parts))]
+    assigned: list[list[int]] = [[] for _ in range(_checked(parts))]
     loads = [(0.0, part) for part in range(parts)]  # a heap
     for tensor in sorted(range(len(sizes)), key=lambda tensor: -weights[tensor]):
         load, part = loads[0]
-        dealt[part].append(tensor)
+        assigned[part].append(tensor)
         heapq.heapreplace(loads, (load + weights[tensor], part))
-    return _of_whole_tensors(sizes, dealt)
+    return _of_whole_tensors(sizes, assigned)
 
 
 def by_layer(sizes: Sequence[int], parts: int) -> Partition:
-    """Return runs of consecutive whole tensors, equally many a part: HiTopKComm's way (its section 4.2).
+    """Return runs of consecutive whole tensors, equally many a part, whatever their sizes.
 
-    Here to be compared with; it looks at no size.
+    HiTopKComm's partition (its section 4.2), for comparison.
 
     >>> [[piece.tensor for piece in own] for own in by_layer([5, 1, 3, 2], 2).pieces]
     [[0, 1], [2, 3]]
@@ -98,9 +98,9 @@ def equal_bounds(size: int, parts: int) -> list[int]:
 
 
 def pieces_between(ends: Sequence[int], low: int, high: int) -> tuple[Piece, ...]:
-    """Return the pieces that are entries ``low … high - 1`` of the concatenation of tensors.
+    """Return the pieces that make up entries ``low … high - 1`` of the concatenation of tensors.
 
-    ``ends``: where each tensor ends in it. Empty tensors have no piece.
+    ``ends``: the end of each tensor in it. Empty tensors have no piece.
 
     >>> pieces_between([5, 5, 7], 4, 6)
     (Piece(tensor=0, low=4, high=5), Piece(tensor=2, low=0, high=1))
@@ -117,8 +117,8 @@ def pieces_between(ends: Sequence[int], low: int, high: int) -> tuple[Piece, ...
     return tuple(pieces)
 
 
-def _of_whole_tensors(sizes: Sequence[int], dealt: Sequence[Sequence[int]]) -> Partition:
-    pieces = tuple(tuple(Piece(tensor, 0, sizes[tensor]) for tensor in sorted(own)) for own in dealt)
+def _of_whole_tensors(sizes: Sequence[int], assigned: Sequence[Sequence[int]]) -> Partition:
+    pieces = tuple(tuple(Piece(tensor, 0, sizes[tensor]) for tensor in sorted(own)) for own in assigned)
     return Partition(tuple(sizes), pieces)
 
 

@@ -2,12 +2,11 @@
 
 A step has three stages: the norms of all tensors are computed at once, between the first and the last::
 
-    direction     what a tensor's step moves along, and the new moments
-    ratio   of each tensor, from the sums of squares of its weights and its aim
-    move    the new weights, and the new velocity
+    direction   the direction of a tensor's step, and the new moments
+    ratio       of each tensor, from the sums of squares of its weights and its direction
+    apply       the new weights, and the new velocity
 
-Arrays are of NumPy or TensorFlow; ``xp`` is the module, ``numpy`` or ``tensorflow``, that they belong to.
-Nothing given is changed.
+Arrays are of NumPy or TensorFlow; ``xp`` is their module. Arguments are not modified.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pto.errors import InvalidArgument
+
+BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
+"""Matches the paths that Keras gives to biases and to the weights of normalisations."""
 
 Array = Any
 State = tuple[Array, ...]
@@ -26,14 +28,14 @@ def _check(name: str, value: float, expected: str, holds: bool) -> None:
         raise InvalidArgument(f"{name}: expected {expected}, got {value}")
 
 
-def _ratio_or_one(above: Array, below: Array, void: Array, xp: Any) -> Array:
-    """Return ``above / below``, and 1 where ``void``; a NaN stays one."""
-    one = xp.ones_like(above)
-    return xp.where(void, one, above / xp.where(void, one, below))
+def _ratio_or_one(numerator: Array, denominator: Array, is_one: Array, xp: Any) -> Array:
+    """Return the quotient, and 1 where ``is_one``; NaNs are preserved."""
+    one = xp.ones_like(numerator)
+    return xp.where(is_one, one, numerator / xp.where(is_one, one, denominator))
 
 
 class Rule(ABC):
-    """How one tensor moves. A tensor that is not ``adapted`` gets neither weight decay nor a ratio."""
+    """The update rule of one tensor. One that is not ``adapted`` has neither weight decay nor a ratio."""
 
     adapts: ClassVar[bool] = True  # whether it has a ratio, so needs norms
 
@@ -43,17 +45,17 @@ class Rule(ABC):
         """Return the names of the state: arrays of the weights' shape and dtype, zeros at first."""
 
     def corrections(self, step: Array) -> State:
-        """Return what :meth:`aim` needs of the number of this step, a float64 scalar from 1 on."""
+        """Return the corrections of this step for :meth:`direction`; ``step``: a float64 scalar from 1 on."""
         return ()
 
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
-        """Return what the step moves along and the new state; ``corrections`` in the dtype of the weight."""
+        """Return the direction of the step and the new state; ``corrections`` in the dtype of the weight."""
         return gradient, state
 
     def ratio(self, squares: Array, xp: Any) -> Array:
-        """Return the ratio of each tensor, float64 ``(L,)``, for ``squares`` of weights and aims ``(2, L)``.
+        """Return the ratio of each tensor, float64 ``(L,)``; ``squares``: of weights and of directions.
 
         It is 1 where either norm is 0.
         """
@@ -108,8 +110,8 @@ class Sgd(Rule):
 class Lars(Sgd):
     """SGD along ``g + weight_decay·w``, its rate times ``trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon)``.
 
-    You, Gitman, Ginsburg 2017, algorithm 1. The velocity holds steps that are already scaled, so a new
-    learning rate does not change what came before.
+    You, Gitman, Ginsburg 2017, algorithm 1. The velocity holds scaled steps, so a new learning rate does not
+    affect earlier ones.
     """
 
     adapts: ClassVar[bool] = True
@@ -127,14 +129,14 @@ class Lars(Sgd):
         """``trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon)``."""
         norms = xp.sqrt(squares)
         weight, gradient = norms[0], norms[1]
-        below = gradient + self.weight_decay * weight + self.epsilon
-        return _ratio_or_one(self.trust * weight, below, (weight == 0) | (gradient == 0), xp)
+        denominator = gradient + self.weight_decay * weight + self.epsilon
+        return _ratio_or_one(self.trust * weight, denominator, (weight == 0) | (gradient == 0), xp)
 
 
 def with_momentum(rule: Rule, momentum: Array) -> Rule:
-    """Return the rule with a momentum that is an array: what changes from step to step, of a compiled one."""
+    """Return the rule with a momentum that is an array, which may change between compiled steps."""
     changed = copy(rule)
-    object.__setattr__(changed, "momentum", momentum)  # not checked: it has no value yet
+    object.__setattr__(changed, "momentum", momentum)  # not checked: a symbolic value
     return changed
 
 
@@ -174,9 +176,9 @@ class Adam(Rule):
         """Return ``m̂ / (√v̂ + epsilon)`` and the new moments."""
         if adapted and self.weight_decay:
             gradient = gradient + self.weight_decay * weight
-        return self._along(gradient, state, corrections, xp)
+        return self._direction(gradient, state, corrections, xp)
 
-    def _along(self, gradient: Array, state: State, corrections: State, xp: Any) -> tuple[Array, State]:
+    def _direction(self, gradient: Array, state: State, corrections: State, xp: Any) -> tuple[Array, State]:
         mean = self.beta_1 * state[0] + (1 - self.beta_1) * gradient
         square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
         return (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon), (mean, square)
@@ -184,13 +186,13 @@ class Adam(Rule):
     def apply(
         self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
-        """Move along ``direction``; the moments are new already."""
+        """Move along ``direction``; ``state`` has the new moments."""
         return weight - direction * rate, state
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """``w -= rate·u`` along ``u = m̂ / (√v̂ + epsilon) + weight_decay·w``: the decay is in no moment.
+    """``w -= rate·u`` along ``u = m̂ / (√v̂ + epsilon) + weight_decay·w``: decay outside of the moments.
 
     Loshchilov and Hutter 2019, algorithm 2.
     """
@@ -199,7 +201,7 @@ class AdamW(Adam):
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
         """Return ``u`` and the new moments."""
-        direction, state = self._along(gradient, state, corrections, xp)
+        direction, state = self._direction(gradient, state, corrections, xp)
         if adapted and self.weight_decay:
             direction = direction + self.weight_decay * weight
         return direction, state
@@ -236,10 +238,10 @@ class Lamb(AdamW):
 
 @dataclass(frozen=True)
 class LossScaling:
-    """Doubles after ``growth_steps`` finite steps in a row, halves after one that is not.
+    """A loss scale: doubled after ``growth_steps`` finite steps in a row, halved after a non-finite one.
 
-    It stays between ``smallest`` and ``largest``: without a bound, losses that never overflow double it until
-    it is infinite itself, and no halving mends that.
+    It stays between ``smallest`` and ``largest``: without a bound, losses that never overflow would double it
+    until it is infinite.
     """
 
     initial: float = 2.0**15

@@ -1,4 +1,4 @@
-"""The update of the weights in parts: each rank's slice, with its optimizer state (ZeRO-1: Rajbhandari 2020).
+"""Sharded updates: each rank updates a slice of the weights and stores its optimizer state (ZeRO-1, 2020).
 
 >>> from commlib.transport import simulated
 >>> def train(comm):
@@ -22,7 +22,7 @@ import tensorflow as tf
 from pto.comm import Comm, agree_on
 from pto.errors import InvalidArgument
 from pto.keras import CHANGE_GRADIENTS, LayerWise, Part, adapted_variables, advance, path_of, rule_at
-from pto.norms import added, sum_of_squares
+from pto.norms import SumsExchange, sum_of_squares
 from pto.partition import Piece, by_slices
 from pto.rules import Rule, Sgd
 
@@ -35,10 +35,10 @@ ITERATIONS = "iterations"
 
 
 class Shards:
-    """Equal slices of the concatenation of tensors of ``sizes`` entries, the ``r``-th of them rank ``r``'s.
+    """Equal slices of the concatenation of tensors of ``sizes`` entries, one a rank, in the order of ranks.
 
-    ``own``: the pieces of tensors that this rank's slice is made of, in their order; none where there are
-    fewer entries than ranks. All ranks call each method together.
+    ``own``: the pieces of tensors of this rank's slice, in their order; none if there are fewer entries than
+    ranks. All ranks call each method together.
     """
 
     def __init__(self, sizes: Sequence[int], comm: Comm) -> None:
@@ -46,40 +46,30 @@ class Shards:
         partition = by_slices(sizes, comm.size)
         self.own: tuple[Piece, ...] = partition.pieces[comm.rank]
         self._comm = comm
-        self._tensors = [np.array([piece.tensor for piece in own], np.intp) for own in partition.pieces]
+        self._sums = SumsExchange(partition, comm, lists=2)
         lengths = [sum(piece.high - piece.low for piece in own) for own in partition.pieces]
         self._slice_ends, self._tensor_ends = np.cumsum(lengths), np.cumsum(self.sizes)
 
-    def squares(self, *lists: Sequence[Array]) -> Float64:
-        """Return the sums of squares of the whole tensors, float64 ``(lists, tensors)``, on every rank.
+    def squares(self, weights: Sequence[Array], directions: Sequence[Array]) -> Float64:
+        """Return the sums of squares of the whole tensors, float64 ``(2, tensors)``, on every rank.
 
-        Each list holds this rank's ``own`` pieces of them. The pieces of a tensor are added in the order of
-        the ranks, so the bits are the same on all of them. One all-gather of eight bytes a piece and list.
+        Each list has this rank's ``own`` pieces. One all-gather of eight bytes for each piece of each list.
         """
-        own = np.array([sum_of_squares(piece) for pieces in lists for piece in pieces], np.float64)
-        parts = [np.empty(len(lists) * len(tensors)) for tensors in self._tensors]
-        self._allgather(own, parts)
-        sums = [part.reshape(len(lists), -1) for part in parts]
-        return added(zip(self._tensors, sums, strict=True), len(lists), len(self.sizes))
+        own = [[sum_of_squares(piece) for piece in pieces] for pieces in (weights, directions)]
+        return self._sums.gather(np.array(own, np.float64))
 
     def gather(self, *own: Float32) -> list[Float32]:
-        """Return the whole tensors, flat float32, from every rank's ``own`` pieces: views of one new array.
+        """Return the whole tensors, flat float32, from all ranks' ``own`` pieces: views of one new array.
 
         One all-gather.
         """
         flat = np.empty(sum(self.sizes), np.float32)
         parts = np.split(flat, self._slice_ends[:-1])
-        mine = parts[self._comm.rank]
         if own:
-            np.concatenate(own, out=mine)
-        self._allgather(mine, parts)
+            np.concatenate(own, out=parts[self._comm.rank])
+        if self._comm.size > 1:
+            self._comm.allgather(parts[self._comm.rank], parts)
         return np.split(flat, self._tensor_ends[:-1])
-
-    def _allgather(self, own: Array, parts: Sequence[Array]) -> None:
-        if self._comm.size == 1:
-            parts[0][...] = own
-            return
-        self._comm.allgather(own, parts)
 
 
 def rule_of(optimizer: Any) -> Rule:
@@ -98,7 +88,7 @@ def state_of(optimizer: Any, variables: Sequence[Any]) -> State:
 
 
 def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
-    """Give a built optimizer what :func:`state_of` or :meth:`ShardedUpdate.full_state` returned."""
+    """Set the state of a built optimizer to one of :func:`state_of` or :meth:`ShardedUpdate.full_state`."""
     arrays = _checked(rule_of(optimizer), variables, state)
     for slots, values in zip(_slots_of(optimizer), arrays, strict=True):
         for slot, value in zip(slots, values, strict=True):
@@ -109,11 +99,11 @@ def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
 class ShardedUpdate:
     """Applies the rule of ``optimizer`` to this rank's slice of the weights, then gathers the weights.
 
-    ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built: its slots are what this saves. Its
-    learning rate (or schedule) is used, and its iterations are counted. Each rank holds ``1/P`` of the slots,
-    and the weights are bitwise the same on all of them after each step. A step makes one all-gather of the
-    weights, and for LARS and LAMB one before it, of 16 bytes for each tensor or piece of one. All ranks call
-    ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
+    ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built, so that it has no slots of its own.
+    Its learning rate (or schedule) is used, and its iterations are counted. Each rank stores ``1/P`` of the
+    slots, and the weights are bitwise the same on all ranks after each step. A step makes one all-gather of
+    the weights, and before it, for LARS and LAMB, one of 16 bytes for each tensor or piece of one. All ranks
+    call ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
     """
 
     def __init__(self, optimizer: Any, comm: Comm) -> None:
@@ -129,7 +119,7 @@ class ShardedUpdate:
                 raise InvalidArgument(f"{setting}: expected none in a sharded update, got {value}")
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Plan the slices of float32 ``variables`` and make this rank's slots, before a step is traced."""
+        """Plan the slices of float32 ``variables`` and create this rank's slots, before a step is traced."""
         paths = [path_of(variable) for variable in variables]
         for path, variable in zip(paths, variables, strict=True):
             if tf.as_dtype(variable.dtype) != tf.float32:
@@ -150,12 +140,12 @@ class ShardedUpdate:
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of the optimizer: a variable, or what its schedule says now."""
+        """The learning rate of the optimizer: a variable, or the current value of its schedule."""
         return self.optimizer.learning_rate
 
     @property
     def momentum(self) -> Any:
-        """The momentum of the optimizer, a variable; ``None`` where it has none, or a number of Keras'."""
+        """The momentum of the optimizer, a variable; ``None`` if it has none, or for an SGD of Keras."""
         return self.optimizer.momentum if isinstance(self.optimizer, LayerWise) else None
 
     @property
@@ -165,12 +155,12 @@ class ShardedUpdate:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables that all ranks hold alike: iterations and learning rate."""
+        """The variables that are equal on all ranks: iterations and learning rate."""
         return list(self.optimizer.variables)
 
     @property
     def slots(self) -> list[Any]:
-        """The slots of this rank: flat float32 variables, for each name of the rule one a piece."""
+        """The slots of this rank: flat float32 variables, one for each slot of the rule and piece."""
         return [slot for slots in self._slots for slot in slots]
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
@@ -186,11 +176,11 @@ class ShardedUpdate:
             for number, piece in enumerate(self._shards.own)
         ]
         rule = rule_at(self.rule, self.momentum, tf.float32)
-        moved = advance(rule, parts, self.learning_rate, self.iterations, self._squares)
-        for number, (_, state) in enumerate(moved):
+        updated = advance(rule, parts, self.learning_rate, self.iterations, self._squares)
+        for number, (_, state) in enumerate(updated):
             for slots, value in zip(self._slots, state, strict=True):
                 slots[number].assign(value)
-        self._assign([weight for weight, _ in moved])
+        self._assign([weight for weight, _ in updated])
         self.iterations.assign_add(1)
 
     def full_state(self) -> State:
@@ -200,7 +190,7 @@ class ShardedUpdate:
         return _named(self.rule, self._variables, self.optimizer, arrays)
 
     def load_full_state(self, state: State) -> None:
-        """Take this rank's slice of a :meth:`full_state`, of any world size, or a :func:`state_of`."""
+        """Restore this rank's slice of a :meth:`full_state`, of any world size, or of a :func:`state_of`."""
         self._expect_built()
         for slots, arrays in zip(self._slots, _checked(self.rule, self._variables, state), strict=True):
             for slot, piece in zip(slots, self._shards.own, strict=True):
@@ -215,8 +205,8 @@ class ShardedUpdate:
         ]:
             raise InvalidArgument("variables: expected those of build, in its order, got others")
 
-    def _squares(self, weights: list[Any], aims: list[Any]) -> Any:
-        squares = tf.numpy_function(self._measured, [*weights, *aims], tf.float64, stateful=True)
+    def _squares(self, weights: list[Any], directions: list[Any]) -> Any:
+        squares = tf.numpy_function(self._measured, [*weights, *directions], tf.float64, stateful=True)
         squares = tf.ensure_shape(squares, (2, len(self._variables)))
         return tf.gather(squares, np.array([piece.tensor for piece in self._shards.own], np.int64), axis=1)
 
@@ -228,7 +218,7 @@ class ShardedUpdate:
         """Set all variables to the ``own`` new pieces of every rank."""
         dtypes = [tf.float32] * len(self._variables)
         tensors = tf.numpy_function(self._shards.gather, own, dtypes, stateful=True)
-        # A list of one comes back from it as the one.
+        # For one tensor it returns the tensor and not a list.
         for variable, tensor in zip(self._variables, tf.nest.flatten(tensors), strict=True):
             weight = tf.reshape(tensor, variable.shape)
             variable.assign(weight if variable.constraint is None else variable.constraint(weight))
@@ -253,7 +243,7 @@ def _named(rule: Rule, variables: Sequence[Any], optimizer: Any, arrays: Sequenc
 
 
 def _checked(rule: Rule, variables: Sequence[Any], state: State) -> list[list[Array]]:
-    """Return for each slot of the rule the arrays of all variables; refuse a state of others."""
+    """Return for each slot of the rule the arrays of all variables; raise for a state of others."""
     shapes = {f"{path_of(variable)}/{name}": variable.shape for name in rule.slots for variable in variables}
     expected = {ITERATIONS: (), **{key: tuple(shape) for key, shape in shapes.items()}}
     for key in [*expected, *state]:

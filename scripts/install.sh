@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Makes .venv with everything cloudtrain needs. Quick when nothing changed.
-# usage: scripts/install.sh [EXTRA]     (an extra of pyproject.toml: dev or gpu)
+# usage: scripts/install.sh [EXTRA]     (an extra of pyproject.toml that includes train: train itself, dev or gpu)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
-extra=${1:-}
+extra=${1:-train}
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 exec 9>"$root/.venv.lock"
 flock 9 # quickstart.sh and test.sh may be started side by side
 
-stamp_file="$venv/.installed${extra:+-$extra}"
-stamp=$(cat "$root/pyproject.toml" "$root"/scripts/{install,build_horovod}.sh <(echo "$root ${PYTHON:-}") | sha256sum)
-# without an extra, an environment that has one will do
-if cat "$venv"/.installed"${extra:+-$extra}"* 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then
+stamp_file="$venv/.installed-$extra"
+stamp=$(cat "$root"/{pyproject.toml,setup.py} "$root"/scripts/{install,build_horovod}.sh <(echo "$root ${PYTHON:-}") | sha256sum)
+# every environment is one to train in
+stamps=("$stamp_file")
+[ "$extra" != train ] || stamps=("$venv"/.installed-*)
+if cat "${stamps[@]}" 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi
 
@@ -65,7 +67,7 @@ logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (every
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
-logged pip install -e "$root${extra:+[$extra]}"
+logged pip install -e "$root[$extra]"
 exec 8>&2
 logged "$root/scripts/build_horovod.sh" "$wheels"
 logged pip install "$(cat "$venv/.horovod-wheel")"

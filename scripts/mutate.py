@@ -30,26 +30,31 @@ NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "*.egg-info", "runs")
 PYTEST = "-x -q -n 0 --tb=no -rfE -p no:cacheprovider --hypothesis-seed=0 --timeout=100"
 MARKERS = "not launch and not cluster and not gpu"
 SPARE_SECONDS = 60  # that tests with a fault may take beyond twice those without: then it hangs
+NO_TESTS = 5  # pytest's exit status
 CAUGHT, SURVIVED, UNUSABLE = "caught", "SURVIVED", "does not apply"
 
 
 @dataclass(frozen=True)
 class Area:
-    """Test files that are about one thing, and options of pytest."""
+    """Test files that are about one thing; ``only``: which of their tests, as pytest's ``-k`` takes it."""
 
     tests: Sequence[str]
-    options: Sequence[str] = ()
+    only: str = ""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A single mistake: ``old``, which is in ``file`` once, becomes ``new``."""
+    """A single mistake: ``old``, which is in ``file`` once, becomes ``new``.
+
+    ``only``: the tests of the area that are run, where a few words choose those that matter.
+    """
 
     id: str
     area: str
     file: str
     old: str
     new: str
+    only: str = ""
 
     def applies(self, tree: Path) -> bool:
         """Return whether the file has the old text, and only once."""
@@ -101,9 +106,11 @@ def forget_kernels(tree: Path, file: str) -> None:
             kernel.unlink()
 
 
-def run_tests(tree: Path, area: Area, seconds: float | None = None) -> tuple[bool, str]:
-    """Return whether the tests of an area pass in a tree, and the first that fails."""
-    command = [sys.executable, "-m", "pytest", *PYTEST.split(), "-m", MARKERS, *area.options, *area.tests]
+def run_tests(tree: Path, area: Area, only: str = "", seconds: float | None = None) -> tuple[str, str]:
+    """Return what becomes of a fault in a tree by the tests of an area, and the first test that fails."""
+    chosen = " and ".join(f"({each})" for each in (area.only, only) if each)
+    options = [*PYTEST.split(), "-m", MARKERS, "-k", chosen]
+    command = [sys.executable, "-m", "pytest", *options, *area.tests]
     # The copy comes before the installed package; simulated ranks are threads already.
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     try:
@@ -111,10 +118,12 @@ def run_tests(tree: Path, area: Area, seconds: float | None = None) -> tuple[boo
             command, cwd=tree, env=environment, timeout=seconds, capture_output=True, text=True, check=False
         )
     except subprocess.TimeoutExpired:
-        return False, f"no end within {seconds:.0f} s"
+        return CAUGHT, f"no end within {seconds:.0f} s"
+    if done.returncode in (0, NO_TESTS):
+        return (SURVIVED, "") if done.returncode == 0 else (UNUSABLE, "no test is chosen")
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-    return done.returncode == 0, failed[1] if failed else "".join(last)
+    return CAUGHT, failed[1] if failed else "".join(last)
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -131,8 +140,7 @@ def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         copy = copied(tree, Path(folder) / "tree")
         fault.plant(copy)
-        passed, by = run_tests(copy, area, 2 * seconds + SPARE_SECONDS)
-    outcome, by = (SURVIVED, "") if passed else (CAUGHT, by)
+        outcome, by = run_tests(copy, area, fault.only, 2 * seconds + SPARE_SECONDS)
     result = Result(fault.id, fault.area, fault.file, outcome, by, round(time.monotonic() - start, 1))
     print(f"{outcome:8} {result.seconds:6.1f} s  {fault.area}: {fault.id}  {by}", file=sys.stderr, flush=True)
     return result
@@ -146,8 +154,8 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
         seconds, why = {}, {}
         for name in dict.fromkeys(fault.area for fault in faults):
             start = time.monotonic()
-            passed, why[name] = run_tests(tree, areas[name])
-            seconds[name] = time.monotonic() - start
+            outcome, why[name] = run_tests(tree, areas[name])
+            passed, seconds[name] = outcome == SURVIVED, time.monotonic() - start
             state = "pass" if passed else f"FAIL: {why[name]}"
             print(f"{name}: the tests {state} ({seconds[name]:.1f} s)", file=sys.stderr, flush=True)
             if not passed:

@@ -24,8 +24,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from commlib import REDUCERS, Communicator, Link, Network, Topology, cost, make_reducer
-from commlib.cost.seconds import union
+from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
+from commlib.cost import union
 from commlib.transport import simulated
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
@@ -235,12 +235,12 @@ def milliseconds(seconds: float) -> str:
 @cache
 def communication(
     reducer: str, cluster: Cluster, size: int, density: float, values: str = FULL
-) -> cost.Prediction:
+) -> Prediction:
     """Return the prediction of a step. Dense values of 2 bytes are half as many of the 4 that ours sends."""
     if REDUCERS[reducer].sparse:
-        return cost.predict(reducer, cluster.layout, size, density, cluster.network, wire=values)
+        return predict(reducer, cluster.layout, size, density, cluster.network, wire=values)
     sent = size // 2 if values == HALF else size
-    return cost.predict(reducer, cluster.layout, sent, network=cluster.network)
+    return predict(reducer, cluster.layout, sent, network=cluster.network)
 
 
 def figure_7(size: int) -> dict[str, float]:

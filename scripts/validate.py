@@ -21,7 +21,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from commlib import REDUCERS, Communicator, Topology, cost, make_reducer
+import commlib
+from commlib import REDUCERS, Communicator, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.gradients import Gradients
@@ -163,10 +164,10 @@ def profile(cell: Cell) -> Profile:
 
 
 def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
-    """Return the seconds of a step by ``commlib.cost``, computing included."""
+    """Return the seconds of a step by ``commlib.predict``, computing included."""
     given = profile(cell)
     settings: dict[str, Any] = {"density": cell.density, "wire": wire} if wire else {}
-    return cost.predict(
+    return commlib.predict(
         subject, cell.nodes, cell.size, network=given.network, speeds=given.speeds, **settings
     ).seconds
 

@@ -18,6 +18,7 @@ from commlib.tuning.probe import MESSAGE_BYTES
 from commlib.tuning.profile import Profile
 from tests import cluster_program
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
+from training.bench.emulated import __main__ as script
 
 SCRIPT = str(ROOT / "scripts" / "cluster.py")
 NODES = ["node1", "node2", "node3", "node4"]
@@ -339,9 +340,6 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(made, tmp_path,
 
 
 def test_what_is_missing_is_named_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import cluster as script
-
     monkeypatch.setattr(script.shutil, "which", lambda tool: None if tool in ("ip", "tc", "sshd") else tool)
     needed = r"^needs ip, tc, sshd: apt-get install iproute2 openssh-server$"
     with pytest.raises(script.Problem, match=needed):

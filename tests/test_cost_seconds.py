@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, UnknownName, cost, make_reducer
+from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, UnknownName, make_reducer, predict
 from commlib.transport import simulated
 from tests.test_cost import layout
 
@@ -37,7 +37,7 @@ def simulated_seconds(name, world_size, ranks_per_node, size):
 def predicted(name, world_size, ranks_per_node, size):
     density = DENSITY if REDUCERS[name].sparse else None
     nodes = layout(world_size, ranks_per_node or world_size)
-    return cost.predict(name, nodes, size, density, NETWORK)
+    return predict(name, nodes, size, density, NETWORK)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
@@ -98,7 +98,7 @@ def test_the_papers_order_of_algorithms_holds_on_its_cluster():
     """HiTopKComm's figure 7, 16 nodes of 8 at 25 Gbit/s, 25 M entries: hierarchical sparse beats the rest."""
     nodes = layout(128, 8)
     density = {name: 0.01 if REDUCERS[name].sparse else None for name in REDUCERS}
-    seconds = {name: cost.predict(name, nodes, 25_000_000, density[name]).seconds for name in REDUCERS}
+    seconds = {name: predict(name, nodes, 25_000_000, density[name]).seconds for name in REDUCERS}
     assert seconds["hitopk"] < seconds["torus2d"] < seconds["dense"]
     assert seconds["hitopk"] < seconds["allgather"]
     assert seconds["hioktopk"] < seconds["oktopk"] < seconds["allgather"]
@@ -108,8 +108,7 @@ def test_hierarchical_ok_topk_does_not_grow_with_the_nodes_where_hitopk_does():
     """At a density at which bytes count more than messages."""
     few, many = [layout(8 * nodes, 8) for nodes in (4, 64)]
     growth = {
-        name: cost.predict(name, many, 25_000_000, 0.01).inter
-        / cost.predict(name, few, 25_000_000, 0.01).inter
+        name: predict(name, many, 25_000_000, 0.01).inter / predict(name, few, 25_000_000, 0.01).inter
         for name in ("hitopk", "hioktopk")
     }
     assert growth["hitopk"] > 10
@@ -118,35 +117,34 @@ def test_hierarchical_ok_topk_does_not_grow_with_the_nodes_where_hitopk_does():
 
 def test_an_unknown_reducer_is_named():
     with pytest.raises(UnknownName, match='unknown reducer "hitop"'):
-        cost.predict("hitop", layout(2, 1), 10, 0.1)
+        predict("hitop", layout(2, 1), 10, 0.1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hitopk", layout(4, 2), 10), "density: expected a number in (0, 1], got None"),
         (("hitopk", layout(4, 2), 10, 2), "density: expected a number in (0, 1], got 2"),
-        (("dense", layout(4, 2), 10, 0.1), "density: dense has no such option, got 0.1"),
+        (("dense", layout(4, 2), 10, 0.1), "density: dense has no such option (its options: none)"),
         (("dense", layout(4, 2), 0), "size: expected at least 1 entry, got 0"),
         (("dense", [], 10), "nodes: expected the ranks of one node or more, got []"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(arguments, message):
     with pytest.raises(InvalidArgument) as caught:
-        cost.predict(*arguments)
+        predict(*arguments)
     assert str(caught.value) == message
 
 
 def test_codecs_that_are_unknown_or_without_effect_are_refused():
     with pytest.raises(UnknownName, match='unknown codec "fp7"'):
-        cost.predict("dsar_split", layout(4, 2), 10, 0.1, sums="fp7")
-    with pytest.raises(InvalidArgument, match="sums: gtopk has no such option, got 'fp16'"):
-        cost.predict("gtopk", layout(4, 2), 10, 0.1, sums="fp16")
+        predict("dsar_split", layout(4, 2), 10, 0.1, sums="fp7")
+    with pytest.raises(InvalidArgument, match="sums: gtopk has no such option"):
+        predict("gtopk", layout(4, 2), 10, 0.1, sums="fp16")
 
 
 def test_fewer_bytes_an_entry_take_less_time_where_there_are_many():
     plain, packed = (
-        cost.predict("hitopk", layout(16, 4), 25_000_000, 0.01, wire=wire) for wire in ("fp32", "gap+fp16")
+        predict("hitopk", layout(16, 4), 25_000_000, 0.01, wire=wire) for wire in ("fp32", "gap+fp16")
     )
     assert packed.inter < 0.5 * plain.inter
     assert packed.sent.inter < 0.4 * plain.sent.inter

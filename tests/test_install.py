@@ -24,7 +24,8 @@ def machine(tmp_path):
     program(tools / "g++", "")
     clone = tmp_path / "clone"
     shutil.copytree(ROOT / "scripts", clone / "scripts")
-    shutil.copy(ROOT / "pyproject.toml", clone)
+    for name in ("pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, clone)
     return tmp_path
 
 

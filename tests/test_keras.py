@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import commlib.keras
 from commlib import InvalidArgument, PeerFailed, RanksDisagree, Topology, UnknownName
+from commlib.errors import UseAfterClose
 from commlib.keras import (
     AverageMetrics,
     AverageMovingStatistics,
@@ -109,7 +110,20 @@ def test_fit_keeps_the_ranks_alike_with_sparse_gradients(name):
         assert optimizer.gradients.reducer.steps == 4
 
 
-def test_a_void_step_of_one_rank_changes_no_weight_on_any():
+def test_an_optimizer_that_is_closed_has_freed_its_own_communicators():
+    def body(comm):
+        topology = Topology(comm)
+        with DistributedOptimizer("sgd", topology, {"name": "hitopk"}) as optimizer:
+            optimizer.build([keras.Variable(np.zeros(3, np.float32))])
+        with pytest.raises(UseAfterClose):
+            optimizer.ranks.gather("the end", None)
+        optimizer.close()
+        return comm.allgather_objects(comm.rank), topology.node.allgather_objects(comm.rank)  # these are open
+
+    assert simulated.run(body, 2) == [([0, 1], [0, 1])] * 2
+
+
+def test_a_skipped_step_of_one_rank_changes_no_weight_on_any():
     results = simulated.run(lambda comm: fitted(comm, {"name": "dense"}, batches=2, poison=1), 2)
     clean = simulated.run(lambda comm: fitted(comm, {"name": "dense"}, batches=1), 2)
     for (weights, optimizer, _, _), (before, _, _, _) in zip(results, clean, strict=True):

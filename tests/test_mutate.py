@@ -8,7 +8,7 @@ from scripts import mutate
 
 TABLE = """
 areas:
-  density: {tests: [tests/test_density.py], options: [-k, rounded_share]}
+  density: {tests: [tests/test_density.py], only: rounded_share}
 faults:
   density:
     - {id: rounds, file: commlib/density.py, old: 'round(density * size)', new: 'int(density * size)'}

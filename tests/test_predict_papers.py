@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commlib import REDUCERS, Link, cost
+from commlib import REDUCERS, Link, predict
 from scripts import predict_papers
 from scripts.predict_papers import (
     ALGORITHMS,
@@ -228,7 +228,7 @@ def test_topkdsa_grows_but_less_than_allgathers():
 def test_twice_the_nodes_almost_double_the_allgathers_of_vgg_16():
     """Section 5.4.1: from 16 to 32 nodes, 14,728,266 entries at 2 %."""
     few, many = (
-        cost.predict(
+        predict(
             "allgather",
             [[rank] for rank in range(ranks)],
             14_728_266,

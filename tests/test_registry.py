@@ -2,19 +2,37 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 import commlib
-from commlib import InvalidArgument, Topology, UnknownName, make_reducer
+from commlib import (
+    CODECS,
+    SELECTORS,
+    InvalidArgument,
+    Link,
+    Network,
+    Selector,
+    SparseVector,
+    Topology,
+    UnknownName,
+    bytes_sent,
+    make_reducer,
+    predict,
+)
+from commlib.cost import Speeds
 from commlib.reducers import REDUCERS, Reducer, reducer_options
 from commlib.registry import REQUIRED, check_options, is_import_path, options_of, resolve
 from commlib.transport import simulated
+from commlib.tuning import tuner
+from commlib.tuning.profile import WIRES, Candidate, Job, Profile
+from commlib.wire.plain import Fp32
 
 REDUCER = '''
 import numpy as np
-from commlib.reducers import Reducer
+from commlib.cost import Cost, Work, by_link
+from commlib.reducers import Outcome, Reducer
 from commlib.reducers.allgather import AllGather
-from commlib.reducers.base import Outcome
 
 class Everything(Reducer):
     """All ranks exchange their gradients and add them up in rank order."""
@@ -31,6 +49,23 @@ class Everything(Reducer):
         mean = self.step_mean.overwrite()
         mean[...] = self._factor * sum(gathered) / np.float32(len(gathered))
         return Outcome(mean if self.synchronize_step(True) is not None else None)
+
+def traffic(step, rank):
+    right = (rank + 1) % step.ranks
+    return by_link(step.nodes, rank, {right: 4 * step.size * (step.ranks - 1)})
+
+def seconds(step):
+    return step.on_slowest_link(step.world.ring(4 * step.size) + step.synchronize_step())
+
+def work(step):
+    return Work(add=step.size * step.options["factor"] * step.ranks)
+
+class Priced(Everything):
+    cost = Cost(traffic, seconds, work, is_exact=True)
+
+class Choosy(Priced):
+    def __init__(self, topology, size, *, factor):
+        super().__init__(topology, size, factor=factor)
 
 class Rare(AllGather):
     def __init__(self, topology, size, *, density=0.5, every=2, **options):
@@ -70,6 +105,8 @@ def package(tmp_path, monkeypatch):
     for distribution, points in {
         "toys": [
             "everything = toys.reducers:Everything",
+            "priced = toys.reducers:Priced",
+            "choosy = toys.reducers:Choosy",
             "dense = toys.broken:X",
             "no_class = toys.reducers",
             "both = toys.reducers:Rare",
@@ -243,4 +280,84 @@ def test_a_name_of_the_table_needs_no_search_for_entry_points(monkeypatch):
     monkeypatch.setattr("commlib.registry.entry_points", lambda **_: pytest.fail("looked for entry points"))
     assert isinstance(
         simulated.run(lambda comm: commlib.make_reducer("dense", Topology(comm), 1), 1)[0], Reducer
+    )
+
+
+# ------------------------------------------------------------- what a part from outside costs
+
+
+NODES = [[0, 1], [2, 3]]
+NETWORK = Network(Link(1e-6, 1e-10), Link(1e-5, 1e-9))
+SPEEDS = Speeds(2e-9, 0, 0, 0, 0, 0, code=dict.fromkeys(WIRES, 0.0))
+
+
+@pytest.mark.parametrize("name", ["priced", "toys.reducers:Priced"])
+def test_what_a_reducer_declares_is_what_is_predicted_and_accounted(name):
+    def step(comm):
+        reducer = make_reducer(name, Topology(comm), 1000)
+        start = comm.now()
+        reducer.reduce(np.ones(1000))
+        return reducer.last.traffic.sent, comm.now() - start
+
+    sent, seconds = zip(*simulated.run(step, 4, 2, NETWORK), strict=True)
+    assert list(sent) == [bytes_sent(name, NODES, rank, 1000) for rank in range(4)]
+    found = predict(name, NODES, 1000, network=NETWORK, speeds=SPEEDS, factor=3.0)
+    assert found.sent.inter == 4 * 1000 * 3
+    assert found.inter == pytest.approx(max(seconds), rel=1e-9)
+    assert found.computing == pytest.approx(2e-9 * 1000 * 3 * 4)
+
+
+def test_a_reducer_that_declares_no_cost_cannot_be_predicted():
+    with pytest.raises(
+        InvalidArgument, match=r"^reducer: expected one that declares what it costs, everything does not$"
+    ):
+        predict("everything", NODES, 1000)
+
+
+def test_the_tuner_takes_what_declares_a_cost_and_names_what_it_leaves_out():
+    profile = Profile(Job(("node0", "node1"), ("2 cores",), (2, 2)), NETWORK, SPEEDS)
+    found = {each.reducer for each in tuner.candidates()}
+    assert found == {*REDUCERS, "priced"}
+    assert Candidate("priced") in tuner.expect(profile, tuner.Case(NODES, 1000, 0.01))
+    reason = tuner.choose(profile, NODES, 1000, 0.01).reason
+    assert "\n" not in reason
+    _, _, left_out = reason.partition("; left out: ")
+    for line in (
+        "everything (it declares no cost)",
+        "choosy (it needs factor)",
+        'gone (reducer "gone": toys.reducers has no Gone)',
+    ):
+        assert line in left_out
+
+
+def test_nothing_is_said_where_nothing_is_left_out(monkeypatch):
+    monkeypatch.setattr("commlib.registry.entry_points", lambda **_: ())
+    assert tuner.left_out() is None
+
+
+class First(Selector):
+    """The first entries, whatever their magnitudes."""
+
+    def select(self, vector, k):
+        k = min(k, len(vector))
+        return SparseVector(len(vector), np.arange(k, dtype=np.int32), vector[:k].copy())
+
+
+class Again(Fp32):
+    """Values as they are."""
+
+
+@pytest.mark.parametrize("selector", ["first", f"{__name__}:First"])
+def test_a_selector_and_a_codec_of_one_class_and_one_line_each_are_used(monkeypatch, selector):
+    monkeypatch.setitem(SELECTORS, "first", First)
+    monkeypatch.setitem(CODECS, "again", Again)
+    options = {"density": 0.3, "selector": selector, "wire": "gap+again"}
+
+    def body(comm):
+        reducer = make_reducer("allgather", Topology(comm), 10, **options)
+        return reducer.reduce(np.arange(10) + comm.rank).tolist()
+
+    assert simulated.run(body, 2) == [[0.5, 1.5, 2.5, 0, 0, 0, 0, 0, 0, 0]] * 2
+    assert predict("allgather", NODES, 10, **options) == predict(
+        "allgather", NODES, 10, density=0.3, wire="gap"
     )

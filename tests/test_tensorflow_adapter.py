@@ -50,6 +50,36 @@ def test_half_precision_comes_back_as_half_precision():
     assert simulated.run(body, world_size=2) == [[(tf.bfloat16, 1.5)] * len(SHAPES)] * 2
 
 
+def test_a_reducer_is_closed_when_another_takes_its_place_and_at_the_end(monkeypatch):
+    def body(comm):
+        closed = []
+        with DistributedGradients(Topology(comm), variables(), {"name": "dense"}) as distributed:
+            monkeypatch.setattr(distributed.reducer, "close", lambda: closed.append("dense"))
+            distributed.switch({"name": "hitopk"})
+            monkeypatch.setattr(distributed.reducer, "close", lambda: closed.append("hitopk"))
+            assert closed == ["dense"]
+        return closed
+
+    assert simulated.run(body, 1) == [["dense", "hitopk"]]
+
+
+@pytest.mark.parametrize("kind", ["momentum_correction", "local_clipping"])
+def test_wrappers_are_part_of_the_record(kind):
+    option = {"momentum_correction": {"momentum": 0.5}, "local_clipping": {"norm": 1.0}}[kind]
+    config = {"name": "hitopk", "density": 0.5, "wrappers": [{"name": kind, **option}]}
+
+    def body(comm):
+        distributed = DistributedGradients(Topology(comm), variables(), config)
+        for _ in range(2):
+            means, finite = distributed.reduce(gradients(comm.rank))
+        other = make_reducer("hitopk", Topology(comm), 20, density=0.5, wrappers=config["wrappers"])
+        flat = np.concatenate([part.numpy().ravel() for part in gradients(comm.rank)])
+        expected = [other.reduce(flat).copy() for _ in range(2)][1]
+        return np.array_equal(np.concatenate([mean.numpy().ravel() for mean in means]), expected)
+
+    assert simulated.run(body, 2) == [True, True]
+
+
 def test_a_traced_step_follows_a_switch_and_the_residual_is_flushed():
     def body(comm):
         topology = Topology(comm, ranks_per_node=1)

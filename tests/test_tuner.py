@@ -14,8 +14,8 @@ from commlib import (
     Link,
     Network,
     Topology,
-    cost,
     make_reducer,
+    predict,
 )
 from commlib.cost import Speeds
 from commlib.transport import machines, simulated
@@ -153,7 +153,7 @@ def test_nothing_is_predicted_to_be_faster_than_what_is_picked(gbit, world_size,
     choice = tuner.choose(given, nodes, size, density)
 
     def seconds(name, **settings):
-        return cost.predict(name, nodes, size, network=given.network, speeds=SPEEDS, **settings).seconds
+        return predict(name, nodes, size, network=given.network, speeds=SPEEDS, **settings).seconds
 
     for name, kind in REDUCERS.items():
         for wire in WIRES if kind.sparse else [None]:
@@ -195,11 +195,6 @@ def test_one_rank_has_nobody_to_exchange_with():
     assert choice.reason == "dense: one rank has nobody to exchange with"
 
 
-def test_long_latencies_call_for_large_buckets():
-    near, far = choose(1, microseconds=5), choose(1, microseconds=5000)
-    assert near.bucket < far.bucket <= 14_728_266
-
-
 @pytest.mark.parametrize("density", [0, 1.5, float("nan")])
 def test_a_density_that_cannot_be_is_refused(density):
     with pytest.raises(InvalidArgument, match="density"):
@@ -208,7 +203,7 @@ def test_a_density_that_cannot_be_is_refused(density):
 
 def test_a_codec_whose_speed_nobody_measured_is_refused():
     with pytest.raises(InvalidArgument, match=r"^wire: expected one whose speed is known .*got 'bf16'$"):
-        cost.predict("hitopk", layout(4, 2), 1000, 0.01, wire="bf16", speeds=SPEEDS)
+        predict("hitopk", layout(4, 2), 1000, 0.01, wire="bf16", speeds=SPEEDS)
 
 
 # --------------------------------------------------------------------- trying
@@ -270,7 +265,7 @@ def test_a_trial_takes_what_the_steps_take():
 def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01):
     """Return the profile with a trial that took so many times what is predicted."""
     settings = {"density": density, "wire": wire} if wire else {}
-    seconds = cost.predict(
+    seconds = predict(
         reducer, layout(8, 2), size, network=given.network, speeds=given.speeds, **settings
     ).seconds
     trial = Trial(Candidate(reducer, wire), size, density, times * seconds)

@@ -1,11 +1,11 @@
-"""What is put around a reducer, on every sparse one."""
+"""Reducer wrappers, around every sparse reducer."""
 
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, InvalidArgument, RanksDisagree, Topology, density, make_reducer
+from commlib import REDUCERS, CommlibError, InvalidArgument, RanksDisagree, Topology, density, make_reducer
+from commlib.reducers import LocalClipping, MomentumCorrection, ReducerWrapper
 from commlib.transport import simulated
-from commlib.wrappers import LocalClipping, MomentumCorrection, ReducerWrapper, WarmUp
 
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
 
@@ -83,7 +83,7 @@ def test_without_masking_the_mean_is_that_of_the_velocities(ranks):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_masking_starts_the_velocity_of_what_was_sent_anew(size):
+def test_masking_starts_the_velocity_of_what_was_sent_again(size):
     """k = 1 of 3: the first entry is sent in the first step, the second one has gathered more by the next."""
 
     def body(comm):
@@ -174,30 +174,30 @@ def test_a_void_step_leaves_the_velocity_as_it_was(ranks):
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("name", SPARSE)
-def test_warm_up_goes_through_its_densities_and_ends_at_the_reducers_own(size, name):
+def test_a_warm_up_sets_a_density_an_epoch(size, name):
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=1), 1000, density=0.003, selector="exact")
-        warm = WarmUp(reducer, density.GTOPK_WARM_UP, steps_per_epoch=2)
-        densities, selected = [], []
-        for step in range(11):
-            densities.append(warm.density)
-            warm.reduce(drawn(1000, comm.rank, step))
-            selected.append(warm.last.selected)
-        return densities, selected
+        wrapped, selected = LocalClipping(MomentumCorrection(reducer, 0.5), 1.0), []
+        for step, own in enumerate(np.repeat([*density.GTOPK_WARM_UP, 0.003], 2)):
+            wrapped.set_density(float(own))
+            wrapped.reduce(drawn(1000, comm.rank, step))
+            assert wrapped.density == reducer.density == own
+            selected.append(wrapped.last.selected)
+        return selected
 
-    for densities, selected in simulated.run(body, size):
-        # round(0.0725·1000) = 72: 72.5 to even
-        assert selected == [250, 250, 72, 72, 15, 15, 4, 4, 3, 3, 3]
-        assert densities == [0.25, 0.25, 0.0725, 0.0725, 0.015, 0.015, 0.004, 0.004, 0.003, 0.003, 0.003]
+    # round(0.0725·1000) = 72: 72.5 to even
+    assert simulated.run(body, size) == [[250, 250, 72, 72, 15, 15, 4, 4, 3, 3]] * size
 
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_nothing_is_lost_where_the_density_changes(ranks, name):
     def body(comm):
-        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 1000, density=0.01)
-        warm = WarmUp(reducer, density.exponential(0.5, 0.01, 3), steps_per_epoch=1)
-        return [warm.reduce(drawn(1000, comm.rank, step)) for step in range(5)], warm.residual
+        reducer, means = make_reducer(name, Topology(comm, ranks_per_node=2), 1000, density=0.01), []
+        for step, own in enumerate([*density.exponential(0.5, 0.01, 3), 0.01, 0.01]):
+            reducer.set_density(own)
+            means.append(reducer.reduce(drawn(1000, comm.rank, step)).copy())
+        return means, reducer.residual
 
     seen = ranks.run(body)
     gradients = [drawn(1000, rank, step) for rank in range(ranks.size) for step in range(5)]
@@ -256,7 +256,7 @@ def test_exponential_densities_are_a_geometric_series():
 def test_all_of_them_nested_restart_bitwise(ranks, name):
     def make(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 500, density=0.02)
-        return WarmUp(LocalClipping(MomentumCorrection(reducer, 0.9), 3.0), (0.3, 0.1), steps_per_epoch=2)
+        return LocalClipping(MomentumCorrection(reducer, 0.9), 3.0)
 
     def body(comm):
         first = make(comm)
@@ -277,8 +277,10 @@ def test_all_of_them_nested_restart_bitwise(ranks, name):
         (lambda reducer: LocalClipping(reducer, 0), "norm: expected a number above 0, got 0"),
         (lambda reducer: LocalClipping(reducer, float("nan")), "norm: expected a number above 0, got nan"),
         (lambda reducer: MomentumCorrection(reducer, 1), "momentum: expected a number in [0, 1), got 1"),
-        (lambda reducer: WarmUp(reducer, [0.5, 0], 1), "density: expected a number in (0, 1], got 0"),
-        (lambda reducer: WarmUp(reducer, [0.5], 0), "steps_per_epoch: expected at least 1, got 0"),
+        (
+            lambda reducer: LocalClipping(LocalClipping(reducer, 1), 1),
+            "reducer: expected one without LocalClipping, got it inside",
+        ),
         (lambda reducer: reducer.set_density(1.5), "density: expected a number in (0, 1], got 1.5"),
         (lambda reducer: density.exponential(0.5, 0.1, 0), "epochs: expected at least 1, got 0"),
     ],
@@ -318,7 +320,7 @@ def test_clipping_is_of_gradients_and_not_of_velocities(ranks):
 def test_the_other_order_is_refused(ranks):
     def body(comm):
         with pytest.raises(InvalidArgument, match="expected LocalClipping around MomentumCorrection"):
-            MomentumCorrection(WarmUp(LocalClipping(everything(comm), 1.0), [0.5], 1), 0.9)
+            MomentumCorrection(ReducerWrapper(LocalClipping(everything(comm), 1.0)), 0.9)
         return True
 
     assert all(ranks.run(body))
@@ -327,7 +329,6 @@ def test_the_other_order_is_refused(ranks):
 AROUND = {
     "clipping": lambda reducer: LocalClipping(reducer, 1.0),
     "momentum": lambda reducer: MomentumCorrection(reducer, 0.5),
-    "warm-up": lambda reducer: WarmUp(reducer, [1.0], 5),
 }
 
 
@@ -364,7 +365,6 @@ def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, make):
             LocalClipping(everything(comm, size=20), 2.0),
             MomentumCorrection(everything(comm, size=20), 0.25),
             MomentumCorrection(everything(comm, size=20), 0.5, masking=False),
-            WarmUp(everything(comm, size=20), [0.25], 5),
             make(everything(comm, size=21)),
         ]
         wrapped.reduce(drawn(20, comm.rank, 0))
@@ -377,14 +377,71 @@ def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, make):
     assert all(ranks.run(body))
 
 
-def test_the_density_that_a_warm_up_ends_at_can_be_changed(ranks):
-    def body(comm):
-        warm = WarmUp(make_reducer("gtopk", Topology(comm), 100, density=0.1), [0.5], 1)
-        warm.set_density(0.2)
-        densities = [warm.density]
-        for step in range(2):
-            warm.reduce(drawn(100, comm.rank, step))
-            densities.append(warm.density)
-        return densities
+# ------------------------------------------------------------- by name
 
-    assert ranks.run(body) == [[0.5, 0.2, 0.2]] * ranks.size
+RECORDS = [{"name": "momentum_correction", "momentum": 0.5}, {"name": "local_clipping", "norm": 2.0}]
+
+
+def test_make_reducer_puts_wrappers_around_the_innermost_first(ranks):
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=2)
+        by_name = make_reducer("hitopk", topology, 500, density=0.02, wrappers=RECORDS)
+        inner = make_reducer("hitopk", topology, 500, density=0.02)
+        by_hand = LocalClipping(MomentumCorrection(inner, 0.5), 2.0)
+        gradients = [drawn(500, comm.rank, step) for step in range(3)]
+        equal = [by_name.reduce(each).tobytes() == by_hand.reduce(each).tobytes() for each in gradients]
+        return type(by_name).__name__, equal, by_name.settings() == by_hand.settings()
+
+    assert ranks.run(body) == [("LocalClipping", [True] * 3, True)] * ranks.size
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"name": "momentum_corection"}, 'unknown wrapper "momentum_corection".*did you mean'),
+        ({"name": "local_clipping", "nrom": 1}, "nrom: local_clipping has no such option.*did you mean"),
+        ({"name": "momentum_correction"}, "momentum: momentum_correction needs this option, got none"),
+        ({"momentum": 0.9}, "wrappers: expected records of a name and options"),
+        ("local_clipping", "wrappers: expected records of a name and options"),
+    ],
+)
+def test_a_wrapper_that_cannot_be_made_is_refused(record, message):
+    def body(comm):
+        with pytest.raises(CommlibError, match=message):
+            make_reducer("hitopk", Topology(comm), 10, wrappers=[record])
+        with pytest.raises(InvalidArgument, match="reducer: expected a sparse one, got Dense"):
+            make_reducer("dense", Topology(comm), 10, wrappers=[RECORDS[1]])
+        return True
+
+    assert all(simulated.run(body, 1))
+
+
+def test_ranks_with_other_wrappers_are_named_before_a_step(ranks):
+    def body(comm):
+        last = comm.rank == comm.size - 1 > 0
+        record = {"name": "momentum_correction", "momentum": 0.25 if last else 0.5}
+        make_reducer("hitopk", Topology(comm), 10, wrappers=[record])
+
+    if ranks.size > 1:
+        with pytest.raises(
+            RanksDisagree, match=r"MomentumCorrection is .*0\.5.* on ranks .*0\.25.* on ranks"
+        ):
+            ranks.run(body)
+
+
+def test_a_state_of_a_wrapped_reducer_is_that_of_the_reducer_with_more(ranks):
+    """So what reads residuals from states, as a resumed run at another world size, reads this one too."""
+
+    def body(comm):
+        wrapped = make_reducer("allgather", Topology(comm), 50, density=0.1, wrappers=RECORDS)
+        wrapped.reduce(drawn(50, comm.rank, 0))
+        state = wrapped.state_dict()
+        inner = make_reducer("allgather", Topology(comm), 50, density=0.1)
+        with pytest.raises(InvalidArgument, match="state: expected one of equal settings"):
+            inner.load_state_dict(state)
+        if comm.size > 1:
+            inner.load_state_dict({**state, "settings": inner.settings()})
+            assert inner.residual.tobytes() == wrapped.residual.tobytes()
+        return set(state) - set(inner.state_dict()), wrapped.steps
+
+    assert ranks.run(body) == [({"velocity"}, 1)] * ranks.size

@@ -1,12 +1,26 @@
-"""What a step is, as the cost model sees it: the ranks that exchange, and the entries that they hold."""
+"""A step as the cost model sees it: the ranks that exchange, and the entries that they hold.
 
+The papers' equations count what one rank sends over one kind of link; here the ranks of a node share its
+card, and every message of ours is counted, also those that only announce lengths. How many entries a sum
+holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap and crowd together.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from commlib.cost.compute import Work
+from commlib.cost.traffic import Nodes, sparse_bytes
 from commlib.density import entries
 from commlib.network import Link, Network
-from commlib.wire import Codec, ValueCodec
+from commlib.selection import selector_class
+from commlib.vectors import VALUE_BYTES
+from commlib.wire import Codec, make_codec
 
-HEADER_BYTES = 8
+HEADER_BYTES = 8  # of the message that announces the length of another
+
+LinkSeconds = tuple[float, float]  # inside the node, and between nodes
 
 
 @dataclass(frozen=True)
@@ -28,11 +42,11 @@ class Group:
 
     @property
     def slowest(self) -> Link:
-        """Return the link that a meeting or a ring of the group waits for."""
+        """Return the slowest link of the group, which a ring or a barrier waits for."""
         return self.network.link(is_inter=self.nodes > 1)
 
     def allgather_ints(self, integers: int) -> float:
-        """Return the seconds in which all learn ``integers`` of each, or each gives each one of them."""
+        """Return the seconds of an all-gather of ``integers`` of each rank, or of an all-to-all of one."""
         return self.slowest.agreement_seconds(self.size, integers)
 
     def exchange(self, message_bytes: float) -> float:
@@ -71,17 +85,41 @@ class Group:
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be reduced: ``size`` entries at ``density`` on the ranks of ``world``.
+    """One step of a reducer: ``size`` entries to reduce on the ranks of ``nodes``.
 
-    ``streams``: of ranks that exchange between nodes, as many as the smallest node has ranks.
+    ``nodes``: the world ranks of every node, as in ``Topology.nodes``. ``options``: all that the reducer
+    takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
     """
 
-    world: Group
+    nodes: Nodes
     size: int
-    density: float
-    streams: int
-    codec: Codec
-    sums: ValueCodec
+    options: Mapping[str, Any]
+    network: Network = Network()
+
+    @cached_property
+    def world(self) -> Group:
+        """Return all ranks."""
+        return Group(len(self.nodes), max(map(len, self.nodes)), self.network)
+
+    @cached_property
+    def ranks(self) -> int:
+        """Return how many ranks there are, also on uneven nodes."""
+        return sum(map(len, self.nodes))
+
+    @cached_property
+    def streams(self) -> int:
+        """Return how many streams exchange between nodes: as many as the smallest node has ranks."""
+        return min(map(len, self.nodes))
+
+    @property
+    def density(self) -> float:
+        """Return the share of the entries that is selected; 1 where the reducer has no such option."""
+        return float(self.options.get("density", 1.0))
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Return the codec of the messages."""
+        return make_codec(self.options.get("wire", "fp32"))
 
     @property
     def k(self) -> int:
@@ -91,17 +129,22 @@ class Step:
     @property
     def node(self) -> Group:
         """Return the ranks of one node."""
-        return Group(1, self.world.ranks, self.world.network)
+        return Group(1, self.world.ranks, self.network)
 
     @property
     def stream(self) -> Group:
         """Return one rank of every node; the other streams share the cards."""
-        return Group(self.world.nodes, 1, self.world.network, sharing=self.streams)
+        return Group(self.world.nodes, 1, self.network, sharing=self.streams)
 
     @property
     def shard(self) -> float:
         """Return the entries of a rank's shard, ``d/n``."""
         return self.size / self.streams
+
+    def most_selected(self, size: int) -> int:
+        """Return the most entries that the selector may return of ``size``: ``k``, or a multiple of it."""
+        at_most = selector_class(self.options.get("selector", "exact")).at_most
+        return min(size, at_most * entries(self.density, size))
 
     def message(self, count: float, size: float) -> int:
         """Return the bytes of ``count`` entries of ``size``."""
@@ -110,6 +153,37 @@ class Step:
     def synchronize_step(self, values: int = 0) -> float:
         """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
         return self.world.allgather_ints(2 + values)
+
+    def on_slowest_link(self, seconds: float) -> LinkSeconds:
+        """Return the seconds of an exchange of all ranks, which the slowest link dictates."""
+        return (0.0, seconds) if self.world.nodes > 1 else (seconds, 0.0)
+
+    def hierarchical(self, agreement: float, between: float, applied: float) -> LinkSeconds:
+        """Return the seconds of a reduce-scatter inside, ``between``, and an all-gather inside.
+
+        ``agreement``: seconds of the agreement of all ranks. ``applied``: entries of each shard's sum.
+        """
+        node = self.node
+        scatter = node.exchange(VALUE_BYTES * self.shard)
+        gather = node.allgather_ints(3) + node.ring(sparse_bytes(round(applied), round(self.shard)))
+        intra, inter = self.on_slowest_link(agreement)
+        return intra + scatter + gather, inter + between
+
+    def summing_shards(self) -> Work:
+        """Return the work to add up the shards of the node's other ranks."""
+        return Work(add=self.shard * (self.streams - 1))
+
+    def rounding(self, k: float) -> Work:
+        """Return the work to find what a lossy codec rounded away of ``k`` entries, and to keep it."""
+        return Work() if self.codec.lossless else Work(coded=k, place=2 * k)
+
+    def placing(self, applied: float) -> Work:
+        """Return the work to fill a dense vector with zeros and write the entries of the result to it."""
+        return Work(fill=self.size, place=applied)
+
+    def placing_sum(self) -> Work:
+        """Return the work of ``placing`` for the sum of what all ranks selected."""
+        return self.placing(union(self.world.size, self.k, self.size))
 
 
 def union(ranks: int, k: float, size: float) -> float:

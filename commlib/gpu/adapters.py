@@ -6,18 +6,19 @@ from typing import Any
 import numpy as np
 
 from commlib.arrays import module_of
-from commlib.errors import NonFiniteInput, look_up
+from commlib.errors import InvalidArgument, NonFiniteInput, shown
 from commlib.gpu.codecs import DeviceCodec
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.scatter import RankSum, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
 from commlib.memory import Room, new_array
-from commlib.selection import SELECTORS, Selector
+from commlib.selection import SELECTORS, Selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype
 from commlib.vectors import sum_sparse as sum_by_numpy
 from commlib.wire import Codec, Message, make_codec
 
+GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4", "qsgd2")
 MOST_PLANS = 512  # of a codec; plans hold buffers, and the regions of oktopk change their sizes now and then
 
 
@@ -61,7 +62,7 @@ class ReusedOnGPU(Selector):
 
     def __init__(self, every: int = 32) -> None:
         self._every, self._calls, self._threshold = every, 0, np.uint32(0)
-        self._exact = GPUSelector("mstopk")
+        self._exact = GPUSelector("exact")
 
     def select(self, vector: Float32, k: int) -> SparseVector:
         """See :meth:`Selector.select`."""
@@ -131,14 +132,25 @@ class GPUCodec(Codec):
 
 
 def make_gpu_selector(name: str) -> Selector:
-    """Return a new selector for CuPy's arrays, of the table ``SELECTORS``."""
-    look_up(SELECTORS, "selector", name)
-    return ReusedOnGPU() if name == "reused" else GPUSelector(name)
+    """Return a new selector for CuPy's arrays; one without a GPU kernel raises ``InvalidArgument``."""
+    selector_class(name)  # which refuses unknown names, as on the CPU
+    if name == "reused":
+        return ReusedOnGPU()
+    if name not in DEVICE_SELECTORS:
+        known = ", ".join([*DEVICE_SELECTORS, "reused"])
+        raise InvalidArgument(f"selector: expected one with a GPU kernel ({known}), got {shown(name)}")
+    return GPUSelector(name)
 
 
 def make_gpu_codec(name: str) -> Codec:
-    """Return a new codec for CuPy's arrays; ``fp32`` is the CPU's, which only copies bytes."""
+    """Return a new codec for CuPy's arrays; ``fp32`` is the CPU's, which only copies bytes.
+
+    A codec without GPU kernels raises ``InvalidArgument``.
+    """
     codec = make_codec(name)
+    if not set(name.split("+")) <= set(GPU_CODECS):
+        known = ", ".join(GPU_CODECS)
+        raise InvalidArgument(f"wire: expected codecs with GPU kernels ({known}), got {shown(name)}")
     return codec if name in ("fp32", "raw32", "raw32+fp32", "fp32+raw32") else GPUCodec(name)
 
 

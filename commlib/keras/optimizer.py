@@ -105,6 +105,24 @@ class DistributedOptimizer:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._optimizer.__reduce_ex__(protocol)
 
+    def close(self) -> None:
+        """Free the communicators that it has made; all ranks call it together, after training.
+
+        Copies that Keras has made of it use the same ones. The topology stays open.
+        """
+        if self.gradients is not None:
+            self.gradients.close()
+        self.ranks.close()
+
+    def __enter__(self) -> "DistributedOptimizer":
+        """Return it, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Free the communicators that it has made."""
+        if kind is None:  # else the other ranks may not come here
+            self.close()
+
     @property
     def inner_optimizer(self) -> Any:
         """The optimizer inside, without its loss scale."""

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside gradients: where they are, and the values of variables."""
+"""What ranks exchange besides gradients: where they are, and the values of variables."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,10 +15,10 @@ from commlib.transport.watchdog import Watchdog
 
 
 class Ranks:
-    """All ranks of ``world``, by a communicator beside that of the gradients; all make it together.
+    """All ranks of ``world``, by a communicator of its own, apart from that of the gradients.
 
-    Ranks that come to different exchanges are told so. ``seconds`` bounds how long one waits for the others;
-    ``None``: for ever.
+    All ranks make it together. Ranks that come to different exchanges raise ``RanksDisagree``. ``seconds``
+    bounds how long a rank waits for the others; ``None``: without bound. ``close`` frees the communicator.
     """
 
     def __init__(self, world: Communicator, seconds: float | None) -> None:
@@ -29,6 +29,19 @@ class Ranks:
     def waiting(self, place: str) -> AbstractContextManager[None]:
         """Return a context that waits for the other ranks no longer than it may."""
         return self._watchdog.waiting(place)
+
+    def close(self) -> None:
+        """Free the communicator; all ranks call it together."""
+        self._comm.close()
+
+    def __enter__(self) -> "Ranks":
+        """Return it, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Free the communicator."""
+        if kind is None:  # else the other ranks may not come here
+            self.close()
 
     def gather(self, place: str, value: Any) -> list[Any]:
         """Return every rank's picklable ``value``; ``RanksDisagree`` where they are not all at ``place``."""
@@ -91,7 +104,8 @@ def broadcast_variables(variables: Sequence[Any], topology: Topology) -> None:
     Of a model these are ``model.weights``: ``model.variables`` holds the states of random generators as well,
     with which every rank would draw the same dropout.
     """
-    Ranks(topology.world, None).broadcast(variables)
+    with Ranks(topology.world, None) as ranks:
+        ranks.broadcast(variables)
 
 
 def path_of(variable: Any) -> str:

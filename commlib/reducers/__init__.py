@@ -1,18 +1,24 @@
 """Reducers: all-reduce algorithms for gradients. One file each, one line in the table."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from commlib.errors import InvalidArgument, shown
 from commlib.reducers.allgather import AllGather
-from commlib.reducers.base import Reducer, Report, StageSeconds
+from commlib.reducers.base import Options, Reducer
 from commlib.reducers.dense import Dense
 from commlib.reducers.gtopk import GTopK
+from commlib.reducers.hierarchical import Shards
 from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
 from commlib.reducers.oktopk import OkTopK
-from commlib.reducers.sparse import SelectingReducer, SparseReducer
+from commlib.reducers.report import Outcome, Report, StageSeconds
+from commlib.reducers.selecting import SelectingReducer, State
+from commlib.reducers.sparse import SparseOptions, SparseReducer
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
+from commlib.reducers.wrappers import WRAPPERS, LocalClipping, MomentumCorrection, ReducerWrapper
 from commlib.registry import check_options, options_of, resolve
 from commlib.topology import Topology
 
@@ -33,27 +39,67 @@ POSITIONAL = 2  # arguments of a reducer's constructor before its options: topol
 
 __all__ = [
     "REDUCERS",
+    "WRAPPERS",
+    "LocalClipping",
+    "MomentumCorrection",
+    "Options",
+    "Outcome",
     "Reducer",
+    "ReducerWrapper",
     "Report",
     "SelectingReducer",
+    "Shards",
+    "SparseOptions",
     "SparseReducer",
     "StageSeconds",
+    "State",
+    "check_reducer_options",
     "make_reducer",
+    "reducer_class",
     "reducer_options",
 ]
 
 
-def make_reducer(name: str, topology: Topology, size: int, **options: Any) -> Reducer:
+def make_reducer(
+    name: str,
+    topology: Topology,
+    size: int,
+    *,
+    wrappers: Sequence[Mapping[str, Any]] = (),
+    **options: Any,
+) -> Reducer:
     """Return a new reducer for gradients of ``size`` entries; all ranks of the topology call it together.
 
     ``name``: an entry of ``REDUCERS``, an entry point of the group ``cloudtrain.reducers``, or an import path
     ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` in (0, 1], ``selector``
     (see ``SELECTORS``), ``wire`` (see ``CODECS``), and the options of their own class; an option that the
-    class does not take raises ``InvalidArgument``.
+    class does not take raises ``InvalidArgument``. ``wrappers``: records of what is put around it, the
+    innermost first, such as ``{"name": "momentum_correction", "momentum": 0.9}``; names are those of
+    ``WRAPPERS`` or import paths.
     """
-    reducer = _reducer_class(name)
-    check_options(name, reducer, options, POSITIONAL)
-    return reducer(topology, size, **options)
+    check_reducer_options(name, options)
+    around = [_wrapper(record) for record in wrappers]
+    made: Reducer = reducer_class(name)(topology, size, **options)
+    for wrapper, own in around:
+        made = wrapper(made, **own)
+    made.synchronize()
+    return made
+
+
+def _wrapper(record: Mapping[str, Any]) -> tuple[type[ReducerWrapper], dict[str, Any]]:
+    """Return the class and the options of a wrapper."""
+    if not isinstance(record, Mapping) or "name" not in record:
+        raise InvalidArgument(f"wrappers: expected records of a name and options, got {shown(record)}")
+    options = dict(record)
+    name = options.pop("name")
+    wrapper = resolve(WRAPPERS, "wrapper", name, subclass_of=ReducerWrapper)
+    check_options(name, wrapper, options, positional=1)
+    return wrapper, options
+
+
+def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` for an option that a reducer does not take, or lacks."""
+    check_options(name, reducer_class(name), options, POSITIONAL)
 
 
 def reducer_options(name: str) -> dict[str, Any]:
@@ -62,8 +108,9 @@ def reducer_options(name: str) -> dict[str, Any]:
     >>> reducer_options("dense"), reducer_options("hitopk")
     ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
     """
-    return options_of(_reducer_class(name), POSITIONAL)
+    return options_of(reducer_class(name), POSITIONAL)
 
 
-def _reducer_class(name: str) -> type[Reducer]:
+def reducer_class(name: str) -> type[Reducer]:
+    """Return the class of a reducer, see :func:`make_reducer`."""
     return resolve(REDUCERS, "reducer", name, subclass_of=Reducer)

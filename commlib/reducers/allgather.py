@@ -1,12 +1,36 @@
 """Top-k all-gather: everybody sends everybody its entries (TopkA in Ok-Topk, NaiveAG in HiTopKComm)."""
 
+from commlib.cost import Cost, LinkSeconds, Step, Work, by_link
 from commlib.reducers.messages import gather_messages
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
+from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """``(P − 1)·k`` entries, to the next rank of a ring."""
+    message = step.message(step.most_selected(step.size), step.size)
+    ranks = step.ranks
+    return by_link(step.nodes, rank, {(rank + 1) % ranks: (ranks - 1) * message})
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
+    gather = step.world.ring(step.message(step.k, step.size))
+    return step.on_slowest_link(step.synchronize_step(1) + gather)
+
+
+def _work(step: Step) -> Work:
+    """Select; add up the ``k`` entries of every rank."""
+    ranks, k = step.world.size, step.k
+    gathered = Work(entry=ranks * k, coded=ranks * k)
+    return Work.selecting(step.size, k) + gathered + step.rounding(k) + step.placing_sum()
 
 
 class AllGather(SelectingReducer):
     """Each rank sends its ``k`` entries to the ``P − 1`` others, and all add them up in rank order."""
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         message = self.encode(selected)

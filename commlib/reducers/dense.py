@@ -4,10 +4,32 @@ from typing import ClassVar
 
 import numpy as np
 
-from commlib.reducers.base import Outcome, Reducer
-from commlib.topology import Topology
+from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, ring_bytes
+from commlib.reducers.base import Reducer
+from commlib.reducers.report import Outcome
+from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
-from commlib.vectors import Float32, is_finite, partition
+from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """``2·d·(P − 1)/P`` values, all to the next rank of the ring: between nodes for a node's last rank."""
+    ring = [each for node in step.nodes for each in node]
+    right = ring[(ring.index(rank) + 1) % len(ring)]
+    return by_link(step.nodes, rank, {right: ring_bytes(step.size, len(ring), rank, right)})
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
+    hops = 2 * (step.world.size - 1)
+    part = VALUE_BYTES * step.size / step.world.size
+    return step.on_slowest_link(hops * step.world.slowest.seconds(part) + step.synchronize_step())
+
+
+def _work(step: Step) -> Work:
+    """Add up ``P − 1`` parts of ``P``; divide the last one and test whether it is finite."""
+    size = step.world.size
+    return Work(add=step.size * (size + 1) / size)
 
 
 class Dense(Reducer):
@@ -18,6 +40,7 @@ class Dense(Reducer):
     """
 
     sparse: ClassVar[bool] = False
+    cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)

@@ -1,8 +1,50 @@
 """gTop-k: a reduction tree with a top-k at every merge, then a broadcast (Shi et al. 2019, algorithm 3)."""
 
+from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, sparse_bytes
 from commlib.reducers.messages import receive_message, send_message
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
+from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector, non_finite
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """``k`` entries to the parent in the tree and to each child: at most ``k·⌈log₂ P⌉``, on the root."""
+    k = step.most_selected(step.size)
+    to_parent, to_child = step.message(k, step.size), sparse_bytes(k, step.size)
+    rounds = range(step.ranks.bit_length())
+    lowest_bit = rank & -rank if rank else 1 << len(rounds)
+    to_each = {rank + (1 << each): to_child for each in rounds if 1 << each < lowest_bit}
+    if rank:
+        to_each[rank - lowest_bit] = to_parent
+    return by_link(step.nodes, rank, to_each)
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``2·log₂ P·(α + 2k·β)`` (gTop-k, equation 7), with a header before each message.
+
+    Where ``P`` is no power of two, a rank that sat a round out has sent before it is waited for.
+    """
+    world = step.world
+    upwards, downwards = step.message(step.k, step.size), sparse_bytes(step.k, step.size)
+    done = [0.0] * world.size  # when each rank has merged, and later when it has passed on
+    distances = [1 << exponent for exponent in range((world.size - 1).bit_length())]
+    for distance in distances:
+        hop = world.hop(distance, upwards)
+        for rank in range(0, world.size - distance, 2 * distance):
+            done[rank] = max(done[rank], done[rank + distance] + hop)
+    for distance in reversed(distances):
+        hop = world.hop(distance, downwards)
+        for rank in range(0, world.size - distance, 2 * distance):
+            done[rank] += hop
+            done[rank + distance] = done[rank]
+    return step.on_slowest_link(step.synchronize_step() + max(done))
+
+
+def _work(step: Step) -> Work:
+    """Select; merge two selections on each level of the tree, and hand the result down."""
+    levels, k = (step.world.size - 1).bit_length(), step.k
+    merges = Work(entry=2 * k * levels, coded=k * levels)
+    return Work.selecting(step.size, k) + merges + step.rounding(k) + step.placing(k)
 
 
 class GTopK(SelectingReducer):
@@ -11,6 +53,8 @@ class GTopK(SelectingReducer):
     The entries that a merge drops stay with the rank that merged (the published code loses them). A rank
     whose partner is beyond ``P`` sits the round out.
     """
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         if self.synchronize_step(finite) is None:

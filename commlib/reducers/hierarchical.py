@@ -1,15 +1,17 @@
-"""What reducers share that add up inside the node, dense, before they select."""
+"""Shards: dense inside the node, an algorithm among the owners of each shard, one on every node."""
+
+from typing import ClassVar
 
 import numpy as np
 
-from commlib.reducers.base import Outcome
 from commlib.reducers.messages import gather_messages
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.report import Outcome
+from commlib.reducers.selecting import Flat, SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, SparseVector
+from commlib.vectors import Float32, SparseVector
 
 
-class ShardReducer(SelectingReducer):
+class Shards(Flat):
     """Reduce-scatter in the node, select from the shard, combine on the stream, all-gather in the node.
 
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
@@ -17,52 +19,37 @@ class ShardReducer(SelectingReducer):
     smallest node has ranks; the ranks beyond contribute and receive, and own nothing.
     """
 
-    def _join(self, topology: Topology) -> tuple[int, int]:
-        """See :meth:`SelectingReducer._join`."""
+    of_node: ClassVar[bool] = True
+
+    def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
         self.comm = topology.stream
         self.peers = sorted(node[local_rank] for node in topology.nodes if local_rank < len(node))
         self.link = "inter"
-        self._shard_bounds = topology.shard_bounds(self.size)
-        low, high = self._shard_bounds[local_rank : local_rank + 2]
-        return int(low), int(high)
+        self.bounds = topology.shard_bounds(size)
+        self.low = int(self.bounds[local_rank])
+        self.length = int(self.bounds[local_rank + 1]) - self.low
 
-    def _collect(self, gradient: Float32) -> Float32:
+    def collect(self, reducer: SelectingReducer, gradient: Float32) -> Float32:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
-        with self.measure("intra"):
-            return self.topology.node.reduce_scatter(gradient, self._shard_bounds, self.workspace)
+        with reducer.measure("intra"):
+            return reducer.topology.node.reduce_scatter(gradient, self.bounds, reducer.workspace)
 
-    def sent_indices(self, mean: Float32) -> Index:
-        """Return the places that were applied: a node selects together, and only owners know their part."""
-        return np.flatnonzero(mean) if self.topology.world.size > 1 else super().sent_indices(mean)
-
-    def _spread(self, combined: SparseVector, selected: int) -> Outcome:
+    def spread(self, reducer: SelectingReducer, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
-        node, world = self.topology.node, self.topology.world
-        shard = combined.divided_by(world.size, out=combined.values)
+        node, world = reducer.topology.node, reducer.topology.world
         if node.size == 1:
-            return self._spread_alone(shard, selected)
-        message = self.encode(shard, codec=self.lossless)
-        with self.measure("intra"):
-            # Finite parts may add up to an infinity: every node holds the same shards, and sees it.
+            return super().spread(reducer, combined, selected)
+        shard = combined.divided_by(world.size, out=combined.values)
+        message = reducer.encode(shard, codec=reducer.lossless)
+        with reducer.measure("intra"):
+            # Finite parts may add up to an infinity: every node holds the same shards, and finds the same.
             shards = node.allgather_ints([len(message), shard.nnz, shard.is_finite])
             if not shards[:, 2].all():
                 return Outcome(None)
-            messages = gather_messages(node, message, shards[:, 0], self.workspace)
-        with self.measure("combine"):
-            bounds = [int(bound) for bound in self._shard_bounds]
-            self.step_mean.write(
-                [
-                    (low, self.lossless.decode(each, high - low))
-                    for low, high, each in zip(bounds[:-1], bounds[1:], messages, strict=True)
-                ]
-            )
-        return Outcome(self.step_mean.array, selected, int(shards[:, 1].sum()))
-
-    def _spread_alone(self, shard: SparseVector, selected: int) -> Outcome:
-        """Make the mean of the only shard: a node of one rank has nobody to gather from."""
-        if not shard.is_finite:
-            return Outcome(None)
-        with self.measure("combine"):
-            self.step_mean.write([(0, shard)])
-        return Outcome(self.step_mean.array, selected, shard.nnz)
+            messages = gather_messages(node, message, shards[:, 0], reducer.workspace)
+        with reducer.measure("combine"):
+            lows, sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
+            decoded = map(reducer.lossless.decode, messages, sizes)
+            reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
+        return Outcome(reducer.step_mean.array, selected, int(shards[:, 1].sum()))

@@ -58,6 +58,25 @@ class Mean:
         if is_noted:
             self._written = filled
 
+    def result(self, mean: Float32 | None, out: Float32 | None) -> Float32:
+        """Return what ``reduce`` returns for a step's ``mean``, all NaN for none: ``out``, or this array.
+
+        An algorithm may have made the mean in an array of its own. In host memory, a view of this array is
+        read-only.
+        """
+        if mean is None:
+            self.overwrite().fill(np.nan)
+        elif mean is not self.array:
+            if out is None:
+                return mean
+            out[...] = mean
+        if out is not None:
+            return out
+        view: Float32 = self.array[:]
+        if isinstance(view, np.ndarray):
+            view.flags.writeable = False
+        return view
+
 
 class Means:
     """Means of ``size`` entries in turn: one that the caller holds while the next is made, and that one.

@@ -1,6 +1,6 @@
 """Ok-Topk's O(k) sparse all-reduce (Li and Hoefler 2022, algorithm 1)."""
 
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,9 @@ import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.oktopk_cost import OKTOPK_COST
+from commlib.reducers.selecting import SelectingReducer, State
+from commlib.reducers.sparse import SparseOptions
 from commlib.topology import Topology
 from commlib.transport.base import Request
 from commlib.vectors import SparseVector, concatenate, index_dtype, non_finite, partition
@@ -16,6 +18,32 @@ from commlib.wire import Message
 
 BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
 IMBALANCE = 4  # parts are evened out where the largest is more than so many times the mean
+
+
+@dataclass(frozen=True)
+class OkTopKOptions(SparseOptions):
+    """Periods in steps, and who keeps what does not reach the global threshold: see :class:`OkTopK`."""
+
+    repartition_every: int
+    reevaluate_every: int
+    leftovers: str
+
+    def __post_init__(self) -> None:
+        for name in ("repartition_every", "reevaluate_every"):
+            period = getattr(self, name)
+            if type(period) is not int or period < 1:
+                raise InvalidArgument(f"{name}: expected a whole number of steps from 1, got {period!r}")
+        if self.leftovers not in ("sender", "owner"):
+            raise InvalidArgument(f"leftovers: expected sender or owner, got {self.leftovers!r}")
+
+
+@dataclass(frozen=True)
+class OkTopKState(State):
+    """``counted``: steps that were not skipped, ``t`` of the paper. ``regions``: their ``P + 1`` bounds."""
+
+    counted: int
+    global_threshold: float
+    regions: npt.NDArray[np.int64]
 
 
 class OkTopK(SelectingReducer):
@@ -29,6 +57,10 @@ class OkTopK(SelectingReducer):
     paper's local ∩ global rule), or the ``owner`` of the region their sum.
     """
 
+    cost = OKTOPK_COST
+    options: OkTopKOptions
+    state: OkTopKState
+
     def __init__(
         self,
         topology: Topology,
@@ -38,51 +70,41 @@ class OkTopK(SelectingReducer):
         repartition_every: int = 64,
         reevaluate_every: int = 32,
         leftovers: str = "sender",
-        **settings: Any,
+        **options: Any,
     ) -> None:
-        for name, period in (
-            ("repartition_every", repartition_every),
-            ("reevaluate_every", reevaluate_every),
-        ):
-            if type(period) is not int or period < 1:
-                raise InvalidArgument(f"{name}: expected a whole number of steps from 1, got {period!r}")
-        if leftovers not in ("sender", "owner"):
-            raise InvalidArgument(f"leftovers: expected sender or owner, got {leftovers!r}")
-        self._repartition_every, self._reevaluate_every = repartition_every, reevaluate_every
-        self._sender_keeps = leftovers == "sender"
-        self._counted = 0  # steps that were not skipped: t of the paper
-        self._global_threshold = np.float32(0)
-        super().__init__(topology, size, selector=selector, **settings)
-
-    def _own_range(self, low: int, high: int) -> None:
-        super()._own_range(low, high)
-        self._regions = partition(self.length, self.comm.size)
+        super().__init__(topology, size, selector=selector, **options)
+        self.options = OkTopKOptions(
+            **asdict(self.options),
+            repartition_every=repartition_every,
+            reevaluate_every=reevaluate_every,
+            leftovers=leftovers,
+        )
+        self.state = OkTopKState(0, 0.0, partition(self.length, self.comm.size))
 
     def set_density(self, density: float) -> None:
         """See :meth:`SparseReducer.set_density`; the global threshold is found again in the next step."""
         super().set_density(density)
-        self._global_threshold = np.float32(np.inf)
+        self.state = replace(self.state, global_threshold=float("inf"))
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         if self.synchronize_step(finite) is None:
             return None
         with self.measure(self.link):
-            if self._counted % self._repartition_every == 0:
-                self._regions = self._repartition(selected)
+            if self.state.counted % self.options.repartition_every == 0:
+                self.state = replace(self.state, regions=self._repartition(selected))
             messages = self._split(selected)
             reduced = self._reduce_region(messages)
-            if not self.comm.allgather_ints(
-                [reduced.is_finite]
-            ).all():  # finite parts may add up to an infinity
+            # Finite parts may add up to an infinity.
+            if not self.comm.allgather_ints([reduced.is_finite]).all():
                 return non_finite(self.length, self.arrays)
             kept = self._above_global_threshold(reduced)
             combined = self._balance_and_allgather(kept)
         with self.measure("combine"):
-            if self._sender_keeps:
+            if self.options.leftovers == "sender":
                 self._keep_unapplied(selected, messages, combined)
             else:
-                self.drop(reduced.without(kept), at=int(self._regions[self.comm.rank]))
-        self._counted += 1
+                self.drop(reduced.without(kept), at=self._low_of(self.comm.rank))
+        self.state = replace(self.state, counted=self.state.counted + 1)
         return combined
 
     def _repartition(self, selected: SparseVector) -> npt.NDArray[np.int64]:
@@ -99,9 +121,9 @@ class OkTopK(SelectingReducer):
 
     def _split(self, selected: SparseVector) -> list[Message]:
         """Return the messages to the owners of the regions."""
-        bounds = [int(bound) for bound in self._regions]
+        bounds, owner_keeps = self.state.regions.tolist(), self.options.leftovers == "owner"
         return [
-            self.encode(selected.slice(low, high), at=low, keeps=not self._sender_keeps)
+            self.encode(selected.slice(low, high), at=low, keeps=owner_keeps)
             for low, high in zip(bounds[:-1], bounds[1:], strict=True)
         ]
 
@@ -132,21 +154,26 @@ class OkTopK(SelectingReducer):
 
     def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
         with self.measure("combine"):
-            low, rank = int(self._regions[self.comm.rank]), self.comm.rank
-            return self.sum_sparse([reduced, *(self._decode(message, rank) for message in messages)], at=low)
+            rank = self.comm.rank
+            vectors = [reduced, *(self._decode(message, rank) for message in messages)]
+            return self.sum_sparse(vectors, at=self._low_of(rank))
 
     def _decode(self, message: Message, region: int) -> SparseVector:
-        return self.codec.decode(message, int(self._regions[region + 1] - self._regions[region]))
+        return self.codec.decode(message, self._low_of(region + 1) - self._low_of(region))
+
+    def _low_of(self, region: int) -> int:
+        return int(self.state.regions[region])
 
     def _above_global_threshold(self, reduced: SparseVector) -> SparseVector:
         """Return the entries of the region that belong to the global top-k."""
-        is_due = self._counted % self._reevaluate_every == 0
+        is_due = self.state.counted % self.options.reevaluate_every == 0
+        threshold = np.float32(self.state.global_threshold)
         if not is_due:
-            count = int(np.count_nonzero(np.abs(reduced.values) >= self._global_threshold))
+            count = int(np.count_nonzero(np.abs(reduced.values) >= threshold))
             everywhere = self.comm.allgather_ints([count, reduced.nnz]).sum(axis=0)
             is_due = not min(self.k, everywhere[1]) <= 2 * everywhere[0] <= 4 * self.k
         if not is_due:
-            return reduced.where(np.abs(reduced.values) >= self._global_threshold)
+            return reduced.where(np.abs(reduced.values) >= threshold)
         return self._exact_global_top_k(reduced)
 
     def _exact_global_top_k(self, reduced: SparseVector) -> SparseVector:
@@ -158,7 +185,7 @@ class OkTopK(SelectingReducer):
         everything = np.concatenate(gathered)
         k = min(self.k, len(everything))
         threshold = np.partition(everything, -k)[-k] if k else np.float32(0)
-        self._global_threshold = threshold
+        self.state = replace(self.state, global_threshold=float(threshold))
         above = int(np.count_nonzero(everything > threshold))
         ties_before = sum(int(np.count_nonzero(each == threshold)) for each in gathered[: comm.rank])
         is_tie = magnitudes == threshold
@@ -169,7 +196,7 @@ class OkTopK(SelectingReducer):
         """Return the kept entries of all regions, gathered from parts that are not too uneven."""
         comm = self.comm
         indices = kept.indices_or_range.astype(index_dtype(self.length))
-        indices += indices.dtype.type(self._regions[comm.rank])
+        indices += indices.dtype.type(self.state.regions[comm.rank])
         values, counts = kept.values, comm.allgather_ints([kept.nnz])[:, 0]
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
@@ -191,24 +218,3 @@ class OkTopK(SelectingReducer):
             sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])
             self.drop(selected.without(not_applied))
             self.take_off(sent.without(sent.without(combined)))
-
-    def settings(self) -> dict[str, Any]:
-        """See :meth:`Reducer.settings`."""
-        return super().settings() | {
-            "repartition_every": self._repartition_every,
-            "reevaluate_every": self._reevaluate_every,
-            "leftovers": "sender" if self._sender_keeps else "owner",
-        }
-
-    def _remember(self) -> dict[str, Any]:
-        return super()._remember() | {
-            "counted": self._counted,
-            "global_threshold": float(self._global_threshold),
-            "regions": self._regions.copy(),
-        }
-
-    def _take_back(self, remembered: Mapping[str, Any]) -> None:
-        super()._take_back(remembered)
-        self._counted = remembered["counted"]
-        self._global_threshold = np.float32(remembered["global_threshold"])
-        self._regions = remembered["regions"].copy()

@@ -1,25 +1,93 @@
 """SparCML's split all-reduces: each rank adds up one range of the indices, then all gather the ranges."""
 
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.errors import InvalidArgument
-from commlib.kernels import kernels_of
+from commlib.cost import (
+    Cost,
+    LinkSeconds,
+    Step,
+    Work,
+    by_link,
+    other_messages_bytes,
+    partition_lengths,
+    union,
+)
+from commlib.errors import InvalidArgument, look_up
 from commlib.reducers.messages import gather_messages, swap_messages
-from commlib.reducers.sparse import SelectingReducer
-from commlib.topology import Topology
+from commlib.reducers.selecting import SelectingReducer
+from commlib.reducers.sparse import SparseOptions
+from commlib.topology import LinkBytes, Topology
 from commlib.vectors import SparseVector, concatenate, partition
-from commlib.wire import VALUE_CODECS, Codec, Message
+from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
+
+
+def _split_traffic(step: Step, rank: int, sums_bytes: Callable[[int], int]) -> LinkBytes:
+    """At most ``k`` entries to the owner of each range, and what the ring of their sums passes on."""
+    lengths, k = partition_lengths(step.size, step.ranks), step.most_selected(step.size)
+    to_each = {to: step.message(min(k, length), length) for to, length in enumerate(lengths)}
+    to_each[(rank + 1) % len(lengths)] += other_messages_bytes(lengths, rank, sums_bytes)
+    return by_link(step.nodes, rank, to_each)
+
+
+def _ssar_traffic(step: Step, rank: int) -> LinkBytes:
+    """At most ``P·k`` entries, at least ``2·k·(P − 1)/P`` (SparCML's bounds)."""
+    most = step.ranks * step.most_selected(step.size)
+    return _split_traffic(step, rank, lambda part: step.message(min(part, most), part))
+
+
+def _dsar_traffic(step: Step, rank: int) -> LinkBytes:
+    """At most ``k`` entries, then ``(P − 1)·d/P`` values."""
+    return _split_traffic(step, rank, _sums_codec(step).message_bytes)
+
+
+def _sums_codec(step: Step) -> ValueCodec:
+    return look_up(VALUE_CODECS, "codec", step.options["sums"])()
+
+
+def _split_seconds(step: Step) -> float:
+    """Agree, exchange lengths, and send each range's ``k/P`` entries to its owner."""
+    world = step.world
+    part = step.message(step.k / world.size, step.size / world.size)
+    return step.synchronize_step() + world.allgather_ints(1) + world.exchange(part)
+
+
+def _ssar_seconds(step: Step) -> LinkSeconds:
+    """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
+    own = step.size / step.world.size
+    sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
+    return step.on_slowest_link(_split_seconds(step) + step.world.allgather_ints(1) + step.world.ring(sums))
+
+
+def _dsar_seconds(step: Step) -> LinkSeconds:
+    """``2·(P − 1)·α``, ``(P − 1)/P·2k·β`` and ``(P − 1)/P·d·β`` (SparCML, 5.3.3)."""
+    sums = _sums_codec(step).message_bytes(round(step.size / step.world.size))
+    return step.on_slowest_link(_split_seconds(step) + step.world.ring(sums))
+
+
+def _ssar_work(step: Step) -> Work:
+    """Select; add up ``k/P`` entries of every rank; put the sums of all ranges together."""
+    whole = union(step.world.size, step.k, step.size)
+    split = Work(entry=step.k, coded=step.k + whole)
+    return Work.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
+
+
+def _dsar_work(step: Step) -> Work:
+    """Select; add up ``k/P`` entries of every rank; the ranges travel dense, and are divided."""
+    split = Work(entry=step.k, coded=step.k, add=2 * step.size)
+    return Work.selecting(step.size, step.k) + split + step.rounding(step.k)
 
 
 class SplitReducer(SelectingReducer):
     """The half that both share: entries go to the owners of their ranges, who add them up in rank order."""
 
-    def _own_range(self, low: int, high: int) -> None:
-        super()._own_range(low, high)
-        bounds = [int(bound) for bound in partition(self.length, self.comm.size)]
+    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        bounds = partition(self.length, self.comm.size).tolist()
         self._ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
 
     def _add_up_own_range(self, selected: SparseVector, finite: bool) -> SparseVector | None:
@@ -70,6 +138,8 @@ class SplitReducer(SelectingReducer):
 class SSARSplit(SplitReducer):
     """Split, add up, all-gather the sums as sparse vectors (SparCML, SSAR_Split_allgather)."""
 
+    cost = Cost(_ssar_traffic, _ssar_seconds, _ssar_work, is_exact=False)
+
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         own = self._add_up_own_range(selected, finite)
         if own is None:
@@ -80,6 +150,17 @@ class SSARSplit(SplitReducer):
         return self._gather_ranges(message, lengths, self.codec)
 
 
+@dataclass(frozen=True)
+class DSAROptions(SparseOptions):
+    """``sums``: the value codec of the dense ranges."""
+
+    sums: str
+
+    def __post_init__(self) -> None:
+        if self.sums not in VALUE_CODECS:
+            raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {self.sums!r}")
+
+
 class DSARSplit(SplitReducer):
     """Split, add up, all-gather the sums as dense ranges (SparCML, DSAR_Split_allgather; TopkDSA).
 
@@ -87,11 +168,13 @@ class DSARSplit(SplitReducer):
     ``qsgd2`` are the low precision of SparCML's section 6. What it rounds away stays with the range's owner.
     """
 
-    def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **settings: Any) -> None:
-        if sums not in VALUE_CODECS:
-            raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {sums!r}")
-        self._sums_name, self._sums = sums, kernels_of(topology.world.arrays).make_codec(sums)
-        super().__init__(topology, size, **settings)
+    cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False)
+    options: DSAROptions
+
+    def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        self.options = DSAROptions(**asdict(self.options), sums=sums)
+        self._sums = self.kernels.make_codec(sums)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         own = self._add_up_own_range(selected, finite)
@@ -109,7 +192,3 @@ class DSARSplit(SplitReducer):
         values.fill(0)
         own.write_to(values)
         return SparseVector.trusted(own.size, None, values)
-
-    def settings(self) -> dict[str, Any]:
-        """See :meth:`Reducer.settings`."""
-        return super().settings() | {"sums": self._sums_name}

@@ -1,9 +1,76 @@
 """SparCML's recursive doubling on sparse vectors (SSAR_Recursive_double)."""
 
+from commlib.cost import (
+    HEADER_BYTES,
+    Cost,
+    Group,
+    LinkSeconds,
+    Step,
+    Work,
+    by_link,
+    sparse_bytes,
+    sum_bytes,
+    union,
+)
 from commlib.reducers.messages import exchange_message, receive_message, send_message
-from commlib.reducers.sparse import SelectingReducer
+from commlib.reducers.selecting import SelectingReducer
+from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """At most ``2ᵗ·k`` entries in round ``t``, never more than dense.
+
+    SparCML's bounds: between ``k·log₂ P`` entries (equal indices everywhere) and ``(P − 1)·k`` (disjoint).
+    """
+    k, ranks, size = step.most_selected(step.size), step.ranks, step.size
+    within = 1 << (ranks.bit_length() - 1)
+    if rank >= within:
+        return by_link(step.nodes, rank, {rank - within: step.message(k, size)})
+    to_each = {rank + within: sum_bytes(step.codec, k, ranks, size)}
+    for exponent in range(within.bit_length() - 1):
+        distance = 1 << exponent
+        first = rank & ~(distance - 1)
+        group = sum(1 + (each + within < ranks) for each in range(first, first + distance))
+        to_each[rank ^ distance] = step.message(min(size, group * k), size)
+    return by_link(step.nodes, rank, to_each)
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``log₂ P·α + Σₜ 2·|Kₜ|·β``, ``|Kₜ|`` entries of ``2ᵗ`` ranks (SparCML, 5.3.1).
+
+    Beyond a power of two, one hop before and one after, with the whole sum.
+    """
+    world = step.world
+    within = 1 << (world.size.bit_length() - 1)
+    seconds = step.synchronize_step()
+    beyond = world.size - within
+    for exponent in range(within.bit_length() - 1):
+        ranks = (1 << exponent) + min(1 << exponent, beyond)
+        held = union(ranks, step.k, step.size)
+        seconds += _hop(world, 1 << exponent, world.ranks, step.message(held, step.size))
+    if beyond:
+        whole = round(union(world.size, step.k, step.size))
+        for message_bytes in (step.message(step.k, step.size), sparse_bytes(whole, step.size)):
+            seconds += _hop(world, within, min(beyond, world.ranks), message_bytes)
+    return step.on_slowest_link(seconds)
+
+
+def _hop(world: Group, distance: int, senders: int, message_bytes: float) -> float:
+    """Return the seconds of a hop that ``senders`` of every node make at the same time, through one card."""
+    alone = world.hop(distance, message_bytes)
+    if distance < world.ranks or world.nodes == 1:
+        return alone
+    return alone + (senders - 1) * (HEADER_BYTES + message_bytes) * world.network.inter.beta
+
+
+def _work(step: Step) -> Work:
+    """Select; add up the entries of ``2ᵗ`` ranks in every round ``t``."""
+    rounds = range((step.world.size - 1).bit_length())
+    merged = sum(2 * union(1 << each, step.k, step.size) for each in rounds)
+    doubling = Work(entry=merged, coded=merged / 2) + step.rounding(merged / 2)
+    return Work.selecting(step.size, step.k) + doubling + step.placing_sum()
 
 
 class SSARDoubling(SelectingReducer):
@@ -12,6 +79,8 @@ class SSARDoubling(SelectingReducer):
     Where ``P`` is no power of two, each rank beyond hands its entries to one within before, and gets the
     result after. Addition commutes, also to the bit: both partners of a round hold the same sum.
     """
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=False)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         if self.synchronize_step(finite) is None:

@@ -4,10 +4,35 @@ from typing import ClassVar
 
 import numpy as np
 
-from commlib.reducers.base import Outcome, Reducer
-from commlib.topology import Topology
+from commlib.cost import Cost, LinkSeconds, Step, Work, ring_bytes, shards
+from commlib.reducers.base import Reducer
+from commlib.reducers.report import Outcome
+from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
-from commlib.vectors import Float32, is_finite, partition
+from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """``2·(d/n)·(m − 1)/m`` values between nodes, ``2·d·(n − 1)/n`` inside."""
+    local_rank, lengths, stream = shards(step.nodes, rank, step.size)
+    place = stream.index(rank)
+    inter = ring_bytes(lengths[local_rank], len(stream), place, (place + 1) % len(stream))
+    right = lengths[(local_rank + 1) % len(lengths)]
+    return LinkBytes(VALUE_BYTES * (2 * step.size - lengths[local_rank] - right), inter)
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``(n − 1)·(α + d/n·β)`` twice inside, ``(m − 1)·(α + d/(n·m)·β)`` twice between (HiTopKComm, 5.3)."""
+    inside = step.node.exchange(VALUE_BYTES * step.shard) + step.node.ring(VALUE_BYTES * step.shard)
+    between = step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes)
+    intra, inter = step.on_slowest_link(step.synchronize_step())
+    return intra + inside, inter + 2 * between
+
+
+def _work(step: Step) -> Work:
+    """Add up the node's shards, then what ``dense`` does on the stream."""
+    nodes = step.world.nodes
+    return step.summing_shards() + Work(add=step.shard * (nodes + 1) / nodes)
 
 
 class Torus2D(Reducer):
@@ -18,6 +43,7 @@ class Torus2D(Reducer):
     """
 
     sparse: ClassVar[bool] = False
+    cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
     def __init__(self, topology: Topology, size: int) -> None:
         super().__init__(topology, size)

@@ -2,31 +2,39 @@
 
 import numpy as np
 
-from commlib.errors import InvalidArgument, look_up
+from commlib.errors import InvalidArgument
+from commlib.registry import resolve
 from commlib.selection.base import Selector
 from commlib.selection.bucketed import Bucketed
 from commlib.selection.dgc import DGC
 from commlib.selection.exact import Exact
 from commlib.selection.gaussian import Gaussian
-from commlib.selection.mstopk import MSTopK
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector
 
 SELECTORS: dict[str, type[Selector]] = {
     "exact": Exact,
-    "mstopk": MSTopK,
+    "mstopk": Exact,  # the paper's name: its entries are those of "exact" here
     "dgc": DGC,
     "gaussian": Gaussian,
     "reused": Reused,
     "bucketed": Bucketed,
 }
 
-__all__ = ["SELECTORS", "Selector", "make_selector", "select"]
+__all__ = ["SELECTORS", "Selector", "make_selector", "select", "selector_class"]
+
+
+def selector_class(name: str) -> type[Selector]:
+    """Return an entry of ``SELECTORS``, or what an entry point or an import path names.
+
+    An unknown name raises ``UnknownName``.
+    """
+    return resolve(SELECTORS, "selector", name, subclass_of=Selector)
 
 
 def make_selector(name: str) -> Selector:
-    """Return a new selector of the table ``SELECTORS``; an unknown name raises ``UnknownName``."""
-    return look_up(SELECTORS, "selector", name)()
+    """Return a new selector, see :func:`selector_class`."""
+    return selector_class(name)()
 
 
 def select(name: str, vector: Float32, k: int) -> SparseVector:

@@ -7,7 +7,7 @@ import numpy as np
 from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
 from commlib.selection.blocks import BLOCK, reaching
-from commlib.selection.mstopk import MSTopK
+from commlib.selection.exact import Exact
 from commlib.selection.radix import keep_largest, kth_largest
 from commlib.vectors import Float32, SparseVector
 
@@ -24,7 +24,7 @@ class DGC(BlockSelector):
     3. The exact top-k of the entries that reach it.
 
     The paper takes fewer than ``k`` as they come; here only the cost depends on how well the sample
-    represents the vector. Where the threshold is far off, the search of :class:`MSTopK` finds it.
+    represents the vector. Where the threshold is far off, the search of :class:`Exact` finds it.
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
@@ -44,4 +44,4 @@ class DGC(BlockSelector):
             if candidates.nnz >= k:
                 return keep_largest(candidates, k)
             rank *= 2
-        return MSTopK(self.room).select_by_blocks(vector, maxima, k)
+        return Exact(self.room).select_by_blocks(vector, maxima, k)

@@ -9,7 +9,7 @@ from commlib.compiled import compiled
 from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
 from commlib.selection.blocks import BLOCK, reaching
-from commlib.selection.mstopk import MSTopK
+from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
 LOWER = 0.9  # doubles the count in a normal tail at density 1 %
@@ -39,11 +39,11 @@ class Gaussian(BlockSelector):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
             selected = reaching(vector, maxima, lowest, at_most, room=self.room)
             if selected is None:
-                return MSTopK(self.room).select_by_blocks(vector, maxima, at_most)
+                return Exact(self.room).select_by_blocks(vector, maxima, at_most)
             if 4 * selected.nnz >= 3 * k:
                 return selected
             threshold *= LOWER
-        return MSTopK(self.room).select_by_blocks(vector, maxima, k)
+        return Exact(self.room).select_by_blocks(vector, maxima, k)
 
 
 def predicted_threshold(vector: Float32, k: int) -> float:

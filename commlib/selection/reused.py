@@ -8,7 +8,7 @@ import numpy as np
 from commlib.entries import Bits
 from commlib.selection.accumulate import BlockSelector
 from commlib.selection.blocks import reaching
-from commlib.selection.mstopk import MSTopK
+from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
 
@@ -33,7 +33,7 @@ class Reused(BlockSelector):
         if self._calls % self._every:
             selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k, room=self.room)
         if selected is None or 2 * selected.nnz < k:
-            selected = MSTopK(self.room).select_by_blocks(vector, maxima, k)
+            selected = Exact(self.room).select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1
         return selected

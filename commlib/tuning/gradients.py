@@ -1,4 +1,4 @@
-"""Gradients to measure with, where there is no training."""
+"""Synthetic gradients for measurements without training."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ Float64 = npt.NDArray[np.float64]
 
 SEED = 20_221_121
 DEGREES_OF_FREEDOM = 3  # a variance, but far outliers
-LAYERS = 24  # with a scale each: large entries lie in clusters, as in real gradients
+LAYERS = 24  # with a scale each: large entries are clustered, as in real gradients
 
 
 class Gradients:
@@ -39,7 +39,7 @@ class Gradients:
     def sum_of(self, ranks: int) -> "tuple[Float64, Float64]":
         """Return the sums over ranks, in float64, of the gradients of step 0 and of their magnitudes.
 
-        They are kept: one contender after the other is held to them.
+        They are stored: the results of one candidate after the other are compared with them.
         """
         if ranks not in self._sums:
             total, magnitudes = np.zeros((2, self.size))

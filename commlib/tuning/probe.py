@@ -1,4 +1,4 @@
-"""Measure links and kernels of a job: what the cost model needs to know.
+"""Measure the links and kernels of a job, the inputs of the cost model.
 
 All ranks measure at the same time: they share cards, memory and perhaps cores in a step as well.
 """
@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import finish
-from commlib.cost import Speeds
-from commlib.cost.step import Group
+from commlib.cost import Group, Speeds
 from commlib.density import entries
 from commlib.kernels import kernels_of
 from commlib.memory import zeros
@@ -27,26 +26,26 @@ from commlib.wire import Codec
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
 RUNS, WARM_UP_RUNS = 11, 2
-SHORTEST_SECONDS = 1e-9  # that a clock tells from nothing
+SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 
 
 def job_of(topology: Topology) -> Job:
-    """Return what a profile of these ranks belongs to; all ranks call it together."""
+    """Return the job that a profile of these ranks belongs to; all ranks call it together."""
     world, parts = topology.world, f"{len(os.sched_getaffinity(0))} cores of {processor()}"
     if world.arrays is not np:
         cuda = world.arrays.cuda
         gpu = cuda.runtime.getDeviceProperties(cuda.Device().id)["name"].decode()
         parts += f", {gpu} by {getattr(world, 'between', 'nccl')}"
-    told = world.allgather_objects((world.host, parts))
-    hosts, processors = zip(*dict.fromkeys(told), strict=True)
+    gathered = world.allgather_objects((world.host, parts))
+    hosts, processors = zip(*dict.fromkeys(gathered), strict=True)
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
 
 
 def measure(topology: Topology) -> Profile:
     """Measure links and kernels, a few seconds; all ranks call it together, and all get the same profile."""
-    network = Network()  # a link that the job does not have is never asked for
+    network = Network()  # the default values of a link that the job does not have are never used
     intra = _link(topology.world, topology.node, sharing=1) or network.intra
     inter = _link(topology.world, topology.stream, sharing=topology.streams) or network.inter
     if len(topology.nodes) > 2:
@@ -94,7 +93,7 @@ def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.ND
 
 
 def slowest(world: Communicator, action: Callable[[], object]) -> float:
-    """Return the seconds after which all ranks have done what they begin together, median of several runs."""
+    """Return the seconds that ``action`` takes on the slowest rank, the median of several runs."""
     own = []
     for _ in range(WARM_UP_RUNS + RUNS):
         world.barrier()
@@ -110,9 +109,9 @@ def _speeds(world: Communicator) -> Speeds:
     size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
     gradients, arrays, kernels = Gradients(size), world.arrays, kernels_of(world.arrays)
     host, residual = gradients.of(world.rank, 0), arrays.asarray(gradients.of(world.rank, 1))
-    gradient, out, selector = arrays.asarray(host), zeros(size, arrays), kernels.make_selector("mstopk")
+    gradient, out, selector = arrays.asarray(host), zeros(size, arrays), kernels.make_selector("exact")
     turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
-    selected = [kernels.make_selector("mstopk").select(vector, many) for vector in turned]
+    selected = [kernels.make_selector("exact").select(vector, many) for vector in turned]
 
     def seconds(action: Callable[[], object]) -> float:
         return slowest(world, action)

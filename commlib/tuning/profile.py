@@ -1,4 +1,4 @@
-"""What a job's machines and links can do, as measured once, kept in a file, and used to choose a reducer."""
+"""The measured speeds of a job's links and machines, stored in a file and used to choose a reducer."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from commlib.network import Link, Network
 
 FORMAT = 2  # of the file
 MOST_CHARACTERS = 1 << 22  # of a file
-LARGEST = 1 << 63  # number, of whatever is counted or measured
+LARGEST = 1 << 63  # bound of all numbers in a profile
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
 
 def processor() -> str:
-    """Return what this machine's processor is called."""
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -120,7 +120,7 @@ class Profile:
 
 def _read(path: Path) -> str:
     """Return the text of a regular file of bounded length."""
-    # Not to block: a pipe without a writer would be waited for.
+    # Not to block on a pipe without a writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("expected a regular file")
@@ -131,7 +131,7 @@ def _read(path: Path) -> str:
 
 
 def _check(key: str, values: Sequence[Any], *kinds: type) -> None:
-    """Raise ``ValueError`` for a value of none of these types, and for a number that counts nothing."""
+    """Raise ``ValueError`` for a value of another type, and for a number out of range."""
     for value in values:
         if type(value) not in kinds or (type(value) in (int, float) and not 0 <= value < LARGEST):
             names = " or ".join(kind.__name__ for kind in kinds)
@@ -144,7 +144,7 @@ def _link(name: str, content: Mapping[str, Any]) -> Link:
 
 
 def _trial(content: Mapping[str, Any]) -> Trial:
-    """Return a trial of a reducer and a wire that are there now; others cannot be predicted."""
+    """Return a trial, whose reducer and wire may be unknown: predicting it then raises an error."""
     trial = Trial(**{**content, "candidate": Candidate(**content["candidate"])})
     _check("trials.size", [trial.size], int)
     _check("trials.density, seconds", [trial.density, trial.seconds], float, int)

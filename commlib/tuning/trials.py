@@ -1,4 +1,4 @@
-"""Let reducers take some steps in a job, so that the tuner need not rely on the cost model alone."""
+"""Measure some steps of promising reducers in a job, to correct the predictions of the cost model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,22 +17,22 @@ from commlib.vectors import Float32
 PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
 CLOSE = 1.15  # times what the fastest took: such candidates are tried once more
 WARM_UP_STEPS, STEPS = 2, 5
-GRADIENTS = 3  # that a trial goes through again and again
+GRADIENTS = 3  # that the steps of a trial cycle through
 TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
 
 
 def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable[float]) -> Profile:
-    """Let promising candidates take some steps; return the profile with what these took.
+    """Measure some steps of promising candidates; return the profile with these trials.
 
     All ranks call it together with the same profile, and all get the same one. Gradients of ``size`` entries
-    are made up (see :class:`commlib.tuning.gradients.Gradients`).
+    are those of :class:`commlib.tuning.gradients.Gradients`.
     """
     if topology.world.size == 1:
         return profile
-    made_up = Gradients(size)
+    generated = Gradients(size)
     world = topology.world
-    gradients = [world.arrays.asarray(made_up.of(world.rank, step)) for step in range(GRADIENTS)]
-    del made_up  # it is larger than a reducer
+    gradients = [world.arrays.asarray(generated.of(world.rank, step)) for step in range(GRADIENTS)]
+    del generated  # it is larger than a reducer
     for density in densities:
         case = Case(topology.nodes, size, check_density(density))
         while (candidate := _most_promising(profile, case)) is not None:
@@ -43,7 +43,7 @@ def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable
 
 
 def _most_promising(profile: Profile, case: Case) -> Candidate | None:
-    """Return what is likely to be the fastest of those not tried in this case; ``None`` if all are slow."""
+    """Return the candidate expected to be the fastest of those not tried here; ``None`` if all are slow."""
     seconds, so_far = expect(profile, case), tried(profile, case)
     untried = [each for each in seconds if each not in so_far]
     best = min(untried, key=lambda each: seconds[each], default=None)

@@ -4,28 +4,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import geometric_mean
+from typing import Any
 
-from commlib.cost import Prediction, predict
 from commlib.density import check_density
-from commlib.reducers import REDUCERS, reducer_options
+from commlib.errors import InvalidArgument
+from commlib.prediction import Prediction, predict
+from commlib.reducers import REDUCERS, reducer_class, reducer_options
+from commlib.registry import REQUIRED, names
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
 
 DENSE = Candidate("dense")
-ALONE = "dense: one rank has nobody to exchange with"
-BUCKET_OVERHEAD = 0.1  # what a gradient may take longer in buckets than whole
+ALONE = "dense: one rank has no other to exchange with"
 
 
 @dataclass(frozen=True)
 class Choice:
     """A reducer for gradients of one size and density, and why.
 
-    ``options``: what :func:`commlib.make_reducer` takes beside density. ``bucket``: the fewest entries that a
-    bucket of the gradient should have. ``seconds``: expected for one step; ``dense_seconds``: of ``dense``.
+    ``options``: what :func:`commlib.make_reducer` takes besides density. ``seconds``: expected for one step;
+    ``dense_seconds``: of ``dense``.
     """
 
     reducer: str
     options: dict[str, str]
-    bucket: int
     seconds: float
     dense_seconds: float
     reason: str
@@ -46,18 +47,40 @@ class Case:
 
 
 def candidates() -> list[Candidate]:
-    """Return all reducers, the sparse ones with each of the ``WIRES``."""
+    """Return all reducers that declare what they cost, the sparse ones with each of the ``WIRES``.
+
+    They are those of ``REDUCERS`` and of the installed packages' entry points.
+    """
     return [
         Candidate(name, wire)
-        for name in REDUCERS
+        for name in names(REDUCERS, "reducer")
+        if _why_not(name) is None
         for wire in (WIRES if "wire" in reducer_options(name) else (None,))
     ]
+
+
+def left_out() -> str | None:
+    """Return one line that names the reducers that are no candidates and why, or ``None`` if all are."""
+    reasons = {name: why for name in names(REDUCERS, "reducer") if (why := _why_not(name)) is not None}
+    return f"left out: {', '.join(f'{name} ({why})' for name, why in reasons.items())}" if reasons else None
+
+
+def _why_not(name: str) -> str | None:
+    """Return why a reducer can be no candidate, or ``None`` if it can."""
+    try:
+        options, cost = reducer_options(name), reducer_class(name).cost
+    except InvalidArgument as error:  # of an installed package that is broken
+        return str(error)
+    if cost is None:
+        return "it declares no cost"
+    required = [option for option, default in options.items() if default is REQUIRED]
+    return f"it needs {', '.join(required)}" if required else None
 
 
 def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
-    With one rank it is ``dense``: there is nobody to exchange with.
+    With one rank it is ``dense``: there is no other rank to exchange with.
     """
     case = Case(nodes, size, check_density(density))
     seconds = expect(profile, case)
@@ -65,7 +88,6 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
     return Choice(
         reducer=best.reducer,
         options={"wire": best.wire} if best.wire else {},
-        bucket=_bucket(profile, case, best),
         seconds=seconds[best],
         dense_seconds=seconds[DENSE],
         reason=_reason(profile, case, best, seconds),
@@ -73,7 +95,7 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
 
 
 def tried(profile: Profile, case: Case) -> list[Candidate]:
-    """Return what took steps in just this case, in that order."""
+    """Return the candidates that took steps in exactly this case, in that order."""
     trials = [trial for trial in profile.trials if _case_of(trial, case) == case]
     return list(dict.fromkeys(trial.candidate for trial in trials))
 
@@ -81,18 +103,18 @@ def tried(profile: Profile, case: Case) -> list[Candidate]:
 def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """Return the seconds that a step is expected to take with each candidate.
 
-    What the cost model predicts, times how wrong it was where the candidate was tried: in the case that is
-    nearest to this one in size and density. For one that was never tried the others speak.
+    That is what the cost model predicts, times the ratio of measured to predicted seconds in those trials
+    of the candidate that are nearest to this case in size and density; without any, in those of others.
     """
-    wrong = {
+    ratios = {
         trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate).seconds
         for trial in profile.trials
     }
     expected = {}
     for candidate in candidates():
-        own = [trial for trial in wrong if trial.candidate == candidate]
-        near = _nearest(own or list(wrong), case)
-        ratio = geometric_mean(wrong[trial] for trial in near) if near else 1.0
+        own = [trial for trial in ratios if trial.candidate == candidate]
+        near = _nearest(own or list(ratios), case)
+        ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
         expected[candidate] = ratio * _predict(profile, case, candidate).seconds
     return expected
 
@@ -102,7 +124,7 @@ def _case_of(trial: Trial, case: Case) -> Case:
 
 
 def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
-    """Return the trials on gradients as much like that of ``case`` as there are."""
+    """Return the trials whose size and density are nearest to those of ``case``."""
 
     def distance(trial: Trial) -> float:
         return abs(log(trial.size / case.size)) + abs(log(trial.density / case.density))
@@ -111,41 +133,32 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
     return [trial for trial in trials if distance(trial) == least]
 
 
-def settings(case: Case, candidate: Candidate) -> dict[str, object]:
-    """Return what the candidate is made with, beside its name."""
+def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
+    """Return the options that the candidate is made with."""
     return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
 
 
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> Prediction:
     speeds, network = profile.speeds, profile.network
     given = settings(case, candidate)
-    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)  # type: ignore[arg-type]
-
-
-def _bucket(profile: Profile, case: Case, candidate: Candidate) -> int:
-    """Return the smallest half of a half … of the gradient in which a step takes little longer than whole."""
-    whole = _predict(profile, case, candidate).seconds
-    buckets = 1
-    while 2 * buckets <= case.size:
-        bucket = replace(case, size=-(-case.size // (2 * buckets)))
-        if 2 * buckets * _predict(profile, bucket, candidate).seconds > (1 + BUCKET_OVERHEAD) * whole:
-            break
-        buckets *= 2
-    return -(-case.size // buckets)
+    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
-    """Return one line: what is picked, what comes next of the other kind, and for which case."""
+    """Return one line: the best candidate, the best of the other kind, the case, and what was left out."""
     if sum(map(len, case.nodes)) == 1:
         return ALONE
-    is_sparse, measured = REDUCERS[best.reducer].sparse, tried(profile, case)
-    of_the_other_kind = [each for each in seconds if REDUCERS[each.reducer].sparse != is_sparse]
+    is_sparse, measured = reducer_class(best.reducer).sparse, tried(profile, case)
+    of_the_other_kind = [each for each in seconds if reducer_class(each.reducer).sparse != is_sparse]
     other = min(of_the_other_kind, key=lambda each: seconds[each])
     beta = profile.network.link(is_inter=len(case.nodes) > 1).beta
     rate = f"{8e-9 / beta:.3g} Gbit/s" if beta else "no limit of bytes"
 
-    def told(candidate: Candidate) -> str:
+    def described(candidate: Candidate) -> str:
         return f"{seconds[candidate] * 1e3:.3g} ms {'measured' if candidate in measured else 'expected'}"
 
     kind = "dense" if is_sparse else "sparse"
-    return f"{best}: {told(best)} a step, the best {kind} one ({other}) {told(other)}; {case}, {rate}"
+    line = (
+        f"{best}: {described(best)} a step, the best {kind} one ({other}) {described(other)}; {case}, {rate}"
+    )
+    return "; ".join(each for each in (line, left_out()) if each)

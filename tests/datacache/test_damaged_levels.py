@@ -199,7 +199,7 @@ def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_
     with make(folder / "cache") as cache:
         put(cache, IDS[:20])
         shutil.rmtree(folder / "cache")
-        with pytest.raises(CacheFull, match="nothing more is kept here .it was removed."):
+        with pytest.raises(CacheFull, match="nothing more is stored here .it was removed."):
             put(cache, IDS[20:30])
         put(cache, IDS[30:])
         assert cache.is_full
@@ -210,7 +210,7 @@ def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_
         assert cache.is_sealed
 
 
-def test_a_level_made_anew_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:
+def test_a_level_made_again_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:
     with make(folder / "cache") as first:
         put(first, IDS[:20])
         shutil.rmtree(folder / "cache")

@@ -102,7 +102,7 @@ def test_all_nodes_together_read_storage_once_whatever_travels(tmp_path, nodes):
         for epoch in range(3):
             ids = np.concatenate([order.batch(epoch, step, rank, 4) for step in range(order.steps("drop"))])
             assert came[epoch] == (~np.isin(ids, held)).sum()
-        assert counts.lent == sum(came) > 0
+        assert counts.remote == sum(came) > 0
     # Ranks of a node fill it at the same time, and may read a sample both; another node reads none of it.
     assert source.reads.max() <= max(map(len, nodes))
     assert source.reads.min() == 1
@@ -120,7 +120,7 @@ def test_without_the_exchange_batches_are_the_same_and_read_from_storage(tmp_pat
     lent, alone = (simulated.run(lambda comm, way=way: batches(comm, way), 2) for way in (True, False))
     for (ours, counts), (theirs, others) in zip(lent, alone, strict=True):
         assert all(np.array_equal(one.images, other.images) for one, other in zip(ours, theirs, strict=True))
-        assert counts.lent > 0 == others.lent
+        assert counts.remote > 0 == others.remote
 
 
 def test_a_new_exchange_gives_up_what_the_one_before_brought():
@@ -131,6 +131,6 @@ def test_a_new_exchange_gives_up_what_the_one_before_brought():
         cache.exchange(order, comm, 0)
         cache.exchange(order, comm, 1, start=order.steps("drop"))
         list(cache.batches(order, CentreCrop(4), comm.rank, 2, 0))
-        return cache.counts.lent
+        return cache.counts.remote
 
     assert simulated.run(lent_twice, 2) == [0, 0]

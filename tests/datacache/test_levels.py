@@ -169,7 +169,7 @@ def test_the_same_id_twice_in_a_batch(tmp_path):
 def test_a_folder_that_cannot_be_written_is_done_without_and_said_once(tmp_path):
     (tmp_path / "file").touch()
     source = Pictures()
-    with pytest.warns(UserWarning, match="level 2 of the cache is done without: .*file") as warned:
+    with pytest.warns(UserWarning, match="level 2 of the cache is not used: .*file") as warned:
         levels = levels_of(source, CacheDirs(tmp_path / "disk", tmp_path / "file"))
         for _ in range(2):
             assert same(levels.read(EVERYTHING), expected_of(source))
@@ -182,7 +182,7 @@ def test_a_cache_without_room_is_done_without_and_said_once_for_all_phases_and_l
     monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
     source = Pictures()
     dirs = both(tmp_path)
-    with pytest.warns(UserWarning, match="level 1 of the cache is done without: .*a small disk") as warned:
+    with pytest.warns(UserWarning, match="level 1 of the cache is not used: .*a small disk") as warned:
         for _phase in range(3):  # of two levels each, on one filesystem
             levels = levels_of(source, dirs)
             assert same(levels.read(EVERYTHING), expected_of(source))
@@ -196,7 +196,7 @@ def test_folders_removed_while_they_are_filled_are_said_once_and_training_goes_o
     levels.read(EVERYTHING[:10])
     shutil.rmtree(tmp_path / "disk")
     shutil.rmtree(tmp_path / "memory")
-    with pytest.warns(UserWarning, match="nothing more is kept here .it was removed.") as warned:
+    with pytest.warns(UserWarning, match="nothing more is stored here .it was removed.") as warned:
         for start in range(0, SAMPLES, 5):
             ids = EVERYTHING[start : start + 5]
             assert same(levels.read(ids), expected_of(source, ids))

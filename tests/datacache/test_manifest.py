@@ -136,7 +136,7 @@ def test_a_file_damaged_anywhere_is_refused_in_one_line(tmp_path):
         try:
             loaded = Manifest.load(path)
         except ValueError as error:
-            assert str(error).startswith(f"{path}: no manifest, or a damaged one; delete it")
+            assert str(error).startswith(f"{path}: not a manifest, or a damaged one; delete it")
             assert "\n" not in str(error)
             refused += 1
         else:  # a bit of the archive that means nothing, such as a date
@@ -150,7 +150,7 @@ def test_a_file_cut_off_is_refused(tmp_path, kept):
     manifest().save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
-    with pytest.raises(ValueError, match="no manifest, or a damaged one"):
+    with pytest.raises(ValueError, match="not a manifest, or a damaged one"):
         Manifest.load(path)
 
 

@@ -233,7 +233,7 @@ def test_planned_bytes_hold_what_comes_out():
 def test_what_cannot_be_planned_says_why():
     with pytest.raises(ValueError, match="shape: expected that of the arrays, got None"):
         Preprocessing("array").planned_bytes(np.array([64]))
-    with pytest.raises(ValueError, match="shorter_side: room for pictures can be planned only with one"):
+    with pytest.raises(ValueError, match="shorter_side: expected one, to estimate the bytes"):
         Preprocessing("image").planned_bytes(np.array([64]))
 
 

@@ -39,7 +39,7 @@ def shared() -> Iterator[Path]:
 
 def is_refused(path: Path) -> bool:
     """Tell whether a folder is refused in one line: as a level, for manifests, and by training."""
-    with pytest.raises(Untrusted, match="that nobody else may write, found") as raised:
+    with pytest.raises(Untrusted, match="that no other user may write, found") as raised:
         cache_in(CacheDirs(memory=path))
     for place in (CacheDirs(disk=path), CacheDirs(disk=path, memory=path)):
         with pytest.raises(Untrusted):

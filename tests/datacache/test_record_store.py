@@ -164,7 +164,7 @@ def test_ids_must_be_sorted_and_different(tmp_path: Path, ids: Ids) -> None:
 def test_a_fingerprint_stands_for_one_set_of_ids(root: Path) -> None:
     with make(root) as store:
         fill(store)
-    with pytest.raises(ValueError, match="which part"):
+    with pytest.raises(ValueError, match="which samples"):
         make(root, IDS[1:])
     with make(root) as store:
         assert read_right(store) == Misses([], [])
@@ -268,7 +268,7 @@ def test_a_file_that_is_not_what_was_written_costs_the_generation(
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     (folder / name).write_bytes(change_bytes(content))
-    with pytest.warns(UserWarning, match="damaged, to be made again"):
+    with pytest.warns(UserWarning, match="damaged, it is filled again"):
         store = make(root)
     assert store.stored() == 0
     fill(store)
@@ -443,17 +443,17 @@ def test_a_read_only_cache_is_read(read_only: Path) -> None:
     with make(read_only) as store:
         assert store.is_sealed
         assert read_right(store) == Misses([], [])
-        with pytest.warns(UserWarning, match="repaired records cannot be kept"):
+        with pytest.warns(UserWarning, match="repaired records cannot be stored"):
             store.replace(IDS[:1], records(IDS[:1]))
 
 
 @NOT_ROOT
 def test_what_a_read_only_cache_lacks_cannot_be_made(read_only: Path) -> None:
-    with pytest.raises(PermissionError, match="holds no gen-another, and it cannot be made"):
+    with pytest.raises(PermissionError, match="has no gen-another, and it cannot be created"):
         make(read_only, IDS, "another")
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
-    with pytest.raises(PermissionError, match="cannot be made"):
+    with pytest.raises(PermissionError, match="cannot be created"):
         make(tmp_path / "cache")

@@ -215,7 +215,7 @@ def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: 
             return take(path, shared=shared, timeout_seconds=timeout_seconds)
 
         monkeypatch.setattr(locks, "take", noted)
-        with pytest.warns(UserWarning, match="keeps all others from writing") as said:
+        with pytest.warns(UserWarning, match="another process blocks all writers") as said:
             for _ in range(3):
                 put(cache, IDS[:10])
         assert (len(said), waits) == (1, [0.2, 0.0, 0.0])  # waited for once
@@ -387,14 +387,14 @@ def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_sealed(root:
         assert process.exitcode == 0
 
 
-def test_an_open_log_found_damaged_is_not_written_and_the_level_made_anew(root: Path) -> None:
+def test_an_open_log_found_damaged_is_not_written_and_the_level_made_again(root: Path) -> None:
     with make(root) as cache, make(root) as other:
         put(cache, IDS[:300])
         assert len(read_right(other).missing) == 300
         put(cache, IDS[300:310])
         log = cache.folder / "log"
         flip(log, [8 * 32 * 305 + 70])
-        with pytest.warns(UserWarning, match="damaged, to be made again at the next start"):
+        with pytest.warns(UserWarning, match="damaged, it is filled again at the next start"):
             assert read_right(other).missing == list(range(300, 600))  # what is known is read on
         put(other, IDS[310:])
         assert log.stat().st_size == 310 * 32

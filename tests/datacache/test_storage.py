@@ -238,7 +238,7 @@ def test_answers_that_stay_too_short_are_told(place):
     storage, filesystem = flaky(place, attempts=2)
     filesystem.faults = ["short", None, "short", None]
     with pytest.raises(
-        StorageFailed, match="2 attempts failed, the last with OSError: 25 bytes came, 50 exp"
+        StorageFailed, match="2 attempts failed, the last with OSError: expected 50 bytes, got 25"
     ):
         storage.read("folder/file", 100, 50)
 

@@ -18,9 +18,8 @@ PLAIN = {"fp32", "raw32", "fp16"}
 
 
 def make_selector(name: str) -> Selector:
-    """Return ``exact`` as it is, which CuPy can compute, and of others one that computes on the host."""
-    made = selection.make_selector(name)
-    return made if name == "exact" else SelectorOnHost(made)
+    """Return a selector that computes on the host."""
+    return SelectorOnHost(selection.make_selector(name))
 
 
 def make_codec(name: str) -> Codec:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib.gpu import make_device_selector
-from commlib.selection.mstopk import paper_search
+from commlib.selection.exact import paper_search
 from tests.gpu.vectors import normal
 from training.bench import gpu
 from training.bench.checks import WrongResult

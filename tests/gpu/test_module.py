@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from commlib.errors import InvalidArgument
+from commlib import CODECS, SELECTORS
+from commlib.errors import InvalidArgument, UnknownName
 from commlib.gpu import (
     DEVICE_SELECTORS,
     Buffers,
@@ -21,6 +22,9 @@ from commlib.gpu import (
 )
 from commlib.gpu.cupy_engine import CuPyEngine
 from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
+from commlib.kernels import GPU
+from commlib.selection.exact import Exact
+from commlib.wire.plain import Fp32
 
 
 class FakeDevice:
@@ -331,6 +335,21 @@ def test_arguments_of_another_type_than_declared_are_noticed(emulate):
 
 
 def test_every_selector_of_the_device_has_one_of_the_cpu():
-    from commlib import SELECTORS
-
     assert set(DEVICE_SELECTORS) <= set(SELECTORS)
+
+
+def test_selectors_and_codecs_without_a_gpu_kernel_are_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(SELECTORS, "first", type("First", (Exact,), {}))
+    monkeypatch.setitem(CODECS, "fp33", type("Fp33", (Fp32,), {}))
+    with pytest.raises(
+        InvalidArgument,
+        match=r"^selector: expected one with a GPU kernel \(exact, mstopk, dgc, .*, reused\), got 'first'$",
+    ):
+        GPU.make_selector("first")
+    with pytest.raises(
+        InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(raw32, .*\), got 'gap\+fp33'$"
+    ):
+        GPU.make_codec("gap+fp33")
+    for make, kind in [(GPU.make_selector, "selector"), (GPU.make_codec, "codec")]:
+        with pytest.raises(UnknownName, match=f'^unknown {kind} "frist" '):
+            make("frist")

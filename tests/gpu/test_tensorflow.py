@@ -45,7 +45,7 @@ def test_a_flat_gradient_and_its_mean_change_hands_without_a_copy():
     def body(comm):
         distributed = DistributedGradients(Topology(comm), on_cpu.variables(), {"name": "dense"})
         mean, report = distributed.reduce_flat(tf.range(SIZE, dtype=tf.float32) * (1 + comm.rank))
-        return mean.numpy(), report.finite
+        return tensor_of(mean).numpy(), report.finite
 
     for mean, finite in ranks.run(body):
         np.testing.assert_array_equal(mean, 1.5 * np.arange(SIZE))

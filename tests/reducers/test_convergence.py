@@ -10,11 +10,25 @@ import pytest
 from sklearn.datasets import load_digits
 
 from commlib import REDUCERS, Topology, density, make_reducer
+from commlib.reducers import MomentumCorrection, ReducerWrapper
 from commlib.transport import simulated
-from commlib.wrappers import MomentumCorrection, WarmUp
 from tests.extent import more
 
 RANKS = 4
+
+
+class WarmUp(ReducerWrapper):
+    """gTop-k's densities, one an epoch, and then the reducer's own."""
+
+    def __init__(self, reducer, steps_per_epoch):
+        super().__init__(reducer)
+        self.densities, self.steps_per_epoch = [*density.GTOPK_WARM_UP, reducer.density], steps_per_epoch
+
+    def _before(self, gradient):
+        own = self.densities[min(self.steps // self.steps_per_epoch, len(self.densities) - 1)]
+        if own != self.density:
+            self.set_density(own)
+        return gradient
 
 
 def reducer_for(comm, name, size, steps_per_epoch):
@@ -22,7 +36,7 @@ def reducer_for(comm, name, size, steps_per_epoch):
     if not REDUCERS[name].sparse:
         return make_reducer(name, topology, size)
     reducer = make_reducer(name, topology, size, density=0.01)
-    return WarmUp(reducer, density.GTOPK_WARM_UP, steps_per_epoch)
+    return WarmUp(reducer, steps_per_epoch)
 
 
 # ------------------------------------------------------------- least squares

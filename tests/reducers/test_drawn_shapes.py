@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from commlib import REDUCERS, Topology, cost, make_reducer
+from commlib import REDUCERS, Topology, bytes_sent, make_reducer
 from commlib.transport import simulated
 from tests.extent import ALL, examples
 
@@ -105,7 +105,7 @@ def test_many_steps_keep_every_promise(name, shape):
     def body(comm):
         topology = Topology(comm)
         reducer = make_reducer(name, topology, size, **density)
-        formula = cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **density)
+        formula = bytes_sent(name, topology.nodes, comm.rank, size, **density)
         given_, magnitude, applied, means = np.zeros(size), np.zeros(size), np.zeros(size), []
         for step in range(STEPS):
             own = gradient(comm.rank, step)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
+from commlib.reducers import LocalClipping, MomentumCorrection
 from commlib.reducers.mean import Mean, Means
 from commlib.transport import simulated
 from commlib.vectors import SparseVector
-from commlib.wrappers import LocalClipping, MomentumCorrection, WarmUp
 from tests.extent import more
 
 SIZE = 2000
@@ -129,8 +129,7 @@ def test_a_mean_is_right_after_a_void_step_and_where_dense_and_sparse_ones_alter
 @pytest.mark.parametrize("name", SPARSE)
 def test_what_is_put_around_a_reducer_hands_out_on(name):
     def around(comm):
-        reducer = MomentumCorrection(make(comm, name), 0.9)
-        return WarmUp(LocalClipping(reducer, norm=1.0), (0.25, 0.05), 2)
+        return LocalClipping(MomentumCorrection(make(comm, name), 0.9), norm=1.0)
 
     def body(comm):
         one, other = around(comm), around(comm)

@@ -57,7 +57,7 @@ def test_regions_share_what_is_selected_not_the_indices():
         gradient = np.zeros(10_000, np.float32)
         gradient[:1000] = np.random.default_rng(comm.rank).standard_normal(1000)
         reducer.reduce(gradient)
-        return reducer._regions.tolist(), int(reducer.last.traffic.received.inter)
+        return reducer.state.regions.tolist(), int(reducer.last.traffic.received.inter)
 
     seen = simulated.run(body, 4)
     (regions,) = {tuple(regions) for regions, _ in seen}
@@ -74,7 +74,7 @@ def test_regions_and_thresholds_are_kept_between_their_periods():
         for step in range(8):
             gradient = np.random.default_rng([comm.rank, step]).standard_normal(5000).astype(np.float32)
             reducer.reduce(gradient)
-            seen.append((reducer._regions.tobytes(), float(reducer._global_threshold)))
+            seen.append((reducer.state.regions.tobytes(), reducer.state.global_threshold))
         return seen
 
     for seen in simulated.run(body, 3):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import commlib
-from commlib import Topology, cost, make_reducer
+from commlib import Topology, bytes_sent, make_reducer
 from commlib.reducers import REDUCERS
 from tests.extent import ALL, more
 
@@ -65,7 +65,6 @@ CASES["hitopk-dense-messages"] = ("hitopk", {"density": 0.4, "wire": "gap+qsgd2"
 CASES["ssar_doubling-dense-messages"] = ("ssar_doubling", {"density": 0.3, "wire": "fp16"})
 for _sums in ("qsgd8", "qsgd4", "qsgd2"):
     CASES[f"dsar_split-{_sums}"] = ("dsar_split", {"density": 0.05, "sums": _sums})
-KNOWN_TO_FORMULAS = ("density", "wire", "sums", "selector")
 # The cases that lead another way through a step, its state or a bad one; each reducer is one of them.
 WAYS = [
     *REDUCERS,
@@ -102,8 +101,7 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
     for step in range(steps):
         means.append(reducer.reduce(gradient(size, comm.rank, step)))
         reports.append(reducer.last)
-    known = {each: value for each, value in options.items() if each in KNOWN_TO_FORMULAS}
-    formula = cost.FORMULAS[name].sent(topology.nodes, comm.rank, size, **known)
+    formula = bytes_sent(name, topology.nodes, comm.rank, size, **options)
     return {"means": means, "residual": reducer.residual, "reports": reports, "formula": formula}
 
 
@@ -137,8 +135,9 @@ def kind(request):
     return CASES[request.param]
 
 
-def test_every_reducer_has_a_case_and_a_formula():
-    assert {name for name, _ in CASES.values()} == set(REDUCERS) == set(cost.FORMULAS)
+def test_every_reducer_has_a_case_and_declares_what_it_costs():
+    assert {name for name, _ in CASES.values()} == set(REDUCERS)
+    assert all(reducer.cost for reducer in REDUCERS.values())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -148,7 +147,7 @@ def test_agreement_and_nothing_lost_and_the_bytes_of_the_formula(ranks, case, si
     given = np.sum(gradients, axis=0, dtype=np.float64)
     magnitude = np.abs(gradients).sum(axis=0)
     varies = "gap" in options.get("wire", "") or options.get("selector") in ("gaussian", "reused")
-    is_exact = cost.FORMULAS[name].is_exact and not varies and ranks.size > 1
+    is_exact = REDUCERS[name].cost.is_exact and not varies and ranks.size > 1
     for ranks_per_node in layouts(ranks.size) if size >= 1000 else [2]:
         seen = ranks.run(lambda comm: train(comm, name, options, size, ranks_per_node))  # noqa: B023
         for other in seen[1:]:

@@ -36,13 +36,13 @@ def found(monkeypatch):
 @pytest.fixture
 def exact_searches(monkeypatch):
     calls = []
-    select_by_blocks = dgc.MSTopK.select_by_blocks
+    select_by_blocks = dgc.Exact.select_by_blocks
 
     def counted(self, vector, maxima, k):
         calls.append(k)
         return select_by_blocks(self, vector, maxima, k)
 
-    monkeypatch.setattr(dgc.MSTopK, "select_by_blocks", counted)
+    monkeypatch.setattr(dgc.Exact, "select_by_blocks", counted)
     return calls
 
 

@@ -292,7 +292,7 @@ def _statistics(run: Run) -> Any:
 def _facts_of_statistics(whole: Run, stopped: Run) -> dict[str, Any]:
     """Tell what a test makes of the statistics: the one run ended with a test, the other between two."""
     before = _statistics(stopped)
-    average_statistics(stopped.trainer.model)
+    average_statistics(stopped.trainer.model, stopped.trainer.topology.world)
     error = _statistics(stopped) - before.mean(axis=0)
     return {
         "differ at the end": float(np.ptp(_statistics(whole), axis=0).max()),

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, cost, make_reducer
-from commlib.reducers import Reducer, SparseReducer
-from commlib.reducers.base import Outcome
+from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, bytes_sent, make_reducer, predict
+from commlib.reducers import Outcome, Reducer, SparseReducer
 from commlib.selection import Selector
 from commlib.transport import simulated
 from commlib.tuning.gradients import Gradients
@@ -261,13 +260,13 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert line["case"]["ranks_of_nodes"] == [2, 2]
         assert line["case"]["density"] == (0.01 if sparse else None)
         density = {"density": 0.01} if sparse else {}
-        if cost.FORMULAS[name].is_exact:
-            sent = [cost.FORMULAS[name].sent(nodes, rank, 4000, **density).inter for rank in range(4)]
+        if REDUCERS[name].cost.is_exact:
+            sent = [bytes_sent(name, nodes, rank, 4000, **density).inter for rank in range(4)]
             assert line["bytes"]["inter"] == max(sent)
             assert line["bytes_of_all_ranks"]["inter"] == sum(sent)
         assert line["entries"]["selected"] == 4000 or sparse
         assert set(line["stages"]) == {"select", "intra", "inter", "combine"}
-        prediction = cost.predict(name, nodes, 4000, **density)
+        prediction = predict(name, nodes, 4000, **density)
         assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
         assert line["memory"]["dense_vectors"] >= 1  # the result
 
@@ -345,7 +344,7 @@ def test_a_reducer_that_is_wrong_is_not_timed(monkeypatch, reducer, message):
     assert result.stderr == f"cloudtrain: new: {message}\n"
 
 
-def test_a_reducer_that_the_cost_model_does_not_know_has_no_prediction(monkeypatch):
+def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     monkeypatch.setitem(REDUCERS, "new", Wrong)
     (line,) = lines("reducers", "-np", "3", "--size", "999", "--reducer", "new")
     assert line["prediction"] is None

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS
-from commlib.reducers import Reducer
-from commlib.reducers.base import Outcome
+from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
 from commlib.transport import simulated
 from tests.launching import mpirun, run, tail
@@ -235,13 +234,6 @@ def test_a_bad_value_is_one_line_and_status_2(words, message):
     assert result.stdout == ""
     assert result.stderr.startswith(f"cloudtrain: {message}")
     assert result.stderr.count("\n") == 1
-
-
-def test_without_the_script_of_a_checkout_there_is_no_cluster(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "SCRIPT", tmp_path / "cluster.py")
-    result = bench("--cluster")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("cloudtrain: --cluster: expected a checkout of cloudtrain, got an inst")
 
 
 def test_what_the_script_says_of_a_cluster_that_cannot_be_is_the_one_line(monkeypatch, tmp_path):

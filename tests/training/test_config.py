@@ -66,6 +66,26 @@ def test_a_reducer_takes_all_options_of_its_signature(tmp_path, words, expected)
     assert load(tmp_path / "config.yaml") == config
 
 
+WRAPPERS = "wrappers: [{name: momentum_correction, momentum: 0.9}, {name: local_clipping, norm: 1.0}]"
+
+
+def test_wrappers_are_inherited_by_sparse_reducers_alone(tmp_path):
+    words = [f"reducer={{name: hitopk, {WRAPPERS}}}", "phases.0.momentum=0"]
+    config = load(DIGITS, words)
+    first, second = map(config.reducer_config, config.phases)
+    assert first["wrappers"] == [
+        {"name": "momentum_correction", "momentum": 0.9},
+        {"name": "local_clipping", "norm": 1.0},
+    ]
+    assert second == {"name": "dense"}
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+    without = load(DIGITS, [*words, "phases.0.reducer={wrappers: []}"])
+    assert without.reducer_config(without.phases[0]) == load(DIGITS).reducer_config(config.phases[0]) | {
+        name: value for name, value in first.items() if name != "wrappers"
+    }
+
+
 def test_options_of_the_configuration_s_reducer_that_no_phase_takes_are_warned_of():
     words = ["reducer={name: dsar_split, sums: qsgd4}", "phases.0.reducer=oktopk"]
     assert load_with_warnings(DIGITS, words).warnings == [
@@ -195,11 +215,17 @@ WRONG = {
     ),
     "reducer={name: oktopk, leftovers: nobody}": "reducer.leftovers: expected sender or owner, got 'nobody'",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
-    'density, selector, wire, repartition_every, reevaluate_every, leftovers), did you mean "leftovers"?',
+    "density, selector, wire, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
+    '"leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
     "reducer={name: dsar_split, sums: [3]}": "phases[0].reducer: expected values that dsar_split takes, ",
+    "phases.1.reducer={name: dense, wrappers: []}": "phases[1].reducer.wrappers: dense has no such",
+    "reducer={name: hitopk, wrappers: [{name: momentum}]}": "wrappers[0].name: unknown wrapper",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping, norm: 0}]}": "reducer.wrappers: norm: exp",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "reducer.wrappers: nrm: local_cl",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping}]}": "reducer.wrappers: norm: local_cl",
     "reducer=3": "reducer: expected a name, or the key name and options, got 3",
     "phases.0.reducer={name: oktopk, selector: exat}": 'phases[0].reducer.selector: unknown selector "exat"',
     "densty=0.1": 'densty: unknown key, did you mean "density"?',
@@ -272,6 +298,18 @@ WRONG = {
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            [f"phases.0.reducer={{{WRAPPERS}}}"],
+            "optimizer.momentum: expected an optimizer without momentum, which momentum_corr",
+        ),
+        (
+            [f"phases.0.reducer={{{WRAPPERS}}}", "phases.0.momentum=0.5"],
+            "phases[0].momentum: expected an optimizer without momentum, which momentum_corr",
+        ),
+        (
+            [f"phases.0.reducer={{{WRAPPERS}}}", "optimizer=lamb"],
+            "optimizer.beta_1: expected an optimizer without beta_1, which momentum_corr",
+        ),
         (
             ["optimizer=lamb", "phases.0.momentum=0.5"],
             "phases[0].momentum: expected none, lamb has no momentum; got 0.5",

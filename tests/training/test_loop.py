@@ -193,12 +193,12 @@ def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
 
 def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path):
     run = trainer(tmp_path, phases=(phase(epochs=2),))
-    step = run.learner._reduce
+    step = run.learner.gradients.reduce_flat
 
     def spoiled(gradient):
         return step(gradient * np.float32(np.nan) if run.position.steps >= 2 else gradient)
 
-    run.learner._reduce = spoiled
+    run.learner.gradients.reduce_flat = spoiled
     before = [variable.numpy() for variable in run.learner.variables]
     with pytest.raises(TrainingDiverged, match="20 steps in a row had a NaN or an infinity"):
         run.fit()

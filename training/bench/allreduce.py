@@ -10,7 +10,7 @@ import numpy as np
 from commlib import Topology
 from commlib.density import entries
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers import Outcome, Reducer
 from commlib.vectors import Float32
 
 ENTRY_BYTES = 8  # an index and a value

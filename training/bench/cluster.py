@@ -17,6 +17,7 @@ from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
 from commlib.tf_logging import NOISE
+from training.bench import emulated
 from training.bench.allreduce import KEEP_MEMORY, PEERS
 from training.bench.jobs import Failed
 from training.bench.options import BASELINE, Options
@@ -26,7 +27,7 @@ from training.bench.tables import print_records
 from training.process.job import usage_error
 from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cluster.py"
+SCRIPT = Path(emulated.__file__).with_name("__main__.py")
 
 NODES, RANKS_PER_NODE = 4, 2
 RATES, QUICK_RATES = ("1gbit", "10gbit"), ("1gbit",)
@@ -126,7 +127,7 @@ class Sweep:
 
 
 class EmulatedCluster:
-    """``scripts/cluster.py`` with a state folder of its own."""
+    """The emulated cluster of a state folder of its own."""
 
     def __init__(self, state: Path) -> None:
         self._words = [sys.executable, str(SCRIPT), "--state", str(state)]
@@ -176,8 +177,6 @@ def bench(as_json: bool, **options: Any) -> int:
         sweep = Sweep.of(Options(**options))
     except ValueError as error:
         usage_error(str(error))
-    if not SCRIPT.exists():
-        usage_error(f"--cluster: expected a checkout of cloudtrain, got an installation without {SCRIPT}")
     return pass_on(_measured(sweep), as_json=as_json, show=_print_tables)
 
 

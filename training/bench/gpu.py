@@ -19,7 +19,7 @@ from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
-from commlib.selection.mstopk import paper_search
+from commlib.selection.exact import paper_search
 from training.bench.checks import INEXACT, WrongResult
 from training.bench.record import Record, print_lines, version_of
 from training.bench.selection import Options, note_of

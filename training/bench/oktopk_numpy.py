@@ -6,7 +6,7 @@ import numpy.typing as npt
 from commlib import Topology
 from commlib.arrays import Array
 from commlib.density import entries
-from commlib.reducers.base import Outcome, Reducer
+from commlib.reducers import Outcome, Reducer
 from commlib.vectors import Float32, partition
 
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32  # τ and τ′

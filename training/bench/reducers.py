@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from commlib import Communicator, Reducer, cost
-from commlib.errors import UnknownName
+from commlib import REDUCERS, Communicator, Reducer, predict
 from training.bench.allreduce import BUSY, FLOOR, PEERS
 from training.bench.memory import dense_vectors, traced
 from training.bench.options import TRANSCRIPTIONS, BenchCandidate, Options
@@ -130,12 +129,12 @@ def _dense_vectors(plan: Plan, candidate: BenchCandidate) -> float:
 
 
 def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str, Any] | None:
-    """Return what the cost model says, or nothing of a reducer that it does not know."""
+    """Return the prediction of the cost model, or ``None`` for a reducer that declares no cost."""
+    reducer = REDUCERS.get(candidate.name)
+    if reducer is None or reducer.cost is None:
+        return None
     density = plan.density if candidate.sparse else None
     wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
-    try:
-        prediction = cost.predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
-    except UnknownName:
-        return None
+    prediction = predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
     seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}
     return seconds | {"sent": asdict(prediction.sent)}

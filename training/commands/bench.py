@@ -39,7 +39,7 @@ Horovod = Annotated[
     bool, typer.Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
 ]
 Cluster = Annotated[
-    bool, typer.Option("--cluster", help="--allreduce on the nodes of scripts/cluster.py (needs root)")
+    bool, typer.Option("--cluster", help="--allreduce on nodes of an emulated cluster (needs root)")
 ]
 Nodes = Annotated[int | None, typer.Option(help="of the cluster [4]")]
 Rates = Annotated[

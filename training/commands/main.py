@@ -18,12 +18,14 @@ app = typer.Typer(
     help="Train with TensorFlow and Horovod on clusters that are fast inside a node and slow between nodes.",
 )
 
-ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file, such as configs/digits.yaml")]
+ConfigPath = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
+]
 LaunchedConfig = Annotated[
     str | None,
     typer.Argument(
         metavar="CONFIG",
-        help="a YAML file, such as my.yaml; or any program: -- python my.py [ARGUMENT]...",
+        help="a YAML file, or a name, such as digits; or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
 Overrides = Annotated[

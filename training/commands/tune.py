@@ -153,7 +153,7 @@ def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case
         print(line)
     print(flush=True)
     picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
-    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense", "bucket\nentries"]
+    header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
     print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
@@ -204,5 +204,4 @@ def _row(case: Case, choice: Choice) -> list[str]:
         choice.options.get("wire", "–"),
         milliseconds(choice.seconds),
         times(choice.dense_seconds / choice.seconds if choice.seconds else None),
-        f"{choice.bucket:,}",
     ]

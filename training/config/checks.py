@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def check(config: "Config") -> None:
     """Raise a problem for settings that exclude each other: the key, the value and what was expected."""
     _reducers_take_what_they_are_given(config)
+    _momentum_is_not_counted_twice(config)
     _phases_have_a_learning_rate(config)
     _nothing_is_given_that_auto_picks(config)
     _there_is_something_to_resume(config)
@@ -61,12 +62,32 @@ def _values_are_right(config: "Config", number: int) -> None:
             raise problem(rest, key=f"phases[{number}].{phase.place_of(option)}") from error
         if option in config.options_given:
             raise problem(rest, key=config.place_of(option)) from error
+        if "wrappers" in options and option not in options:
+            giver = phase if "wrappers" in phase.options_given else config
+            place = f"phases[{number}]." if giver is phase else ""
+            raise problem(str(error), key=f"{place}reducer.wrappers") from error
         raise problem(str(error), key=f"phases[{number}].reducer") from error
     except TypeError as error:  # a list where a name is expected, and the like
         raise problem(
             f"expected values that {name} takes, got {shown(options)}: {error}",
             key=f"phases[{number}].reducer",
         ) from error
+
+
+def _momentum_is_not_counted_twice(config: "Config") -> None:
+    """Refuse momentum correction where the optimizer has a momentum of its own."""
+    for number, phase in enumerate(config.phases):
+        wrappers = config.reducer_config(phase).get("wrappers", [])
+        if not any(wrapper["name"] == "momentum_correction" for wrapper in wrappers):
+            continue
+        own = {"momentum": config.momentum_of(phase), "beta_1": getattr(config.optimizer, "beta_1", None)}
+        for key, value in own.items():
+            if value:
+                raise problem(
+                    f"expected an optimizer without {key}, which momentum_correction has in its place: "
+                    f"{config.optimizer.name} with momentum 0; got {value}",
+                    key=f"phases[{number}].momentum" if phase.momentum is not None else f"optimizer.{key}",
+                )
 
 
 def _phases_have_a_learning_rate(config: "Config") -> None:

@@ -66,6 +66,7 @@ from training.config.schema import (
     describe,
 )
 from training.config.secrets import in_clear, mask
+from training.config.shipped import located
 
 
 class Config(ReducerKeys):
@@ -226,13 +227,13 @@ def load_with_warnings(
     overrides: Sequence[str] = (),
     change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Loaded:
-    """Return the checked configuration of a YAML file, with ``key=value`` words put on top.
+    """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` words on top.
 
     Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
     A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. ``change`` returns the
     keys and values that are checked, of those that were given.
     """
-    content = read(Path(path))
+    content = read(located(path))
     for word in overrides:
         put(content, word)
     try:

@@ -2,7 +2,7 @@
 
 What is included lies below the file's own keys: a key of the file replaces that of an included one, records
 are merged key by key, lists are replaced as a whole. Of several files the later one wins. Paths are relative
-to the file that names them, and included files may include others.
+to the file that names them, else to the configurations that ship; included files may include others.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import Any
 from commlib.errors import shown
 from training.config.bounded_yaml import Unreadable, parse, read_text
 from training.config.schema import ConfigurationError
+from training.config.shipped import included
 
 INCLUDE = "include"
 MOST_FILES = 64  # that one is made of, each counted as often as it is included
@@ -44,7 +45,7 @@ def _read(path: Path, including: Sequence[Path], counter: Iterator[int]) -> dict
     content = _load(path, including)
     names = _names_in(content.pop(INCLUDE, []), path)
     chain = (*including, path)
-    parts = [_read(_checked(path.parent / name, chain), chain, counter) for name in names]
+    parts = [_read(_checked(included(path, name), chain), chain, counter) for name in names]
     return functools.reduce(merged, [*parts, content])
 
 

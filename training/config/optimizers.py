@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, SerializeAsAny
 
 from commlib.errors import UnknownName, look_up, shown
+from pto.norms import Way
+from pto.rules import BIAS_AND_NORMALISATION
 from training.config.schema import Momentum, Positive, Rate, Record, problem
 
 if TYPE_CHECKING:
     from pto.keras import LayerWise
-
-BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
 
 
 class Optimizer(Record):
@@ -65,9 +65,6 @@ class AdamW(Adam):
     name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
     weight_decay: Rate = 0.01
     """Times the learning rate and a weight is subtracted from it."""
-
-
-Way = Literal["auto", "layers", "slices", "local"]
 
 
 class Lars(Optimizer):

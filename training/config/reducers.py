@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validato
 
 from commlib import REDUCERS, SELECTORS, Reducer, Topology, make_reducer, registry, transport
 from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from commlib.reducers import WRAPPERS
 from commlib.wire import make_codec
 from training.config.parts import imported, part_in
 from training.config.schema import Density, Discreet, Record, name_in, problem
@@ -38,6 +39,15 @@ SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
 
 
+class WrapperRecord(Discreet):
+    """A wrapper of a sparse reducer: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: Annotated[str, name_in(WRAPPERS, "wrapper")]
+    """A name of ``commlib.reducers.WRAPPERS``."""
+
+
 class ReducerRecord(Discreet):
     """A reducer, its options and its wrappers. Those that are ``None`` are not given."""
 
@@ -51,11 +61,14 @@ class ReducerRecord(Discreet):
     """A name of ``commlib.SELECTORS``."""
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+    wrappers: list[WrapperRecord] | None = None
+    """What is put around a sparse reducer, the innermost first; an empty list for none."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options that are given, by name."""
-        return {key: value for key, value in self if key != "name" and value is not None}
+        given = self.model_dump(exclude={"name"})
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def _record(value: Any) -> Any:
@@ -116,7 +129,8 @@ def options_of(name: str) -> dict[str, Any] | None:
         return {"density": DEFAULT_DENSITY}
     if (reducer := class_of(name)) is None:
         return None
-    return registry.options_of(reducer, positional=2)
+    wrappers: dict[str, Any] = {"wrappers": []} if reducer.sparse else {}
+    return registry.options_of(reducer, positional=2) | wrappers
 
 
 def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +148,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     if name in REDUCERS:
         transport.simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
     elif (reducer := class_of(name)) is not None:
-        registry.check_options(name, reducer, options, positional=2)
+        own = {key: value for key, value in options.items() if key != "wrappers"}
+        registry.check_options(name, reducer, own, positional=2)
 
 
 def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:

@@ -350,7 +350,7 @@ class DensityWarmup(Record):
     epochs: Count
 
     def densities(self, last: float) -> tuple[float, ...]:
-        """Return one an epoch, for :class:`commlib.WarmUp`; ``last`` is that of the epochs after them.
+        """Return one an epoch; ``last`` is that of the epochs after them.
 
         >>> [round(density, 4) for density in DensityWarmup(start=0.25, epochs=4).densities(0.001)]
         [0.25, 0.0629, 0.0158, 0.004]

@@ -2,15 +2,19 @@
 
 import os
 from contextlib import suppress
+from importlib.util import find_spec
 
-import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
 from commlib import Communicator
 from training.config.config import Config
+from training.config.schema import ConfigurationError
 from training.process.devices import see_own_gpu
 from training.process.job import LocalRank
+
+# pip alone cannot: it would build it without the TensorFlow and MPI that it is compiled against
+INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_horovod.sh there"
 
 
 def prepare_tensorflow(config: Config, comm: Communicator, place: LocalRank) -> None:
@@ -25,6 +29,15 @@ def prepare_tensorflow(config: Config, comm: Communicator, place: LocalRank) -> 
         tf.config.experimental.enable_op_determinism()
     # Ranks differ in what they draw; weights are broadcast.
     keras.utils.set_random_seed(config.seed + comm.rank)
+    if comm.size > 1:
+        _start_horovod(comm)
+
+
+def _start_horovod(comm: Communicator) -> None:
+    if find_spec("horovod") is None:
+        raise ConfigurationError(f"expected Horovod for {comm.size} ranks, found none: {INSTALL_HOROVOD}")
+    import horovod.tensorflow as hvd
+
     hvd.init()
     if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
         raise RuntimeError(

@@ -58,7 +58,8 @@ def _gradient(rank: int) -> Any:
 def _reduce(comm: Communicator) -> None:
     topology = Topology(comm)
     for name, kind in REDUCERS.items():
-        for options in [{"density": 0.01, "wire": wire} for wire in WIRES] if kind.sparse else [{}]:
+        settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire} for wire in WIRES]
+        for options in settings if kind.sparse else [{}]:
             reducer = make_reducer(name, topology, size=SIZE, **options)
             for is_own in (True, False):  # TensorFlow lends its own for reading: another type for Numba
                 gradient = _gradient(comm.rank)

@@ -16,7 +16,7 @@ from training.process.job import all_or_exit, on_rank0
 
 # What the cost model raises for numbers that were never measured, and names that are not known here.
 UNPREDICTABLE = (ArithmeticError, LookupError, TypeError, ValueError)
-NOBODY = Choice(reducer="dense", options={}, bucket=1, seconds=0.0, dense_seconds=0.0, reason=ALONE)
+NOBODY = Choice(reducer="dense", options={}, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
 
 def default_path(topology: Topology) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib import cost
+from commlib import bytes_sent
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.replicas import average_statistics, check_equal_weights
@@ -32,7 +32,7 @@ def evaluate(learner: Learner, batches: Iterable[Any]) -> Answers:
     ``batches``: those of this rank. Ranks have the same statistics of the inputs from here on.
     """
     world, counted = learner.topology.world, np.zeros(3, np.int64)
-    average_statistics(learner.model)
+    average_statistics(learner.model, world)
     check_equal_weights(learner.model, world)
     with learner.tested():
         for batch in batches:
@@ -52,7 +52,7 @@ def add_up(
 ) -> EpochResult:
     """Return what all ranks did in an epoch, and count its bytes in the phase; they call it together."""
     topology = learner.topology
-    dense = cost.dense(topology.nodes, topology.world.rank, learner.gradients.size).inter
+    dense = bytes_sent("dense", topology.nodes, topology.world.rank, learner.gradients.size).inter
     sums = accumulator.over_ranks(topology.world, dense)
     phase.result.sent += sums.sent.inter
     phase.result.dense += sums.dense_inter_bytes

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Report, Topology
-from commlib.arrays import is_on_gpu, module_of, to_host
-from commlib.tensorflow import DistributedGradients, array_of
+from commlib.arrays import to_host
+from commlib.tensorflow import DistributedGradients
 from commlib.tuning.profile import Profile
 from datacache import Batch
 from pto.keras import LossScale
@@ -51,7 +51,7 @@ class Learner:
                 dataset.channels, dataset.classes, normalised=config.normalise is not None
             )
         self.variables = self.model.trainable_variables
-        broadcast_weights(self.model)
+        broadcast_weights(self.model, topology.world)
         self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
         self.config = config.with_choices(self.choices)
         first = self.config.phases[0]
@@ -63,7 +63,6 @@ class Learner:
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
         self._norm_of: Callable[[Any], float] | None = None
-        self._mean: Any = None
         self.forward = Forward(self.model)
         self._backwards: dict[tuple[Any, ...], Backward] = {}
 
@@ -183,7 +182,7 @@ class Learner:
         found = backward.found
         if more:
             loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
-        mean, report = self._reduce(gradient)
+        mean, report = self.gradients.reduce_flat(gradient)
         if report.finite:
             self._clip(mean)
             self._set(hyperparameters)
@@ -195,21 +194,6 @@ class Learner:
         if self.scale is not None:
             self.scale.update(report.finite)
         return loss, report
-
-    def _reduce(self, gradient: Any) -> tuple[Any, Report]:
-        """Return the mean over ranks, an array.
-
-        Its memory is that of another mean only after the array and TensorFlow's tensors of it are gone.
-        """
-        reducer = self.gradients.reducer
-        mean = reducer.reduce(array_of(gradient, self.topology.world.arrays), out=self.gradients.room())
-        if is_on_gpu(mean):
-            # TensorFlow knows nothing of CuPy's stream: what was lent to it is given back once read, and
-            # the mean is kept until the next gradient is there, which comes after the update that reads it.
-            module_of(mean).cuda.get_current_stream().synchronize()
-            self._mean = mean
-        assert reducer.last is not None
-        return mean, reducer.last
 
     def _clip(self, mean: Any) -> None:
         """Scale the mean down to ``clip_norm``, in place, on all ranks alike."""

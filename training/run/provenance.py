@@ -4,6 +4,7 @@ import platform
 import shlex
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import keras
 import tensorflow as tf
@@ -25,6 +26,6 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "horovod": version("horovod"),
+        "horovod": version("horovod") if find_spec("horovod") else "none",
         "mpi": MPI.Get_library_version().split(",")[0],
     }

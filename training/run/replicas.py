@@ -1,11 +1,10 @@
 """The ranks' copies of one model: made equal, kept equal, checked.
 
-Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2.
+Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2. One rank needs none.
 """
 
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -13,19 +12,25 @@ from commlib import Communicator, RanksDisagree
 from commlib.agreement import differing, digest
 
 
-def broadcast_weights(model: Any) -> None:
+def broadcast_weights(model: Any, comm: Communicator) -> None:
     """Give every rank the weights of rank 0.
 
     Weights, not all variables: the states of random generators must differ between ranks.
     """
+    if comm.size == 1:
+        return
+    import horovod.tensorflow as hvd
+
     hvd.broadcast_variables([variable.value for variable in model.weights], 0)
 
 
-def average_statistics(model: Any) -> None:
+def average_statistics(model: Any, comm: Communicator) -> None:
     """Give every rank the mean of the ranks' BatchNormalization statistics."""
     statistics = model.non_trainable_weights
-    if not statistics or hvd.size() == 1:
+    if not statistics or comm.size == 1:
         return
+    import horovod.tensorflow as hvd
+
     flat = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], axis=0)
     mean = hvd.allreduce(flat, op=hvd.Average)
     sizes = [int(np.prod(variable.shape)) for variable in statistics]

@@ -1,10 +1,10 @@
-"""MSTopK: where its threshold comes from, and how it compares with the search that it makes exact."""
+"""The exact selector: where its threshold comes from, and how it compares with the search of the paper."""
 
 import numpy as np
 import pytest
 
 from commlib import select
-from commlib.selection import mstopk
+from commlib.selection import exact
 
 SIZE = 300_007
 BLOCKS = 4688  # of 64
@@ -28,33 +28,33 @@ def with_an_outlier(seed):
 def searched(monkeypatch):
     """The lengths of what the threshold is searched in."""
     lengths = []
-    kth_largest = mstopk.kth_largest
+    kth_largest = exact.kth_largest
 
     def noted(bits, k, spare):
         lengths.append(len(bits))
         return kth_largest(bits, k, spare)
 
-    monkeypatch.setattr(mstopk, "kth_largest", noted)
+    monkeypatch.setattr(exact, "kth_largest", noted)
     return lengths
 
 
 @pytest.mark.parametrize("k", [1, 15, 300, 3000, 3750])
 def test_the_threshold_is_searched_in_the_block_maxima(k, searched):
     for vector in (normal(1), with_an_outlier(2), np.full(SIZE, -0.7, np.float32)):
-        np.testing.assert_array_equal(select("mstopk", vector, k).indices, largest(vector, k))
+        np.testing.assert_array_equal(select("exact", vector, k).indices, largest(vector, k))
     assert searched == [BLOCKS] * 3
 
 
 @pytest.mark.parametrize("k", [3751, 30_000, SIZE - 1, SIZE])  # more than four fifths of the blocks
 def test_it_is_searched_in_all_entries_where_most_blocks_would_reach_it(k, searched):
     vector = normal(3)
-    np.testing.assert_array_equal(select("mstopk", vector, k).indices, largest(vector, k))
+    np.testing.assert_array_equal(select("exact", vector, k).indices, largest(vector, k))
     assert searched == [SIZE]
 
 
 def test_it_is_searched_once_more_where_the_large_entries_crowd_in_few_blocks(searched):
     vector = np.sort(normal(4))
-    np.testing.assert_array_equal(select("mstopk", vector, 300).indices, largest(vector, 300))
+    np.testing.assert_array_equal(select("exact", vector, 300).indices, largest(vector, 300))
     assert searched == [BLOCKS, SIZE]
 
 
@@ -63,7 +63,7 @@ def test_it_is_searched_once_more_where_the_large_entries_crowd_in_few_blocks(se
 
 def paper_selection(vector, k):
     """What the paper selects: all that reach its upper threshold, then a run of those between the two."""
-    upper, lower, above_upper, _ = mstopk.paper_search(vector, k)
+    upper, lower, above_upper, _ = exact.paper_search(vector, k)
     magnitudes = np.abs(vector)
     # With no threshold found that k entries or fewer reach, the search leaves ``upper`` at 0 and counts none.
     surely = np.flatnonzero(magnitudes >= upper) if above_upper else np.empty(0, np.int64)
@@ -72,10 +72,10 @@ def paper_selection(vector, k):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_mstopk_agrees_with_the_paper_on_gaussian_input(seed):
+def test_exact_agrees_with_the_paper_on_gaussian_input(seed):
     vector = normal(seed)
     k = 300  # 0.1 %
-    agreed = np.intersect1d(select("mstopk", vector, k).indices, paper_selection(vector, k))
+    agreed = np.intersect1d(select("exact", vector, k).indices, paper_selection(vector, k))
     # thirty halvings bring the paper's thresholds within 1e-8 σ: they differ by ties at most
     assert len(agreed) >= 0.99 * k
 
@@ -92,38 +92,38 @@ def test_mstopk_agrees_with_the_paper_on_gaussian_input(seed):
     ],
     ids=["gaussian", "ties", "equal", "zero", "denormal", "outlier"],
 )
-def test_mstopk_selects_all_that_reach_the_papers_upper_threshold(vector):
+def test_exact_selects_all_that_reach_the_papers_upper_threshold(vector):
     for k in (30, 300, 3000):
-        upper, _, above_upper, _ = mstopk.paper_search(vector, k)
+        upper, _, above_upper, _ = exact.paper_search(vector, k)
         surely = np.flatnonzero(np.abs(vector) >= upper) if above_upper else np.empty(0, np.int64)
         assert len(surely) == above_upper <= k
-        assert np.isin(surely, select("mstopk", vector, k).indices).all()
+        assert np.isin(surely, select("exact", vector, k).indices).all()
 
 
 def test_the_papers_counts_are_those_of_its_thresholds_and_enclose_k():
     vector = normal(9)
     magnitudes = np.abs(vector)
-    upper, lower, above_upper, above_lower = mstopk.paper_search(vector, 300, samplings=5)
+    upper, lower, above_upper, above_lower = exact.paper_search(vector, 300, samplings=5)
     assert lower < upper
     assert (above_upper, above_lower) == ((magnitudes >= upper).sum(), (magnitudes >= lower).sum())
     assert above_upper <= 300 < above_lower
     # with all thirty, the two enclose the gap between the 300th and the 301st, and nothing else
-    assert mstopk.paper_search(vector, 300)[2:] == (300, 301)
+    assert exact.paper_search(vector, 300)[2:] == (300, 301)
 
 
-def test_one_outlier_defeats_the_papers_search_but_not_mstopk():
+def test_one_outlier_defeats_the_papers_search_but_not_exact():
     vector, k = with_an_outlier(10), 3000
     right = np.intersect1d(paper_selection(vector, k), largest(vector, k))
     # Thirty halvings of 1e9 σ stop at about 0.9 σ, which 35 % of the entries reach. A run of k of these holds
     # its share of the largest 1 %: one in thirty-five is right.
     assert len(right) < 0.1 * k
-    np.testing.assert_array_equal(select("mstopk", vector, k).indices, largest(vector, k))
+    np.testing.assert_array_equal(select("exact", vector, k).indices, largest(vector, k))
 
 
-def test_half_of_all_entries_defeat_the_papers_search_but_not_mstopk():
+def test_half_of_all_entries_defeat_the_papers_search_but_not_exact():
     vector, k = normal(11), SIZE // 2
     right = np.intersect1d(paper_selection(vector, k), largest(vector, k))
     # Its thresholds stay above the mean, which 42 % reach; the other 8 % are a run of what does not reach it,
     # in which 8 of 58 are right.
     assert len(right) < 0.9 * k
-    np.testing.assert_array_equal(select("mstopk", vector, k).indices, largest(vector, k))
+    np.testing.assert_array_equal(select("exact", vector, k).indices, largest(vector, k))

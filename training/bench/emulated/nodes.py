@@ -1,4 +1,4 @@
-"""The cluster of ``cluster.py`` as the machine sees it: a folder of settings and keys, and processes.
+"""An emulated cluster as the machine sees it: a folder of settings and keys, and processes.
 
 Everything hangs off one process, the switch: when it ends, the kernel removes all processes of all nodes, and
 with them their mounts, links and addresses.
@@ -18,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-INSIDE = Path(__file__).resolve().with_name("cluster_inside.py")
+INSIDE = Path(__file__).resolve().with_name("inside.py")
+# Of the environment that this Python is of; else, as any Python can make a cluster, of the clone.
+_BESIDE, _IN_A_CLONE = Path(sys.executable).parent, Path(__file__).resolve().parents[3] / ".venv" / "bin"
+PROGRAMS = _BESIDE if (_BESIDE / "cloudtrain").exists() else _IN_A_CLONE
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NODE_PATH = f"{ROOT}/.venv/bin:{SYSTEM_PATH}"
+NODE_PATH = f"{PROGRAMS}:{SYSTEM_PATH}"
 PATIENCE_SECONDS = 20.0
 MARK = "settings.json"  # what tells the folder of a cluster from others: written first, removed last
 

@@ -1,6 +1,6 @@
-"""What runs inside the namespaces of ``cluster.py``: the switch, and below it the nodes.
+"""What runs inside the namespaces: the switch, and below it the nodes.
 
-usage: cluster_inside.py STATE switch|nodeN
+usage: inside.py STATE switch|nodeN
 """
 
 import json

@@ -1,0 +1,88 @@
+"""What a step of a reducer is predicted to cost, by the :class:`commlib.cost.Cost` that it declares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from commlib.cost import Cost, Nodes, Speeds, Step
+from commlib.density import check_density
+from commlib.errors import InvalidArgument
+from commlib.network import Network
+from commlib.reducers import check_reducer_options, reducer_class, reducer_options
+from commlib.topology import LinkBytes
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step: seconds inside the node, between nodes and of computing, and the most that one rank sends."""
+
+    intra: float
+    inter: float
+    sent: LinkBytes
+    computing: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the whole step."""
+        return self.intra + self.inter + self.computing
+
+
+def predict(
+    reducer: str,
+    nodes: Nodes,
+    size: int,
+    density: float | None = None,
+    network: Network | None = None,
+    *,
+    speeds: Speeds | None = None,
+    **options: Any,
+) -> Prediction:
+    """Return what one step of a reducer takes; without ``speeds`` computing takes no time.
+
+    ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
+    counts for all. ``size``: entries of the gradient. ``reducer``, ``density`` and ``options``: as for
+    ``make_reducer``. What is sent is that of the busiest rank, the seconds are those of an average step.
+
+    A reducer that declares no cost raises ``InvalidArgument``.
+
+    >>> round(predict("hitopk", [range(8), range(8, 16)], 1_000_000, density=0.01).seconds * 1e6)
+    370
+    """
+    if density is not None:
+        options["density"] = density
+    cost, step = _step(reducer, nodes, size, options, network or Network())
+    ranks = [rank for node in nodes for rank in node]
+    sent = (cost.traffic(step, rank) for rank in ranks)
+    busiest = max(sent, key=lambda each: (each.inter, each.intra))
+    if len(ranks) == 1:
+        return Prediction(0.0, 0.0, busiest)
+    intra, inter = cost.seconds(step)
+    computing = cost.work(step).seconds(speeds, step.options.get("wire", "fp32")) if speeds else 0.0
+    return Prediction(intra, inter, busiest, computing)
+
+
+def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any) -> LinkBytes:
+    """Return the payload bytes that a world rank sends in one step, exact or at most: see ``Cost``.
+
+    >>> bytes_sent("dense", [[0, 1], [2, 3]], rank=1, size=1000)
+    LinkBytes(intra=0, inter=6000)
+    """
+    cost, step = _step(reducer, nodes, size, options, Network())
+    return cost.traffic(step, rank)
+
+
+def _step(
+    reducer: str, nodes: Nodes, size: int, options: Mapping[str, Any], network: Network
+) -> tuple[Cost, Step]:
+    cost = reducer_class(reducer).cost
+    if cost is None:
+        raise InvalidArgument(f"reducer: expected one that declares what it costs, {reducer} does not")
+    check_reducer_options(reducer, options)
+    if not nodes or not all(nodes):
+        raise InvalidArgument(f"nodes: expected the ranks of one node or more, got {nodes!r}")
+    if size < 1:
+        raise InvalidArgument(f"size: expected at least 1 entry, got {size!r}")
+    complete = reducer_options(reducer) | dict(options)
+    if "density" in complete:
+        check_density(complete["density"])
+    return cost, Step(nodes, size, complete, network)

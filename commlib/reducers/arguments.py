@@ -1,0 +1,68 @@
+"""Checks of what a reducer is given: gradients, and arrays for the mean."""
+
+from types import ModuleType
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from commlib.arrays import expect_module
+from commlib.errors import InvalidArgument
+from commlib.memory import Workspace
+from commlib.vectors import Float32, is_finite
+
+
+def as_size(size: int) -> int:
+    """Return a number of entries; raise ``InvalidArgument`` unless it is a whole number from 1."""
+    if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+        raise InvalidArgument(f"size: expected a whole number of entries from 1, got {size!r}")
+    return int(size)
+
+
+def as_gradient(
+    gradient: npt.ArrayLike, size: int, arrays: ModuleType = np, workspace: Workspace | None = None
+) -> Float32:
+    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that.
+
+    ``arrays``: the module whose array it is to be, NumPy or CuPy; one of the other is refused. With a
+    ``workspace`` it is converted in there, under the name "gradient".
+    """
+    expect_module("gradient", gradient, arrays)
+    given = arrays.asarray(gradient)
+    if given.dtype.kind not in "fiu" and given.dtype != ml_dtypes.bfloat16:
+        raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
+    if given.shape != (size,):
+        raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and skips the step
+        if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
+            return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
+        converted: Float32 = workspace.get("gradient", size)
+        converted[...] = given
+        return converted
+
+
+def checked_out(out: Float32, gradient: Float32, arrays: ModuleType) -> Float32:
+    """Return ``out``; raise ``InvalidArgument`` where the mean of ``gradient`` cannot be written to it."""
+    size = len(gradient)
+    expect_module("out", out, arrays)
+    if out.dtype != np.float32 or out.shape != (size,):
+        raise InvalidArgument(
+            f"out: expected float32 of shape ({size},), got {out.dtype} of shape {out.shape}"
+        )
+    if not (out.flags.c_contiguous and getattr(out.flags, "writeable", True)):
+        raise InvalidArgument("out: expected a contiguous array that may be written to, got another")
+    if arrays is np and np.may_share_memory(out, gradient):
+        raise InvalidArgument("out: expected memory apart from the gradient's, got the same")
+    return out
+
+
+def added_residual(carried: Float32 | None, residual: Float32, size: int, arrays: ModuleType) -> Float32:
+    """Return a new float32 vector, the sum of ``residual`` and ``carried``; refuse what is not finite."""
+    if residual.shape != (size,):
+        raise InvalidArgument(f"residual: expected shape ({size},), got {residual.shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        given = arrays.asarray(residual)
+        total: Float32 = arrays.asarray(given if carried is None else given + carried, np.float32)
+    if not is_finite(total):
+        raise InvalidArgument("residual: expected what adds up to finite float32 values, got others")
+    return total.copy() if total is residual else total

@@ -1,0 +1,213 @@
+"""Reducer wrappers: each is a reducer that changes what the sparse reducer inside of it is given.
+
+The outermost sees the gradient first: clip, then correct the momentum.
+
+>>> from commlib import Topology, make_reducer, transport
+>>> def step(comm):
+...     wrappers = [{"name": "momentum_correction", "momentum": 0.9}, {"name": "local_clipping", "norm": 1.0}]
+...     reducer = make_reducer("hitopk", Topology(comm), size=1000, density=0.01, wrappers=wrappers)
+...     reducer.reduce(np.arange(1000))
+...     return type(reducer).__name__, reducer.last.selected
+>>> transport.simulated.run(step, world_size=2)
+[('LocalClipping', 5), ('LocalClipping', 5)]
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.agreement import check_settings
+from commlib.arrays import to_host
+from commlib.errors import InvalidArgument
+from commlib.reducers.arguments import as_gradient
+from commlib.reducers.base import Options, Reducer
+from commlib.reducers.report import Outcome
+from commlib.vectors import Float32, Index
+
+
+class ReducerWrapper(Reducer):
+    """A reducer around a sparse ``reducer``, whose residual, report, settings and state it has.
+
+    Subclasses override ``_before``, and ``_after`` for what follows a step that counts. At most one of each
+    kind is put around a reducer.
+    """
+
+    sparse: ClassVar[bool] = True
+
+    def __init__(self, reducer: Reducer) -> None:
+        if not isinstance(reducer, Reducer) or not reducer.sparse:
+            raise InvalidArgument(f"reducer: expected a sparse one, got {type(reducer).__name__}")
+        super().__init__(reducer.topology, reducer.size)
+        self.reducer = reducer
+        self.steps, self.last = reducer.steps, reducer.last
+        if any(type(inner) is type(self) for inner in self._inner()):
+            raise InvalidArgument(f"reducer: expected one without {type(self).__name__}, got it inside")
+
+    def _inner(self) -> list[Reducer]:
+        """Return what is inside, the wrapped reducer first."""
+        reducer = self.reducer
+        return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
+
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+        """See :meth:`commlib.Reducer.reduce`."""
+        if not self._is_synchronized:
+            self.synchronize()
+        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
+        mean = self.reducer.reduce(self._before(vector), out)
+        self.steps, self.last = self.reducer.steps, self.reducer.last
+        if self.last is not None and self.last.finite:
+            self._after(mean)
+        return mean
+
+    def _before(self, gradient: Float32) -> Float32:
+        """Return what the wrapped reducer is given; the gradient is not changed."""
+        return gradient
+
+    def _after(self, mean: Float32) -> None:
+        """Follow a step that was not skipped."""
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        return self.reducer._reduce(gradient)
+
+    @property
+    def density(self) -> float:
+        """The density of the next step."""
+        density: float = self.reducer.density  # type: ignore[attr-defined]  # sparse reducers have one
+        return density
+
+    def set_density(self, density: float) -> None:
+        """See :meth:`commlib.Reducer.set_density`."""
+        self.reducer.set_density(density)
+        self._shared = None
+
+    def sent_indices(self, mean: Float32) -> Index:
+        """See :meth:`commlib.Reducer.sent_indices`."""
+        return self.reducer.sent_indices(mean)
+
+    @property
+    def residual(self) -> Float32:
+        """See :attr:`commlib.Reducer.residual`."""
+        return self.reducer.residual
+
+    def add_residual(self, residual: Float32) -> None:
+        """See :meth:`commlib.Reducer.add_residual`; it is neither clipped nor part of a velocity."""
+        self.reducer.add_residual(residual)
+
+    def synchronize(self) -> None:
+        """See :meth:`commlib.Reducer.synchronize`; the wrapped reducer's settings are among these."""
+        super().synchronize()
+        for inner in self._inner():
+            inner._is_synchronized = True
+
+    def settings(self) -> dict[str, Any]:
+        """Return the wrapped reducer's settings, and under this one's name its options."""
+        return self.reducer.settings() | {type(self).__name__: asdict(self.options)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`commlib.Reducer.state_dict`: the wrapped reducer's, with what this one adds."""
+        return self.reducer.state_dict() | {"settings": self.settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`commlib.Reducer.load_state_dict`."""
+        check_settings(state["settings"], self.settings())
+        self.reducer.load_state_dict({**state, "settings": self.reducer.settings()})
+        self.steps = self.reducer.steps
+
+    def close(self) -> None:
+        """Close the wrapped reducer."""
+        self.reducer.close()
+
+
+@dataclass(frozen=True)
+class ClippingOptions(Options):
+    """``norm``: of the sum over ranks."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < float("inf"):
+            raise InvalidArgument(f"norm: expected a number above 0, got {self.norm!r}")
+
+
+class LocalClipping(ReducerWrapper):
+    """Scales each rank's gradient down to a norm of ``norm/√P`` before it is accumulated (DGC, section 3.2).
+
+    So the sum over ranks of independent gradients has about the norm ``norm``.
+    """
+
+    def __init__(self, reducer: Reducer, norm: float) -> None:
+        super().__init__(reducer)
+        self.options = ClippingOptions(norm)
+        self._most = norm / self.topology.world.size**0.5
+
+    def _before(self, gradient: Float32) -> Float32:
+        largest = max(float(gradient.max()), -float(gradient.min()))
+        if not 0 < largest < float("inf"):  # what is not finite skips the step
+            return gradient
+        # Squares of float32 overflow at 2e19: those of the gradient over its largest entry do not.
+        scaled = np.divide(gradient, np.float32(largest), out=self.workspace.get("scaled", self.size))
+        norm = largest * float(np.linalg.norm(scaled))
+        if norm <= self._most:
+            return gradient
+        clipped: Float32 = np.multiply(gradient, np.float32(self._most / norm), out=scaled)
+        return clipped
+
+
+@dataclass(frozen=True)
+class MomentumOptions(Options):
+    """``momentum``: of the velocity; ``masking``: whether what was sent starts again."""
+
+    momentum: float
+    masking: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgument(f"momentum: expected a number in [0, 1), got {self.momentum!r}")
+
+
+class MomentumCorrection(ReducerWrapper):
+    """Accumulates velocities instead of gradients: ``u ← m·u + g`` (DGC, section 3.2).
+
+    The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
+    entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
+    What the reducer promises not to lose are then the velocities.
+    """
+
+    def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:
+        super().__init__(reducer)
+        if any(isinstance(inner, LocalClipping) for inner in self._inner()):  # it would clip velocities
+            raise InvalidArgument("reducer: expected LocalClipping around MomentumCorrection, got it inside")
+        self.options = MomentumOptions(momentum, masking)
+        self._velocity = self.arrays.zeros(self.size, np.float32)
+        self._spare = self.arrays.empty(self.size, np.float32)  # the next velocity is made in it
+
+    def _before(self, gradient: Float32) -> Float32:
+        velocity: Float32 = self._spare
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite skips the step
+            np.multiply(np.float32(self.options.momentum), self._velocity, out=velocity)
+            velocity += gradient
+        return velocity
+
+    def _after(self, mean: Float32) -> None:
+        """Take over the velocity; a skipped step leaves it as it was."""
+        if self.options.masking:
+            self._spare[self.reducer.sent_indices(mean)] = 0
+        self._velocity, self._spare = self._spare, self._velocity
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`ReducerWrapper.state_dict`."""
+        return super().state_dict() | {"velocity": to_host(self._velocity.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`ReducerWrapper.load_state_dict`."""
+        super().load_state_dict(state)
+        self._velocity = self.arrays.array(state["velocity"], np.float32)
+
+
+WRAPPERS: dict[str, type[ReducerWrapper]] = {
+    "momentum_correction": MomentumCorrection,
+    "local_clipping": LocalClipping,
+}

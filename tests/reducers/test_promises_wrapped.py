@@ -1,0 +1,34 @@
+"""The promises of reducers, for wrapped ones: those whose bodies do not count on gradients that are not lost.
+
+That velocities are not lost is in ``tests/test_wrappers.py``, for every sparse reducer.
+"""
+
+import pytest
+
+from tests.reducers.test_promises import (  # noqa: F401 - collected here with the cases below
+    test_a_bad_number_voids_the_step_on_every_rank_and_changes_nothing,
+    test_a_residual_is_flushed_into_the_first_step_of_the_successor,
+    test_a_residual_that_cannot_be_flushed_is_refused,
+    test_a_restored_reducer_continues_bitwise,
+    test_a_state_of_another_reducer_or_world_is_refused,
+    test_a_state_of_other_settings_is_refused_and_changes_nothing,
+    test_a_wrong_dtype_is_refused,
+    test_accounting_meets_the_formula,
+    test_dense_steps_equal_a_float64_reference,
+    test_runs_repeat_bitwise,
+)
+
+# Clipping computes the norm, which is below this one: gradients stay as they are.
+WRAPPERS = [{"name": "momentum_correction", "momentum": 0.5}, {"name": "local_clipping", "norm": 1e38}]
+CASES = {
+    "hitopk": ("hitopk", {"density": 0.05, "wrappers": WRAPPERS}),
+    "oktopk": (
+        "oktopk",
+        {"density": 0.05, "reevaluate_every": 2, "repartition_every": 3, "wrappers": WRAPPERS},
+    ),
+}
+
+
+@pytest.fixture(params=CASES, ids=list(CASES))
+def case(request):
+    return CASES[request.param]

@@ -1,0 +1,21 @@
+"""The command ``cloudtrain``, also as ``python -m training``: it needs what the extra ``train`` installs."""
+
+import sys
+from importlib.util import find_spec
+
+USAGE_ERROR = 2
+NEEDED = ("tensorflow", "keras", "pydantic", "rich", "sklearn", "typer", "yaml")  # of the extra train
+
+
+def main() -> None:
+    """Run the command line, or say in one line what to install first."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.stderr.write(f"cloudtrain: {', '.join(missing)} not installed: pip install 'cloudtrain[train]'\n")
+        sys.exit(USAGE_ERROR)
+    from training.commands.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A cluster of network namespaces on one Linux machine; with the standard library alone."""

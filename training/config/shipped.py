@@ -1,0 +1,33 @@
+"""The configurations that ship with the package, found by name: ``digits`` wherever a file may be named."""
+
+from pathlib import Path
+
+from commlib.errors import UnknownName, look_up
+from training.config.schema import ConfigurationError
+
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED, _IN_A_CLONE = _PACKAGE / "configs", _PACKAGE.parent / "configs"  # see setup.py
+FOLDER = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CLONE
+
+
+def located(given: str | Path) -> Path:
+    """Return the file that a path or a name means: a file that is there, else the configuration of that name.
+
+    Raises ``ConfigurationError`` for a name that none has. What looks like a path is returned as it is.
+    """
+    path = Path(given)
+    if path.suffix or len(path.parts) != 1 or (path.exists() and not path.is_dir()):
+        return path
+    try:
+        return look_up(
+            {each.stem: each for each in sorted(FOLDER.glob("*.yaml"))}, "configuration", str(path)
+        )
+    except UnknownName as error:
+        raise ConfigurationError(f"expected a YAML file or the name of one that ships: {error}") from None
+
+
+def included(path: Path, name: str) -> Path:
+    """Return the file that ``include: NAME`` in ``path`` means: next to it, else one that ships."""
+    own = path.parent / name
+    shipped = FOLDER / name
+    return shipped if shipped.is_file() and not own.exists() else own
