@@ -101,7 +101,8 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
     for step in range(steps):
         means.append(reducer.reduce(gradient(size, comm.rank, step)))
         reports.append(reducer.last)
-    formula = bytes_sent(name, topology.nodes, comm.rank, size, **options)
+    of_reducer = {option: value for option, value in options.items() if option != "wrappers"}
+    formula = bytes_sent(name, topology.nodes, comm.rank, size, **of_reducer)
     return {"means": means, "residual": reducer.residual, "reports": reports, "formula": formula}
 
 
