@@ -41,12 +41,7 @@ def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
     environment = {**os.environ, **ONE_THREAD}
     try:
         process = subprocess.Popen(
-            command_line(ranks, words),
-            env=environment,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            errors="replace",
+            command_line(ranks, words), env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None

@@ -41,11 +41,7 @@ CLOCKS = {
             meaning="of the messages, as the α-β model predicts, slowest rank",
         ),
         Clock(
-            "wall",
-            lambda comm: comm.now(),
-            max,
-            closes=True,
-            meaning="from barrier to barrier, slowest rank",
+            "wall", lambda comm: comm.now(), max, closes=True, meaning="from barrier to barrier, slowest rank"
         ),
         Clock(
             "cpu",

@@ -151,10 +151,7 @@ def bench_pto(
 
 
 @benches.command("train")
-def bench_train(
-    as_json: AsJson = False,
-    quick: Quick = False,
-) -> None:
+def bench_train(as_json: AsJson = False, quick: Quick = False) -> None:
     """Time steps of the training loop against bare ones.
 
     And the way of a gradient into one vector and back.

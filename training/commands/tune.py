@@ -40,11 +40,7 @@ class Request:
 
     def words(self) -> list[str]:
         """Return the command line that asks for this on one rank of a job."""
-        options = {
-            "--ranks-per-node": self.layout,
-            "--profile": self.profile,
-            "--transport": self.transport,
-        }
+        options = {"--ranks-per-node": self.layout, "--profile": self.profile, "--transport": self.transport}
         given = [word for name, value in options.items() if value is not None for word in (name, value)]
         return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
 
