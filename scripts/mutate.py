@@ -162,9 +162,7 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
                 del seconds[name]
         try:
             ready = [fault for fault in faults if fault.area in seconds]
-            futures = [
-                pool.submit(examine, each, areas[each.area], tree, seconds[each.area]) for each in ready
-            ]
+            futures = [pool.submit(examine, one, areas[one.area], tree, seconds[one.area]) for one in ready]
             results = [future.result() for future in futures]
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -56,9 +56,8 @@ class StoredSource(Source):
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
-        of_files, starts, sizes = (
-            column[ids].tolist() for column in (manifest.file, manifest.start, manifest.sizes)
-        )
+        columns = (manifest.file, manifest.start, manifest.sizes)
+        of_files, starts, sizes = (column[ids].tolist() for column in columns)
         return [
             Range(manifest.files[file], start, size)
             for file, start, size in zip(of_files, starts, sizes, strict=True)

@@ -235,9 +235,7 @@ def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterato
 
 def best_algorithm(probed: Iterable[JSONRecord]) -> str:
     """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
-    fastest = min(
-        probed, key=lambda reported: reported["peer_seconds"]["median"] / reported["seconds"]["median"]
-    )
+    fastest = min(probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"])
     return str(fastest["case"]["mpi_algorithm"])
 
 

@@ -176,10 +176,7 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
     size = on_rank0(topology.world, lambda: _weights_of(config))
-    return [
-        Case(f"phase {number}: ", size, config.density_of(phase))
-        for number, phase in enumerate(config.phases, 1)
-    ]
+    return [Case(f"phase {i}: ", size, config.density_of(phase)) for i, phase in enumerate(config.phases, 1)]
 
 
 def _weights_of(config: Config) -> int:
