@@ -99,9 +99,8 @@ def forget_kernels(tree: Path, file: str) -> None:
     users = [tree / file]
     for user in users:  # which grows
         module = re.escape(".".join(user.relative_to(tree).with_suffix("").parts))
-        users += [
-            path for path, text in texts.items() if path not in users and re.search(rf"\b{module}\b", text)
-        ]
+        new = {path: text for path, text in texts.items() if path not in users}
+        users += [path for path, text in new.items() if re.search(rf"\b{module}\b", text)]
         for kernel in (user.parent / "__pycache__").glob(f"{user.stem}.*.nb?"):
             kernel.unlink()
 

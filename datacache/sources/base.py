@@ -58,10 +58,8 @@ class StoredSource(Source):
         """Return the range of each sample."""
         columns = (manifest.file, manifest.start, manifest.sizes)
         of_files, starts, sizes = (column[ids].tolist() for column in columns)
-        return [
-            Range(manifest.files[file], start, size)
-            for file, start, size in zip(of_files, starts, sizes, strict=True)
-        ]
+        rows = zip(of_files, starts, sizes, strict=True)
+        return [Range(manifest.files[file], start, size) for file, start, size in rows]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
         """See :meth:`Source.read`; near samples share a request, requests run in parallel."""

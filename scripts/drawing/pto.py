@@ -39,18 +39,8 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
     yield table(header, ([*place_of(each), *balances(each)] for each in chosen))
     if lars:
         yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
-        header = [
-            "network",
-            "ranks",
-            "norms",
-            "baseline",
-            "CPU ms",
-            "its",
-            "× less",
-            "ms",
-            "its",
-            "× as fast",
-        ]
+        numbers = ["CPU ms", "its", "× less", "ms", "its", "× as fast"]
+        header = ["network", "ranks", "norms", "baseline", *numbers]
         rows = ([*place_of(each), f"`{each.subject}`", f"`{each.peer}`", *numbers_of(each)] for each in lars)
         yield table(header, rows)
 

@@ -280,11 +280,8 @@ def _last_line(lines: Iterable[str]) -> str:
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
     reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
     own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
-    return (
-        next(iter(own or reported[-1:]), "nothing was said")
-        .removeprefix("cloudtrain: ")
-        .removeprefix("cluster: ")
-    )
+    line = next(iter(own or reported[-1:]), "nothing was said")
+    return line.removeprefix("cloudtrain: ").removeprefix("cluster: ")
 
 
 def _is_noise(line: str) -> bool:

@@ -26,10 +26,8 @@ class Failed(Exception):
 
 def command_line(ranks: int, words: Sequence[str]) -> list[str]:
     """Return the command that runs ``cloudtrain`` with these words on all ranks."""
-    return [
-        *(str(BESIDE_PYTHON / "mpirun"), *FLAGS, "-np", str(ranks)),
-        *(str(BESIDE_PYTHON / "cloudtrain"), *words),
-    ]
+    mpirun, cloudtrain = str(BESIDE_PYTHON / "mpirun"), str(BESIDE_PYTHON / "cloudtrain")
+    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *words]
 
 
 def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
