@@ -87,12 +87,7 @@ def test_allgather_adds_what_each_rank_selected_and_keeps_the_rest():
 
 # ------------------------------------------------------------- gTop-k: a top-k at every merge
 
-GTOPK_4 = [
-    {0: 12, 3: 5, 5: 1},
-    {3: 6, 4: -7, 6: 2},
-    {0: -4, 2: 8, 7: 3},
-    {4: 6, 7: 10, 1: 1},
-]
+GTOPK_4 = [{0: 12, 3: 5, 5: 1}, {3: 6, 4: -7, 6: 2}, {0: -4, 2: 8, 7: 3}, {4: 6, 7: 10, 1: 1}]
 
 
 def test_gtopk_on_four_ranks_merges_in_a_tree_and_who_merges_keeps_what_falls_out():
@@ -206,11 +201,7 @@ def test_oktopk_on_four_ranks_sends_each_entry_to_one_owner_and_each_result_to_a
 
 
 # P = 3, k = 3; the last entry of each rank is not selected.
-OKTOPK_3 = [
-    {3: 18, 30: -12, 60: 6, 70: 3},
-    {10: 15, 33: 12, 61: -9, 3: 6},
-    {9: 21, 36: -6, 80: 24, 50: 3},
-]
+OKTOPK_3 = [{3: 18, 30: -12, 60: 6, 70: 3}, {10: 15, 33: 12, 61: -9, 3: 6}, {9: 21, 36: -6, 80: 24, 50: 3}]
 # Regions begin at (30 + 33 + 36)/3 = 33 and (60 + 61 + 80)/3 = 67. Sums:
 #   {3: 18, 9: 21, 10: 15, 30: −12}   {33: 12, 36: −6, 60: 6, 61: −9}   {80: 24}
 # Applied: 3, 9 and 80. The global threshold is 18; the local ones are 6, 9 and 6.
@@ -273,12 +264,7 @@ def test_oktopk_with_fewer_entries_than_ranks_has_empty_regions():
 
 # ------------------------------------------------------------- SparCML: recursive doubling
 
-DOUBLING_4 = [
-    {3: 4, 10: 8, 50: 1},
-    {3: 20, 20: 16, 10: 3},
-    {10: -8, 20: 24, 3: -2},
-    {10: 16, 40: 32, 60: 1},
-]
+DOUBLING_4 = [{3: 4, 10: 8, 50: 1}, {3: 20, 20: 16, 10: 3}, {10: -8, 20: 24, 3: -2}, {10: 16, 40: 32, 60: 1}]
 
 
 def test_ssar_doubling_on_four_ranks_adds_up_what_overlaps():
@@ -336,11 +322,7 @@ def test_ssar_doubling_bounds_the_union_by_the_sum_of_both_counts():
 # ------------------------------------------------------------- SparCML: split, then all-gather
 
 # P = 3, k = 3, d = 30: ranges 0–9, 10–19, 20–29. The last entry of each rank is not selected.
-SPLIT_3 = [
-    {2: 9, 11: 6, 25: -3, 7: 1},
-    {2: 3, 5: 6, 28: 3, 11: 2},
-    {11: -3, 14: 12, 25: 3, 0: -1},
-]
+SPLIT_3 = [{2: 9, 11: 6, 25: -3, 7: 1}, {2: 3, 5: 6, 28: 3, 11: 2}, {11: -3, 14: 12, 25: 3, 0: -1}]
 # Sums: {2: 12, 5: 6}   {11: 3, 14: 12}   {25: 0, 28: 3}.
 SPLIT_3_MEAN = {2: 4, 5: 2, 11: 1, 14: 4, 28: 1}
 SPLIT_3_RESIDUALS = [{7: 1}, {11: 2}, {0: -1}]
