@@ -80,7 +80,7 @@ def test_the_scenarios_stop_before_at_and_behind_the_boundary():
 
 @pytest.mark.launch
 @LONG
-@pytest.mark.parametrize("size", [3, *more(1)])
+@pytest.mark.parametrize("size", [1, *more(3)])
 @pytest.mark.usefixtures("facts")  # leaves the checkpoints of two ranks
 def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(folder, size):
     program = (
