@@ -1,4 +1,4 @@
-"""Make the API reference from the docstrings: python scripts/api_reference.py [FOLDER] (build/api without it)."""
+"""Make the API reference from the docstrings: python scripts/api_reference.py [FOLDER], else in build/api."""
 
 import os
 import sys

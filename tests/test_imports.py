@@ -56,6 +56,7 @@ ROOMS = {
         *("training.commands", "training.config", "training.process", "training.run"),
     },
     # the command line: names every command, imports one when it is asked for
+    "training.__main__": {"training.commands.main"},
     "training.commands.bench": {"training.bench", "training.commands"},
     "training.commands.main": {
         *("commlib", "training.commands", "training.commands.bench"),

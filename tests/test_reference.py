@@ -57,7 +57,7 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
 
 
 def leads_somewhere(name: str, module: str, scope: str | None) -> bool:
-    """Return whether a name in a docstring is of its class, of its module, a class of ours, or a full name."""
+    """Return whether a name in a docstring is of its class or module, a class of ours, or a full name."""
     owner, _, member = name.rpartition(".")
     if name in CLASSES or member in CLASSES.get(owner or scope or "", ()):
         return True

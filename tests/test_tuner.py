@@ -192,7 +192,7 @@ def test_links_that_take_no_time_can_be_chosen_for():
 def test_one_rank_has_nobody_to_exchange_with():
     choice = choose(1, ranks=1, ranks_per_node=1)
     assert (choice.reducer, choice.options) == ("dense", {})
-    assert choice.reason == "dense: one rank has nobody to exchange with"
+    assert choice.reason == "dense: one rank has no other to exchange with"
 
 
 @pytest.mark.parametrize("density", [0, 1.5, float("nan")])

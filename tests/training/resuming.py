@@ -70,11 +70,11 @@ SCENARIOS = {
         ),
         stops=(34,),
     ),
-    "lamb, float16, gtopk": Scenario(
+    "lamb, float16, gtopk then hioktopk": Scenario(
         (
             two_phases(
                 "reducer: gtopk, density: 0.05, learning_rate: {start: 0.01, end: 0.01}",
-                "reducer: gtopk, density: 0.02, learning_rate: {start: 0.01, end: 0.001}",
+                "reducer: hioktopk, density: 0.02, learning_rate: {start: 0.01, end: 0.001}",
             ),
             "optimizer={name: lamb, weight_decay: 0.01}",
             "precision=float16",
@@ -85,7 +85,7 @@ SCENARIOS = {
         (
             two_phases(
                 f"reducer: allgather, density: 0.01, density_warmup: {{start: 0.25, epochs: 2}}, {CROPS}",
-                f"reducer: hioktopk, density: 0.05, {CROPS}",
+                f"reducer: dense, {CROPS}",
             ),
             "learning_rate=0.002",
             "optimizer={name: adamw, sharded: true}",

@@ -19,7 +19,7 @@ def test_one_process_trains_alone_and_needs_no_profile(tmp_path):
     result = run("cloudtrain", "train", DIGITS, *BRIEF, "reducer=auto", cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     assert "one rank, so nothing is exchanged" in result.stdout
-    assert "phase 1: auto picks dense: one rank has nobody to exchange with\n" in result.stdout
+    assert "phase 1: auto picks dense: one rank has no other to exchange with\n" in result.stdout
     assert errors(result) == ""
     (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
     assert summary["accuracy"] > 0.9

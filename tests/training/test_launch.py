@@ -225,6 +225,7 @@ def test_a_launch_that_is_ended_says_no_more_than_that_and_takes_its_ranks_with_
         assert left == []
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_an_interrupted_rank_of_training_is_one_line_that_names_it(tmp_path):
     with subprocess.Popen(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.extent import more
 from tests.launching import (
     BESIDE_PYTHON,
     DIGITS,
@@ -68,7 +67,7 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
 
 
 # On three ranks they divide unevenly; test_resume.py trains with all.
-UNEVEN = ("hioktopk", *more("gtopk", "oktopk"))
+UNEVEN = ("gtopk", "oktopk", "hioktopk")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +84,7 @@ def three_ranks(tmp_path_factory):
     return folder
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("reducer", UNEVEN)
 def test_reducers_train_on_three_ranks(three_ranks, reducer):
     epochs = [line for line in lines_of(three_ranks / reducer) if line["kind"] == "epoch"]
@@ -200,6 +200,7 @@ def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceba
     assert result.stderr.rstrip().endswith("OSError: the disk is gone")
 
 
+@pytest.mark.large
 def test_training_that_diverges_ends_and_says_so(tmp_path):
     result = launch(2, DIGITS, *BRIEF, "phases.0.learning_rate={start: 1e30, end: 1e30}", cwd=tmp_path)
     assert result.returncode == 1, tail(result)
@@ -211,6 +212,7 @@ def test_training_that_diverges_ends_and_says_so(tmp_path):
     assert steps[-1]["loss"] is None
 
 
+@pytest.mark.large
 def test_a_launch_over_gloo_is_refused_with_the_way_to_launch(tmp_path):
     result = run(
         "horovodrun", "--gloo", "-np", "2", str(BESIDE_PYTHON / "cloudtrain"), "train", DIGITS, cwd=tmp_path

@@ -85,7 +85,7 @@ def test_one_rank_needs_no_profile(tmp_path):
     ((profile, choice),) = transport.simulated.run(choose, 1)
     assert profile is None
     assert [each.reducer for each in choice.values()] == ["dense", "dense"]
-    assert choice[0].reason == "dense: one rank has nobody to exchange with"
+    assert choice[0].reason == "dense: one rank has no other to exchange with"
 
 
 @pytest.mark.parametrize("inter", [SLOW, FAST], ids=["slow", "fast"])
@@ -288,7 +288,7 @@ def test_a_crowded_card_is_told(monkeypatch, capsys, tmp_path):
 def test_one_rank_measures_itself_and_picks_dense(monkeypatch, capsys, tmp_path):
     path = tmp_path / "profile.json"
     said = tuned(monkeypatch, capsys, Request(None, [], None, str(path)), 1)
-    assert said.splitlines()[2:] == ["reducer=auto picks dense: one rank has nobody to exchange with"]
+    assert said.splitlines()[2:] == ["reducer=auto picks dense: one rank has no other to exchange with"]
     assert Profile.load(path).speeds.add > 0
 
 
