@@ -1,4 +1,4 @@
-"""``cloudtrain tune``: measure links, kernels and reducers of a job, print the choice of ``reducer: auto``."""
+"""``cloudtrain tune``: measure links, kernels and reducers of a job, print what ``auto`` picks."""
 
 import re
 from collections.abc import Iterator, Sequence
