@@ -29,9 +29,7 @@ LaunchedConfig = Annotated[
         help="a YAML file, or a name, such as digits; or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
-Overrides = Annotated[
-    list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")
-]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
 Hosts = Annotated[str | None, Option("-H", help="host:slots,… (this machine without it)")]
 Interface = Annotated[
     str | None, Option(help="which connects the hosts, such as eth0 (found out without it)")
