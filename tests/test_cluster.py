@@ -270,11 +270,7 @@ def test_run_passes_the_status_on(cluster, command, expected):
 
 @pytest.mark.parametrize(
     ("options", "end", "expected"),
-    [
-        (["--timeout", "8"], None, 124),
-        ([], signal.SIGINT, 130),
-        ([], signal.SIGTERM, 143),
-    ],
+    [(["--timeout", "8"], None, 124), ([], signal.SIGINT, 130), ([], signal.SIGTERM, 143)],
     ids=["timeout", "interrupt", "terminate"],
 )
 def test_a_run_that_is_ended_leaves_no_process_in_any_node(cluster, tmp_path, options, end, expected):

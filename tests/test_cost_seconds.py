@@ -50,8 +50,7 @@ def test_where_every_length_is_known_the_closed_form_is_the_virtual_time(name, w
 
 
 @pytest.mark.parametrize(
-    "world_size, ranks_per_node",
-    [(2, 2), (3, 1), (4, 1), (6, 2), (7, 1), (8, 4), (12, 4), (16, 8)],
+    "world_size, ranks_per_node", [(2, 2), (3, 1), (4, 1), (6, 2), (7, 1), (8, 4), (12, 4), (16, 8)]
 )
 @pytest.mark.parametrize("name", sorted(set(REDUCERS) - {"oktopk", "hioktopk"}))
 def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, world_size, ranks_per_node):

@@ -3,7 +3,6 @@
 import ast
 import doctest
 import re
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -140,13 +139,6 @@ def test_a_step_holds_the_meetings_that_no_record_holds():
     assert {ended for _, _, ended in step.meetings[:8]} == {step.meetings[0][2]}
 
 
-def test_rank_0_is_on_top_and_the_nodes_are_apart():
-    heights = [lane(rank) for rank in range(8)]
-    steps = [above - below for above, below in pairwise(heights)]
-    assert heights[0] == 0
-    assert steps == pytest.approx([1, 1, 1, 1.8, 1, 1, 1])
-
-
 def test_a_message_is_a_line_from_its_turn_at_the_port_to_its_arrival():
     record = [
         transfer(1, 0, 8_000, INTRA, sent=500, left=510, arrived=512),
@@ -186,15 +178,6 @@ def test_a_line_is_the_wider_the_more_bytes_and_wide_ones_are_drawn_first():
     drawn = lines(record, begun=0.0)
     assert [line.begin[1] for line in drawn] == [lane(2), lane(4), lane(3), lane(1)]
     assert [line.width for line in drawn] == [2.9, 2.0, 1.2, 0.4]  # 0.4 + 0.8·√(bytes/10,000)
-
-
-def test_no_message_is_no_line():
-    assert lines([], begun=1.0) == []
-
-
-def test_the_caption_rounds_the_time_to_microseconds():
-    step = Step("gtopk", [], [], begun=1e-3, ended=1.2346e-3, sent=LinkBytes(intra=1_234_567, inter=89))
-    assert step.caption == "gtopk: 1,234,567 bytes inside nodes, 89 bytes between nodes, 235 µs"
 
 
 def test_one_step_makes_one_file_byte_for_byte(tmp_path):

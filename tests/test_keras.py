@@ -131,15 +131,6 @@ def test_a_skipped_step_of_one_rank_changes_no_weight_on_any():
         assert int(optimizer.iterations) == 1
 
 
-def test_the_learning_rate_is_that_of_the_optimizer_inside():
-    def body(comm):
-        optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), Topology(comm), {"name": "dense"})
-        optimizer.learning_rate = 0.5
-        return float(optimizer.inner_optimizer.learning_rate), float(optimizer.learning_rate)
-
-    assert simulated.run(body, 1) == [(0.5, 0.5)]
-
-
 def test_an_optimizer_is_named_and_wrong_settings_are_refused_when_it_is_made():
     def body(comm):
         assert isinstance(distributed(comm, "adam"), keras.optimizers.Adam)
@@ -161,16 +152,6 @@ def test_an_optimizer_is_named_and_wrong_settings_are_refused_when_it_is_made():
             DistributedOptimizer("sgd", Topology(comm), DENSE, timeout=0)
 
     simulated.run(body, 1)
-
-
-@pytest.mark.parametrize("name", commlib.REDUCERS)
-def test_every_reducer_can_be_named(name):
-    def body(comm):
-        optimizer = distributed(comm, config={"name": name})
-        optimizer.build([keras.Variable(np.zeros(3, np.float32))])
-        return type(optimizer.gradients.reducer)
-
-    assert simulated.run(body, 1) == [commlib.REDUCERS[name]]
 
 
 class TwoHeads(keras.Model):
@@ -303,21 +284,6 @@ def test_tensorflows_checkpoints_hold_the_optimizer_inside(tmp_path):
         again.build(model.trainable_variables)
         tf.train.Checkpoint(optimizer=again).read(path).assert_consumed()
         return equal(values(model.optimizer.variables), values(again.variables))
-
-    assert simulated.run(body, 2) == [True] * 2
-
-
-def test_the_moving_averages_of_use_ema_are_swapped_in_by_keras_callback():
-    def body(comm):
-        model = compiled(comm, keras.optimizers.SGD(0.1, use_ema=True))
-        model.fit(
-            *data(comm.rank),
-            verbose=0,
-            validation_data=data(9),
-            callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
-        )
-        averages = model.optimizer._model_variables_moving_average
-        return equal(values(model.trainable_variables), values(averages))
 
     assert simulated.run(body, 2) == [True] * 2
 
@@ -590,15 +556,12 @@ def test_metrics_are_averaged_by_samples_so_that_all_stop_in_one_epoch():
     def body(comm):
         model = compiled(comm, keras.optimizers.SGD(0.3), metrics=["mae"])
         inputs, targets = data(comm.rank)
-        inputs, targets = (
-            inputs[: 32 - 2 * comm.rank],
-            targets[: 32 - 2 * comm.rank],
-        )  # 4 steps, the last shorter
+        samples = 32 - 2 * comm.rank  # 4 steps, the last shorter
         own = []
         keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: own.append(dict(logs)))
         stop = keras.callbacks.EarlyStopping("loss", patience=0, mode="max")  # stops as it falls
         history = model.fit(
-            *(inputs, targets),
+            *(inputs[:samples], targets[:samples]),
             batch_size=8,
             epochs=5,
             verbose=0,
@@ -629,7 +592,7 @@ def test_the_moving_averages_of_batch_normalization_are_averaged_before_validati
         seen = []
         moving = [model.layers[0].moving_mean, model.layers[0].moving_variance]
         look = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(values(moving)),
+            on_train_batch_end=lambda batch, logs: seen.append(values(moving))
         )
         validated = []
         test = keras.callbacks.Callback()

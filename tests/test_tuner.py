@@ -8,15 +8,7 @@ from statistics import median
 
 import pytest
 
-from commlib import (
-    REDUCERS,
-    InvalidArgument,
-    Link,
-    Network,
-    Topology,
-    make_reducer,
-    predict,
-)
+from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, make_reducer, predict
 from commlib.cost import Speeds
 from commlib.transport import machines, simulated
 from commlib.tuning import probe, trials, tuner

@@ -295,15 +295,6 @@ def test_what_cannot_be_is_refused_and_changes_nothing(ranks, make, message):
     assert ranks.run(body) == [(message, 1.0)] * ranks.size
 
 
-def test_a_dense_reducer_is_refused(ranks):
-    def body(comm):
-        with pytest.raises(InvalidArgument, match="reducer: expected a sparse one, got Dense"):
-            ReducerWrapper(make_reducer("dense", Topology(comm), 10))
-        return True
-
-    assert all(ranks.run(body))
-
-
 def test_clipping_is_of_gradients_and_not_of_velocities(ranks):
     """A constant gradient of norm 5, clipped to 1, gathers momentum: 1, then 1.5, then 1.75."""
 
@@ -330,17 +321,6 @@ AROUND = {
     "clipping": lambda reducer: LocalClipping(reducer, 1.0),
     "momentum": lambda reducer: MomentumCorrection(reducer, 0.5),
 }
-
-
-@pytest.mark.parametrize("gradient", [[3.0], 3.0, np.ones(5), np.ones((4, 1)), "four", [None] * 4, [1j] * 4])
-@pytest.mark.parametrize("make", AROUND.values(), ids=list(AROUND))
-def test_what_is_no_gradient_of_this_size_is_refused_by_each(ranks, make, gradient):
-    def body(comm):
-        with pytest.raises(InvalidArgument, match="gradient: expected"):
-            make(everything(comm)).reduce(gradient)
-        return True
-
-    assert all(ranks.run(body))
 
 
 def test_what_overflows_voids_the_step_without_a_warning(ranks):

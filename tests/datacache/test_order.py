@@ -5,13 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from datacache.order import (
-    Order,
-    Permutation,
-    evaluation_batch,
-    evaluation_part,
-    evaluation_steps,
-)
+from datacache.order import Order, Permutation, evaluation_batch, evaluation_part, evaluation_steps
 
 WORLDS = [1, 2, 3, 4, 5, 8]
 IMAGENET = 1_281_167

@@ -27,24 +27,19 @@ def run(*arguments):
     return result.exit_code, result.output + (result.stderr if result.stderr_bytes else "")
 
 
-def test_without_cupy_the_command_says_so(monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--device", "gpu", "--json"), "CuPy is not installed"),
+        (("--device", "tpu"), "expected cpu or gpu, got tpu"),
+        (("--device", "gpu", "--size", "0"), "--size: expected at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(monkeypatch, words, message):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    status, said = run("--device", "gpu", "--json")
+    status, said = run(*words)
     assert status == 2
-    assert "CuPy is not installed" in said
-
-
-def test_another_device_is_refused():
-    status, said = run("--device", "tpu")
-    assert status == 2
-    assert "expected cpu or gpu, got tpu" in " ".join(said.split())
-
-
-def test_sizes_and_densities_are_checked_before_the_gpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    status, said = run("--device", "gpu", "--size", "0")
-    assert status == 2
-    assert "--size: expected at least 1, got 0" in said
+    assert message in " ".join(said.split())
 
 
 @pytest.mark.parametrize("k", [1, 10, 500])

@@ -76,19 +76,7 @@ def test_indices_of_64_bits(engine, name):
 def test_every_float32_near_a_narrow_one_is_rounded_as_on_the_cpu(engine, name):
     exponents = np.arange(256, dtype=np.uint32) << 23
     mantissas = [
-        0,
-        1,
-        0xFFF,
-        0x1000,
-        0x1001,
-        0x2FFF,
-        0x3000,
-        0x3001,
-        0x7FFF,
-        0x8000,
-        0x8001,
-        0x18000,
-        0x7FFFFF,
+        *(0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF)
     ]
     bits = np.add.outer(exponents, np.array(mantissas, np.uint32)).reshape(-1)
     values = np.concatenate([bits, bits | 0x8000_0000]).view(np.float32)

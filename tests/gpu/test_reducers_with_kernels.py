@@ -13,7 +13,7 @@ from commlib.transport import simulated
 from commlib.vectors import partition, sum_sparse
 from tests.extent import more
 from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
-from tests.gpu.fake_cupy import Race, ndarray
+from tests.gpu.fake_cupy import ndarray
 from tests.gpu.fake_kernels import unwrapped, wrapped
 from tests.gpu.on_gpu import FromHost, GPURanks, make_reducer_from_host
 from tests.gpu.test_scatter import rows_of
@@ -142,37 +142,6 @@ def test_vectors_of_nothing_have_a_sum():
         return kernels_of(comm.arrays).sum_sparse([SparseVector.empty(0, comm.arrays)] * 2).nnz
 
     assert GPURanks(1, engine=engine_for).run(body) == [0]
-
-
-def test_entries_that_another_stream_may_still_write_are_not_added_up():
-    def body(comm):
-        arrays = comm.arrays
-        with arrays.cuda.Stream(non_blocking=True):
-            values = arrays.full(3, 1.0, np.float32)
-        kernels_of(arrays).sum_sparse([SparseVector(9, arrays.arange(3, dtype=np.int32), values)])
-
-    with pytest.raises(Race, match="reads what another stream writes"):
-        GPURanks(1, engine=engine_for).run(body)
-
-
-@pytest.mark.parametrize("name", ["hitopk", "oktopk"])
-@pytest.mark.parametrize("step", [0, 1])
-def test_a_nan_on_one_rank_voids_the_step_on_all_and_leaves_no_trace(name, step):
-    """In the second step ``oktopk`` uses the threshold of the first again."""
-
-    def body(comm):
-        reducer = make_reducer_from_host(name, Topology(comm, ranks_per_node=2), size=SIZE, density=0.05)
-        twin = make_reducer_from_host(name, Topology(comm, ranks_per_node=2), size=SIZE, density=0.05)
-        for each in range(step):
-            reducer.reduce(gradient(SIZE, comm.rank, each))
-            twin.reduce(gradient(SIZE, comm.rank, each))
-        poisoned = gradient(SIZE, comm.rank, 7).copy()
-        poisoned[comm.rank * 100] = np.nan if comm.rank == 2 else 1
-        voided = reducer.reduce(poisoned)
-        later = [each.reduce(gradient(SIZE, comm.rank, 8)).tobytes() for each in (reducer, twin)]
-        return bool(np.isnan(voided).all()), later[0] == later[1]
-
-    assert GPURanks(3, engine=engine_for).run(body) == [(True, True)] * 3
 
 
 def test_a_step_of_hitopk_copies_no_vector_to_the_host():

@@ -88,11 +88,7 @@ def test_a_switch_flushes_the_residual_on_the_gpu():
 
 @pytest.mark.parametrize(
     ("visible", "gpu", "message"),
-    [
-        ([], 0, "TensorFlow sees none"),
-        ([3], 3, "CUDA_VISIBLE_DEVICES"),
-        ([3], 0, "CUDA_VISIBLE_DEVICES"),
-    ],
+    [([], 0, "TensorFlow sees none"), ([3], 3, "CUDA_VISIBLE_DEVICES"), ([3], 0, "CUDA_VISIBLE_DEVICES")],
 )
 def test_gpus_that_tensorflow_does_not_see_or_numbers_otherwise_are_refused(
     visible, gpu, message, monkeypatch

@@ -22,10 +22,7 @@ RULES = {
         lambda excluded: reference.Lars(0.8, True, weight_decay=0.1, trust=0.02, excluded=excluded),
     ),
     "lars-no-momentum": (Lars(0.0), lambda excluded: reference.Lars(0.0, excluded=excluded)),
-    "lamb": (
-        Lamb(weight_decay=0.01),
-        lambda excluded: reference.Lamb(weight_decay=0.01, excluded=excluded),
-    ),
+    "lamb": (Lamb(weight_decay=0.01), lambda excluded: reference.Lamb(weight_decay=0.01, excluded=excluded)),
     "lamb-clipped": (
         Lamb(0.8, 0.95, 1e-3, 0.1, 1.5, 3.0),
         lambda excluded: reference.Lamb(0.8, 0.95, 1e-3, 0.1, 1.5, 3.0, excluded=excluded),

@@ -55,16 +55,7 @@ def tiny(rng, size, rank, step):
     return 1e-38 * rng.standard_normal(size)
 
 
-FAMILIES = [
-    heavy_tails,
-    clustered,
-    cancelling,
-    one_rank_has_it_all,
-    growing,
-    bursts,
-    few_distinct,
-    tiny,
-]
+FAMILIES = [heavy_tails, clustered, cancelling, one_rank_has_it_all, growing, bursts, few_distinct, tiny]
 
 
 @st.composite

@@ -18,11 +18,12 @@ Entries = Mapping[int, float]  # value by index; all the other entries are zero
 
 @dataclass(frozen=True)
 class Step:
-    """What one step left behind: the mean, and by rank its residual and the bytes that it sent."""
+    """What one step left behind: the mean and its entries as reported, by rank residual and bytes sent."""
 
     mean: dict[int, float]
     residuals: list[dict[int, float]]
     sent: list[LinkBytes]
+    applied: int
 
     @property
     def sent_between_nodes(self) -> list[int]:
@@ -60,15 +61,17 @@ def run(
         seen = []
         for gradients in steps:
             mean = reducer.reduce(vector(size, gradients[comm.rank]))
-            seen.append((non_zeros(mean), non_zeros(reducer.residual), reducer.last.traffic.sent))
+            report = reducer.last
+            seen.append((non_zeros(mean), non_zeros(reducer.residual), report.traffic.sent, report.applied))
         return seen
 
     by_rank = simulated.run(body, len(steps[0]))
     results = []
     for seen in zip(*by_rank, strict=True):
-        means, residuals, sent = zip(*seen, strict=True)
+        means, residuals, sent, applied = zip(*seen, strict=True)
         assert all(mean == means[0] for mean in means)
-        results.append(Step(means[0], list(residuals), list(sent)))
+        assert len(set(applied)) == 1
+        results.append(Step(means[0], list(residuals), list(sent), applied[0]))
     return results
 
 
@@ -87,12 +90,7 @@ def test_allgather_adds_what_each_rank_selected_and_keeps_the_rest():
 
 # ------------------------------------------------------------- gTop-k: a top-k at every merge
 
-GTOPK_4 = [
-    {0: 12, 3: 5, 5: 1},
-    {3: 6, 4: -7, 6: 2},
-    {0: -4, 2: 8, 7: 3},
-    {4: 6, 7: 10, 1: 1},
-]
+GTOPK_4 = [{0: 12, 3: 5, 5: 1}, {3: 6, 4: -7, 6: 2}, {0: -4, 2: 8, 7: 3}, {4: 6, 7: 10, 1: 1}]
 
 
 def test_gtopk_on_four_ranks_merges_in_a_tree_and_who_merges_keeps_what_falls_out():
@@ -206,11 +204,7 @@ def test_oktopk_on_four_ranks_sends_each_entry_to_one_owner_and_each_result_to_a
 
 
 # P = 3, k = 3; the last entry of each rank is not selected.
-OKTOPK_3 = [
-    {3: 18, 30: -12, 60: 6, 70: 3},
-    {10: 15, 33: 12, 61: -9, 3: 6},
-    {9: 21, 36: -6, 80: 24, 50: 3},
-]
+OKTOPK_3 = [{3: 18, 30: -12, 60: 6, 70: 3}, {10: 15, 33: 12, 61: -9, 3: 6}, {9: 21, 36: -6, 80: 24, 50: 3}]
 # Regions begin at (30 + 33 + 36)/3 = 33 and (60 + 61 + 80)/3 = 67. Sums:
 #   {3: 18, 9: 21, 10: 15, 30: −12}   {33: 12, 36: −6, 60: 6, 61: −9}   {80: 24}
 # Applied: 3, 9 and 80. The global threshold is 18; the local ones are 6, 9 and 6.
@@ -273,12 +267,7 @@ def test_oktopk_with_fewer_entries_than_ranks_has_empty_regions():
 
 # ------------------------------------------------------------- SparCML: recursive doubling
 
-DOUBLING_4 = [
-    {3: 4, 10: 8, 50: 1},
-    {3: 20, 20: 16, 10: 3},
-    {10: -8, 20: 24, 3: -2},
-    {10: 16, 40: 32, 60: 1},
-]
+DOUBLING_4 = [{3: 4, 10: 8, 50: 1}, {3: 20, 20: 16, 10: 3}, {10: -8, 20: 24, 3: -2}, {10: 16, 40: 32, 60: 1}]
 
 
 def test_ssar_doubling_on_four_ranks_adds_up_what_overlaps():
@@ -336,11 +325,7 @@ def test_ssar_doubling_bounds_the_union_by_the_sum_of_both_counts():
 # ------------------------------------------------------------- SparCML: split, then all-gather
 
 # P = 3, k = 3, d = 30: ranges 0–9, 10–19, 20–29. The last entry of each rank is not selected.
-SPLIT_3 = [
-    {2: 9, 11: 6, 25: -3, 7: 1},
-    {2: 3, 5: 6, 28: 3, 11: 2},
-    {11: -3, 14: 12, 25: 3, 0: -1},
-]
+SPLIT_3 = [{2: 9, 11: 6, 25: -3, 7: 1}, {2: 3, 5: 6, 28: 3, 11: 2}, {11: -3, 14: 12, 25: 3, 0: -1}]
 # Sums: {2: 12, 5: 6}   {11: 3, 14: 12}   {25: 0, 28: 3}.
 SPLIT_3_MEAN = {2: 4, 5: 2, 11: 1, 14: 4, 28: 1}
 SPLIT_3_RESIDUALS = [{7: 1}, {11: 2}, {0: -1}]
@@ -392,6 +377,7 @@ def test_hitopk_on_two_nodes_of_two_ranks():
     # Stream 0 (ranks 0 and 2) adds up {3: 16}, stream 1 (ranks 1 and 3) {8: −9, 11: 8}.
     (step,) = run("hitopk", 16, 1, [HITOPK_2X2], ranks_per_node=2, shards=2)
     assert step.mean == {3: 4, 8: -2.25, 11: 2}
+    assert step.applied == 3
     # What a node added up and did not select stays with the owner of the shard.
     assert step.residuals == [{0: 4, 1: 1}, {8: 5, 10: -2}, {2: 7}, {9: 1, 11: 3}]
     # Inside: 8 values of the other's shard, then the sums of the own shard. Between: one entry.
@@ -406,6 +392,16 @@ def test_hitopk_adds_the_residual_of_the_shard_to_the_nodes_next_sum():
     # Stream 0: {0: 10} and {2: 7}. Stream 1: {8: 5} of rank 1 and {11: 3} of rank 3.
     assert step.mean == {0: 2.5, 2: 1.75, 8: 1.25, 11: 0.75}
     assert step.residuals == [{1: 1}, {10: -2}, {0: 2}, {9: 1}]
+
+
+def test_hitopk_skips_a_step_where_one_shard_of_the_sum_is_infinite():
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), size=16, density=0.25)
+        # Each node's sum of the first shard is finite, that of both nodes is not; the second shard is zero.
+        reducer.reduce(vector(16, {3: 3e38} if comm.rank % 2 else {}))
+        return reducer.last.finite, bool(reducer.residual.any())
+
+    assert simulated.run(body, 4) == [(False, False)] * 4
 
 
 def test_hitopk_on_uneven_nodes_has_as_many_shards_as_the_smallest_node():

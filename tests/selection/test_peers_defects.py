@@ -149,13 +149,6 @@ def test_what_equals_the_threshold_is_selected_too(selector):
     assert select(selector, vector, 16).values.tolist() == list(range(1009, 1025))
 
 
-def test_a_block_of_nothing_but_nan_is_not_taken_for_zeros(name):
-    vector = normal(9)
-    vector[640:704] = np.nan
-    with pytest.raises(NonFiniteInput):
-        select(name, vector, 1000)
-
-
 def test_indices_past_24_bits_are_not_rounded(name):
     size = 2**24 + 4099
     vector = np.zeros(size, np.float32)

@@ -96,11 +96,6 @@ def test_a_reducer_is_beside_all_all_reduces_and_the_peer_is_the_faster_one(simu
         assert record.case["density"] == (0.01 if record.subject == "bare" else None)
 
 
-def test_steps_are_twenty_after_two_to_warm_up(simulated_allreduces):
-    record = measured(reducers=["dense"], steps=None)[0]
-    assert (record.seconds.runs, record.case["warm_up_steps"]) == (20, 2)
-
-
 def test_every_codec_is_measured_with_every_sparse_reducer(simulated_allreduces):
     records = measured(reducers=["dense", "hitopk"], wires=["fp32", "gap+fp16"])
     subjects = [(record.subject, record.case["wire"]) for record in records if "baselines" in record.more]
@@ -252,24 +247,6 @@ def test_what_the_script_says_of_a_cluster_that_cannot_be_is_the_one_line(monkey
 
 def sweep(**given) -> Sweep:
     return Sweep.of(Options(cluster=True, **given))
-
-
-def test_by_default_two_rates_three_sizes_and_two_densities_are_measured_on_four_nodes_of_two():
-    default = sweep()
-    assert (default.nodes, default.ranks_per_node, default.ranks) == (4, 2, 8)
-    assert default.hosts == "node1:2,node2:2,node3:2,node4:2"
-    assert list(default.rates) == ["1gbit", "10gbit"]
-    assert list(default.sizes) == [1_000_000, 14_728_266, 25_557_032]
-    assert list(default.densities) == [0.01, 0.001]
-    assert default.steps == 20
-    quick = sweep(quick=True)
-    assert [len(each) for each in (quick.rates, quick.sizes, quick.densities)] == [1, 1, 1]
-
-
-def test_probing_takes_five_steps_of_dense_without_tensorflow():
-    assert " ".join(sweep().probing(77)) == (
-        "bench reducers --allreduce --json --size 77 --steps 5 --reducer dense --no-horovod"
-    )
 
 
 def test_dense_reducers_are_measured_with_the_first_density_only():

@@ -8,12 +8,10 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import OrderedDict, namedtuple
 
@@ -26,15 +24,13 @@ from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
-from tests.extent import ALL, examples
+from tests.extent import examples
 from training.checkpoint import folders as checkpoints
-from training.checkpoint import manifest as checkpoint_manifest
 from training.checkpoint import serialization as trees
 from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged, taken_over
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
 
 FORK = multiprocessing.get_context("fork")
-KILLS = 30 if ALL else 6
 NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
 COMPLETE, SHARED, OWN = "COMPLETE", "shared.safetensors", "own-{:05d}.safetensors"
 
@@ -403,29 +399,6 @@ def test_instead_of_a_damaged_one_the_one_before_is_found_and_the_file_is_named(
     assert find() == [2, 2]
 
 
-def test_where_all_are_damaged_none_is_found(ranks, tmp_path, capfd):
-    def body(comm):
-        folder = common(comm, tmp_path)
-        store = Checkpoints(folder, comm)
-        save(store, comm, 1)
-        save(store, comm, 2)
-        if comm.rank == 0:
-            flip(folder / "step-00000001" / SHARED, 900)
-            (folder / "step-00000002" / OWN.format(comm.size - 1)).unlink()
-        return store.newest()
-
-    assert ranks.run(body) == [None] * ranks.size
-
-
-def test_a_checkpoint_of_another_format_is_left_out_by_name(tmp_path, capsys, monkeypatch):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    store = Checkpoints(tmp_path, comm)
-    save(store, comm, 1)
-    monkeypatch.setattr(checkpoint_manifest, "FORMAT", 3)
-    assert store.newest() is None
-    assert "expected format 3, got 2" in capsys.readouterr().err
-
-
 def rewrite(folder, change):
     """Change what ``COMPLETE`` says, with the digest of that."""
     body = json.loads((folder / COMPLETE).read_text().splitlines()[0])
@@ -444,15 +417,13 @@ WRONG_MANIFESTS = {
     "no format": (lambda body: without(body, "format"), "version.format: missing, expected a value"),
     "no step": (lambda body: without(body, "step"), "manifest.step: missing, expected a value"),
     "step of text": (lambda body: body | {"step": "2"}, "manifest.step: expected a valid integer, got '2'"),
-    "no ranks": (
-        lambda body: body | {"world_size": 0},
-        "manifest.world_size: expected greater than 0",
-    ),
+    "no ranks": (lambda body: body | {"world_size": 0}, "manifest.world_size: expected greater than 0"),
     "files of numbers": (lambda body: body | {"files": {"a": 1}}, "manifest.files.a: expected "),
     "a file less": (
         lambda body: body | {"files": without(body["files"], OWN.format(1))},
         "expected files ['own-00000.safetensors', 'own-00001.safetensors', 'shared.safetensors'], got",
     ),
+    "another format": (lambda body: body | {"format": 3}, "expected format 2, got 3"),
     "another step": (lambda body: body | {"step": 3}, "expected step 00000002, got 00000003"),
     "another run": (lambda body: body | {"run": "another"}, "expected run this, got another"),
     "nested": (lambda body: "[" * 100_000, "expected the fields of a Version"),
@@ -478,19 +449,6 @@ def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_f
     start = "cloudtrain: warning: a checkpoint is left out: "
     assert line.startswith(f"{start}{tmp_path / 'step-00000002' / COMPLETE}: {expected}")
     assert len(line) < 1000
-
-
-def test_a_checkpoint_in_a_folder_of_another_step_is_left_out_by_name(tmp_path, capsys):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    store = Checkpoints(tmp_path, comm)
-    save(store, comm, 1)
-    save(store, comm, 2)
-    (tmp_path / "step-00000002").rename(tmp_path / "step-00000040")
-    assert store.newest().step == 1
-    path = tmp_path / "step-00000040" / COMPLETE
-    assert capsys.readouterr().err == (
-        f"cloudtrain: warning: a checkpoint is left out: {path}: expected step 00000040, got 00000002\n"
-    )
 
 
 def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, capsys):
@@ -641,70 +599,6 @@ def is_big_right(checkpoint, rank):
     )
 
 
-def save_on(folder, first_step, acknowledge):
-    """Save step after step on two ranks of this process, and tell of each that is saved."""
-
-    def body(comm):
-        store = Checkpoints(folder, comm, keep=2)
-        step = first_step
-        if comm.rank == 0:
-            acknowledge(None)
-        while True:
-            store.save(step, big_tree(step, 99), big_tree(step, comm.rank), best=step % 7 == 0)
-            if comm.rank == 0:
-                acknowledge(step)
-            step += 1
-
-    transport.simulated.run(body, 2)
-
-
-def find_big(folder):
-    """Return the newest step and the best one; both must be right."""
-
-    def body(comm):
-        store = Checkpoints(folder, comm, keep=2)
-        newest, best = store.newest(), store.best()
-        assert newest is None or is_big_right(newest, comm.rank)
-        assert best is None or is_big_right(best, comm.rank)
-        return newest and newest.step, best and best.step
-
-    one, other = transport.simulated.run(body, 2)
-    assert one == other
-    return one
-
-
-def test_killed_at_random_moments_the_last_that_was_saved_is_there_and_whole(tmp_path, capsys):
-    generator = random.Random(5)
-    last = interrupted = 0
-    for _ in range(KILLS):
-        receiving, sending = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=save_on, args=(tmp_path, last + 1, sending.send))
-        process.start()
-        sending.close()
-        assert receiving.recv() is None  # it begins
-        time.sleep(generator.uniform(0.0, 0.1))
-        process.kill()
-        process.join(30)
-        assert process.exitcode == -signal.SIGKILL
-        saved = last
-        while receiving.poll():
-            try:
-                saved = receiving.recv()
-            except EOFError:
-                break
-        receiving.close()
-        interrupted += any(path.name.startswith("unfinished-") for path in tmp_path.iterdir())
-        newest, best = find_big(tmp_path)
-        last = newest or 0
-        assert saved <= last <= saved + 1  # killed after it was renamed and before that was told
-        assert best == (last // 7 * 7 or None)
-    assert capsys.readouterr().err == "", "a crash leaves nothing that looks damaged"
-    assert interrupted > 0, "no kill came while saving"
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    Checkpoints(tmp_path, comm, keep=1).save(last + 1, {}, {})
-    assert steps(tmp_path) == sorted({last // 7 * 7 or last + 1, last + 1})
-
-
 def kill_at(number, folder):
     """Save step 3, and kill this process before it changes the folder for the ``number``-th time."""
     changes = 0
@@ -793,22 +687,6 @@ def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, 
         return steps(tmp_path), is_right(store.newest(), comm, 1)
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
-
-
-def test_files_that_may_not_grow_are_one_error(tmp_path):
-    def limited():
-        comm = transport.simulated.run(lambda comm: comm, 1)[0]
-        store = Checkpoints(tmp_path, comm)
-        save(store, comm, 1)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
-        with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank 0: .*File too large"):
-            store.save(2, big_tree(2, 0), None)
-        os._exit(0 if steps(tmp_path) == [1] and is_right(store.newest(), comm, 1) else 1)
-
-    process = FORK.Process(target=limited)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
 
 
 @pytest.fixture

@@ -154,9 +154,8 @@ def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it
         {"name": "auto", "density": 0.01},
         {"name": "auto", "density": 0.1},
     ]
-    assert (
-        load(DIGITS, ["reducer=auto", "density=null"]).phases[0].reducer.density == 0.01
-    )  # that of the reducers
+    of_reducers = load(DIGITS, ["reducer=auto", "density=null"]).phases[0].reducer.density
+    assert of_reducers == 0.01
     assert load(DIGITS).automatic == []
 
 

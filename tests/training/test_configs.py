@@ -68,15 +68,9 @@ def included(path: Path) -> list[Path]:
 
 def test_all_that_were_promised_are_there():
     assert list(CONFIGS) == [
-        "cifar10_resnet20",
-        "cifar10_vgg16",
-        "digits",
-        "digits_lars",
-        "imagenet_resnet50_90epochs",
-        "imagenet_resnet50_dawnbench",
-        "imagenet_vgg19",
-        "mnist5k",
-        "synthetic",
+        *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars"),
+        *("imagenet_resnet50_90epochs", "imagenet_resnet50_dawnbench", "imagenet_vgg19"),
+        *("mnist5k", "synthetic"),
     ]
 
 
@@ -255,12 +249,8 @@ def test_vgg16_takes_the_settings_of_gtopk_that_its_comment_names():
     lines = CONFIGS["cifar10_vgg16"].read_text().splitlines()
     commented = " ".join(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
     (phase,) = load_shipped("cifar10_vgg16", *shlex.split(commented)).phases
-    assert (phase.reducer.name, phase.reducer.density, phase.epochs, phase.batch_size) == (
-        "gtopk",
-        0.001,
-        140,
-        128,
-    )
+    assert (phase.reducer.name, phase.reducer.density) == ("gtopk", 0.001)
+    assert (phase.epochs, phase.batch_size) == (140, 128)
     assert phase.density_warmup.epochs == 4
     span = Span(140 * 97, 97, 512)
     rate = phase.learning_rate.resolved(span)

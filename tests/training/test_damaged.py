@@ -132,55 +132,15 @@ def test_values_in_messages_are_short_and_escaped(word, message):
 # at random, but the same each time
 
 NUMBERS = [
-    "-1",
-    "0",
-    "1e400",
-    ".nan",
-    "9" * 400,
-    "true",
-    "1_000",
-    "0x_",
-    "1e-400",
-    "2147483648",
-    "''",
-    "null",
+    *("-1", "0", "1e400", ".nan", "9" * 400, "true", "1_000", "0x_", "1e-400", "2147483648", "''", "null")
 ]
 TEXTS = [
-    "${a}",
-    "${seed}",
-    "${phases}",
-    "${.}",
-    "${..}",
-    "\x00",
-    "\x1b[2J",
-    "\ud7ff",
-    "é" * 50,
-    "x" * 5000,
-    "~",
-    "=",
-    "<<",
+    *("${a}", "${seed}", "${phases}", "${.}", "${..}", "\x00", "\x1b[2J", "\ud7ff", "é" * 50, "x" * 5000),
+    *("~", "=", "<<"),
 ]
 MARKS = [
-    "[",
-    "]",
-    "{",
-    "}",
-    ": ",
-    "- ",
-    "&a ",
-    "*a",
-    "!!int ",
-    "|",
-    ">",
-    "'",
-    '"',
-    "\n",
-    "\t",
-    "#",
-    ",",
-    "? ",
-    "%",
-    "---\n",
+    *("[", "]", "{", "}", ": ", "- ", "&a ", "*a", "!!int ", "|", ">", "'", '"', "\n", "\t", "#", ",", "? "),
+    *("%", "---\n"),
 ]
 
 
@@ -260,24 +220,8 @@ def changed(content, chance: random.Random):
             *chance.choice([[], [changed(content[at], chance)], content]),
             *content[at + 1 :],
         ]
-    return chance.choice(
-        [
-            None,
-            True,
-            "x" * 5000,
-            "\x1b[31m",
-            -1,
-            0,
-            1e308,
-            10**400,
-            5e-324,
-            float("nan"),
-            float("inf"),
-            [],
-            {},
-            [[]],
-        ]
-    )
+    numbers = [-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf")]
+    return chance.choice([None, True, "x" * 5000, "\x1b[31m", [], {}, [[]], *numbers])
 
 
 def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):

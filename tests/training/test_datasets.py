@@ -337,11 +337,7 @@ def test_labels_beyond_the_classes_are_named(tfrecords):
 @pytest.mark.parametrize(
     ("contents", "options", "message"),
     [
-        (
-            {},
-            {},
-            r"expected folders train and val \(image_folder\) or files .* \(tfrecord\), found nothing",
-        ),
+        ({}, {}, r"expected folders train and val \(image_folder\) or files .* \(tfrecord\), found nothing"),
         ({"a/1.JPEG": 1}, {}, "or folders of classes and validation_share, found a/$"),
         ({"a/1.JPEG": 1}, {"split_seed": 1}, "split_seed: expected none without validation_share, got 1"),
         (
@@ -429,13 +425,6 @@ def test_places_that_are_not_there_or_cannot_be_read_are_named(tmp_path):
 def test_names_paths_and_options_are_checked_before_any_file_is(name, path, options, message):
     with pytest.raises(ValueError, match=message):
         check_dataset(name, path, options)
-
-
-def test_make_dataset_checks_the_same():
-    with pytest.raises(ValueError, match="path: expected a folder or URL, got none"):
-        make_dataset("imagenet")
-    with pytest.raises(ValueError, match="unknown option"):
-        make_dataset("synthetic", sides=8)
 
 
 def test_storage_options_reach_the_storage_and_stay_out_of_the_identity(tfrecords):

@@ -23,22 +23,7 @@ INTERRUPTIBLE = ("env", "--default-signal=INT")  # also where the tests run in t
 
 # words that a shell, horovodrun or mpirun might take for theirs
 WORDS = [
-    "-np",
-    "3",
-    "--help",
-    ":",
-    "",
-    "a b",
-    "$HOME",
-    "*",
-    "--",
-    "--mca",
-    "btl",
-    "it's",
-    '"',
-    "\n",
-    "é",
-    "-x",
+    *("-np", "3", "--help", ":", "", "a b", "$HOME", "*", "--", "--mca", "btl", "it's", '"', "\n", "é", "-x")
 ]
 
 

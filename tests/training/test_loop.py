@@ -12,11 +12,11 @@ import pytest
 from commlib import Topology, transport
 from datacache import Arrays
 from tests.training.small import metrics_of, phase, trainer
+from tests.training.test_summary import epoch as epoch_result
 from training.config.config import Config, ConfigurationError, load
 from training.run.data import Data
 from training.run.dawnbench import DawnBench
 from training.run.metrics import RunFolder
-from training.run.summary import EpochResult
 from training.run.trainer import Trainer, TrainingDiverged
 
 EPOCH_STEPS = 1437 // 64
@@ -277,26 +277,11 @@ def test_a_target_that_is_not_reached_leaves_the_run_its_length(tmp_path):
 
 def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
     config = trainer(tmp_path, TARGET).config
-    result = EpochResult(
-        epoch=0,
-        reducer="dense",
-        input_size=4,
-        steps=1,
-        loss=1.0,
-        correct=1,
-        correct_of_five=3,
-        samples=4,
-        train_seconds=1.0,
-        run_seconds=36.0,
-        images_per_second=1.0,
-        sent_intra_bytes=0,
-        sent_inter_bytes=0,
-        dense_inter_bytes=0,
-    )
+    result = epoch_result(epoch=0, correct=1, correct_of_five=3, samples=4, run_seconds=36.0)
     folder = RunFolder(config)
     lines = DawnBench(folder, config, "this")
-    for epoch in (0, 1, 2):
-        lines.add(replace(result, epoch=epoch))
+    for number in (0, 1, 2):
+        lines.add(replace(result, epoch=number))
     resumed = DawnBench(folder, config, "this")
     resumed.add(replace(result, epoch=1, correct=2))
     resumed.add(replace(result, epoch=2, correct=None, correct_of_five=None, samples=0))  # was not tested

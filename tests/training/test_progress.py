@@ -117,24 +117,13 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     signal = "prterun noticed that process rank 1 exited on signal 9\n"
     lined = "[1,0]<stderr>: " + rule
     launch._forward_errors([lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined])
-    assert (
-        capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
-    )  # a rank's own words
+    # a rank's own words
+    assert capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
     launch._forward_errors(
         [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
         + ["[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"]
     )
     assert capsys.readouterr().err == ""
-    launch._forward_errors(
-        [
-            "[1,2]<stderr>: rank 2 failed\n",
-            rule,
-            account,
-            rule,
-            rule,
-            signal,
-            rule,
-            "E0 Unable to register cuDNN factory\n",
-        ]
-    )
+    failed, noise = "[1,2]<stderr>: rank 2 failed\n", "E0 Unable to register cuDNN factory\n"
+    launch._forward_errors([failed, rule, account, rule, rule, signal, rule, noise])
     assert capsys.readouterr().err == f"rank 2 failed\n{rule}{signal}{rule}"

@@ -250,107 +250,69 @@ def test_a_density_warm_up_gives_the_densities_of_commlib():
 
 WRONG = [
     (
-        "learning_rate={schedule: cosin, start: 1}",
+        "schedule: cosin, start: 1",
         '.schedule: unknown schedule "cosin" (known: linear, cosine, step, polynomial, noam), '
         'did you mean "cosine"?',
     ),
     (
-        "learning_rate={schedule: [a], start: 1}",
+        "schedule: [a], start: 1",
         ".schedule: unknown schedule \"['a']\" (known: linear, cosine, step, polynomial, noam)",
     ),
     (
-        "learning_rate={schedule: cosine, strt: 1}",
+        "schedule: cosine, strt: 1",
         '.strt: unknown key, did you mean "start"? (known here: schedule, per_batch, start, warmup, end)',
     ),
+    ("schedule: cosine, start: 1", ".end: missing, expected a value"),
+    ("schedule: polynomial, start: 1, end: 0", ".power: missing, expected a value"),
+    ("schedule: polynomial, start: 1, end: 0, power: 0", ".power: expected a number above 0, got 0"),
     (
-        "learning_rate={schedule: cosine, start: 1}",
-        ".end: missing, expected a value",
-    ),
-    (
-        "learning_rate={schedule: polynomial, start: 1, end: 0}",
-        ".power: missing, expected a value",
-    ),
-    (
-        "learning_rate={schedule: polynomial, start: 1, end: 0, power: 0}",
-        ".power: expected a number above 0, got 0",
-    ),
-    (
-        "learning_rate={start: 1, end: 0, power: 2}",
+        "start: 1, end: 0, power: 2",
         ".power: unknown key (known here: schedule, per_batch, start, warmup, end)",
     ),
+    ("start: 1, end: 0, per_batch: 0", ".per_batch: expected a whole number from 1, got 0"),
+    ("start: 1, end: 0, warmup: 3", ".warmup: expected the keys start, got 3"),
+    ("start: 1, end: 0, warmup: {start: 0}", ".warmup: expected one of steps, epochs, got none"),
     (
-        "learning_rate={start: 1, end: 0, per_batch: 0}",
-        ".per_batch: expected a whole number from 1, got 0",
-    ),
-    (
-        "learning_rate={start: 1, end: 0, warmup: 3}",
-        ".warmup: expected the keys start, got 3",
-    ),
-    (
-        "learning_rate={start: 1, end: 0, warmup: {start: 0}}",
-        ".warmup: expected one of steps, epochs, got none",
-    ),
-    (
-        "learning_rate={start: 1, end: 0, warmup: {start: 0, steps: 1, epochs: 2}}",
+        "start: 1, end: 0, warmup: {start: 0, steps: 1, epochs: 2}",
         ".warmup: expected one of steps, epochs, got steps and epochs",
     ),
     (
-        "learning_rate={start: 1, end: 0, warmup: {start: 0, epochs: .inf}}",
+        "start: 1, end: 0, warmup: {start: 0, epochs: .inf}",
         ".warmup.epochs: expected a number above 0, got inf",
     ),
+    ("schedule: step, start: 1, factor: 2, at_steps: [2]", ".factor: expected a number in (0, 1), got 2"),
+    ("schedule: step, start: 1, factor: 0.1", ": expected one of at_epochs, at_steps, at_shares, got none"),
     (
-        "learning_rate={schedule: step, start: 1, factor: 2, at_steps: [2]}",
-        ".factor: expected a number in (0, 1), got 2",
-    ),
-    (
-        "learning_rate={schedule: step, start: 1, factor: 0.1}",
-        ": expected one of at_epochs, at_steps, at_shares, got none",
-    ),
-    (
-        "learning_rate={schedule: step, start: 1, factor: 0.1, at_epochs: [3, 2]}",
+        "schedule: step, start: 1, factor: 0.1, at_epochs: [3, 2]",
         ".at_epochs: expected one place or more, each after the one before, got [3.0, 2.0]",
     ),
     (
-        "learning_rate={schedule: step, start: 1, factor: 0.1, at_steps: []}",
+        "schedule: step, start: 1, factor: 0.1, at_steps: []",
         ".at_steps: expected one place or more, each after the one before, got []",
     ),
     (
-        "learning_rate={schedule: step, start: 1, factor: 0.1, at_epochs: [0]}",
+        "schedule: step, start: 1, factor: 0.1, at_epochs: [0]",
         ".at_epochs[0]: expected a number above 0, got 0",
     ),
+    ("schedule: step, start: 1, factor: 0.1, at_epochs: 2", ".at_epochs: expected a valid list, got 2"),
     (
-        "learning_rate={schedule: step, start: 1, factor: 0.1, at_epochs: 2}",
-        ".at_epochs: expected a valid list, got 2",
-    ),
-    (
-        "learning_rate={schedule: step, start: 1, factor: 0.1, at_shares: [1.0]}",
+        "schedule: step, start: 1, factor: 0.1, at_shares: [1.0]",
         ".at_shares[0]: expected a number in (0, 1), got 1.0",
     ),
     (
-        "learning_rate={schedule: noam, scale: 1, warmup_steps: 0, model_size: 1}",
+        "schedule: noam, scale: 1, warmup_steps: 0, model_size: 1",
         ".warmup_steps: expected a whole number from 1, got 0",
     ),
-    (
-        "momentum=1",
-        ": expected a number in [0, 1), or the keys start and end, got 1",
-    ),
-    (
-        "momentum=true",
-        ": expected a number in [0, 1), or the keys start and end, got True",
-    ),
-    (
-        "momentum={start: 1, end: 0}",
-        ".start: expected a number in [0, 1), got 1",
-    ),
-    (
-        "momentum={start: 0.5, ed: 0}",
-        '.ed: unknown key, did you mean "end"? (known here: start, end)',
-    ),
+    ("momentum=1", ": expected a number in [0, 1), or the keys start and end, got 1"),
+    ("momentum=true", ": expected a number in [0, 1), or the keys start and end, got True"),
+    ("momentum={start: 1, end: 0}", ".start: expected a number in [0, 1), got 1"),
+    ("momentum={start: 0.5, ed: 0}", '.ed: unknown key, did you mean "end"? (known here: start, end)'),
 ]
 
 
-@pytest.mark.parametrize(("word", "message"), WRONG)
-def test_a_wrong_schedule_is_one_line_with_key_value_and_what_was_expected(word, message):
+@pytest.mark.parametrize(("given", "message"), WRONG)
+def test_a_wrong_schedule_is_one_line_with_key_value_and_what_was_expected(given, message):
+    word = given if given.startswith("momentum=") else f"learning_rate={{{given}}}"
     with pytest.raises(ConfigurationError) as caught:
         load(DIGITS, [f"phases.0.{word}"])
     assert str(caught.value) == f"{DIGITS}: phases[0].{word.partition('=')[0]}{message}"

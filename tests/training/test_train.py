@@ -6,16 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launching import (
-    BESIDE_PYTHON,
-    DIGITS,
-    errors,
-    launch,
-    mpirun,
-    python_on_ranks,
-    run,
-    tail,
-)
+from tests.launching import BESIDE_PYTHON, DIGITS, errors, launch, mpirun, python_on_ranks, run, tail
 
 pytestmark = pytest.mark.launch
 
@@ -34,7 +25,7 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     assert result.returncode == 0, tail(result)
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
-        *("config.yaml", "lock", "metrics.jsonl", "model.weights.h5", "run.json", "summary.json"),
+        *("config.yaml", "lock", "metrics.jsonl", "model.weights.h5", "run.json", "summary.json")
     ]
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert [phase["reducer"] for phase in config["phases"]] == ["hitopk", "dense"]

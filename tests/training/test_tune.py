@@ -194,15 +194,6 @@ def test_the_way_to_measure_names_the_hosts_of_the_job(monkeypatch, tmp_path):
     assert refusal(monkeypatch, tmp_path / "none", "transport=mpi").endswith(" --transport mpi")
 
 
-def test_a_profile_of_another_world_size_is_refused(monkeypatch, tmp_path):
-    path = tmp_path / "profile.json"
-    save(path, 6, 2)
-    line = refusal(monkeypatch, path)
-    assert line.startswith(f"{path}: expected a profile of 4 ranks on 2 nodes of ")
-    assert ", got one of 6 ranks on 3 nodes of " in line
-    assert "to measure again: cloudtrain tune -np 4 --ranks-per-node 2" in line
-
-
 def test_a_profile_of_another_machine_is_refused(monkeypatch, tmp_path):
     def of_another(profile):
         return dataclasses.replace(profile, job=dataclasses.replace(profile.job, hosts=("elsewhere",)))

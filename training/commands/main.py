@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from commlib.version import __version__
 from training.commands.bench import benches
@@ -19,32 +20,30 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
+    str, Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
 ]
 LaunchedConfig = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="CONFIG",
         help="a YAML file, or a name, such as digits; or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="put on top of the file: density=0.05")
-]
-Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
+Hosts = Annotated[str | None, Option("-H", help="host:slots,… (this machine without it)")]
 Interface = Annotated[
-    str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
+    str | None, Option(help="which connects the hosts, such as eth0 (found out without it)")
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+    Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
 ]
 CachedConfig = Annotated[
-    str | None, typer.Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
+    str | None, Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
 ]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
+app.add_typer(benches, name="bench", help="Measure the parts against their alternatives.")
 app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
 
 
@@ -58,7 +57,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -75,7 +74,7 @@ def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = Fal
 @app.command(cls=ProgramCommand)
 def launch(
     context: typer.Context,
-    ranks: Annotated[int, typer.Option("-np", min=1, help="number of ranks")],
+    ranks: Annotated[int, Option("-np", min=1, help="number of ranks")],
     config: LaunchedConfig = None,
     overrides: Overrides = None,
     hosts: Hosts = None,
@@ -88,39 +87,37 @@ def launch(
     from training.process.launch import launch as run
     from training.run.dry_run import generated
 
-    words, change = overrides or [], generated if dry_run else dict
+    arguments, change = overrides or [], generated if dry_run else dict
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
     if program is not None:
-        others = [*([config] if config else []), *words, *flags]
+        others = [*([config] if config else []), *arguments, *flags]
         raise typer.Exit(run(there, program, check=lambda: check_program(program, others)))
     if config is None:
         raise typer.BadParameter(
             "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
         )
-    command = cloudtrain("train", config, *words, *flags)
-    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, words, change)))
+    command = cloudtrain("train", config, *arguments, *flags)
+    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, arguments, change)))
 
 
 @app.command()
 def tune(
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
+        str | None, Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[
-        int | None, typer.Option("-np", min=1, help="start so many ranks through horovodrun")
-    ] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
-        str | None, typer.Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
+        str | None, Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
+        str | None, Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+        str | None, Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
     ] = None,
 ) -> None:
     """Measure links and kernels of a job's ranks, for `reducer: auto`.
@@ -135,7 +132,7 @@ def tune(
     request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:
         there = Ranks(ranks, hosts, network_interface)
-        raise typer.Exit(launch(there, cloudtrain(*request.words()), check=request.resolve))
+        raise typer.Exit(launch(there, cloudtrain(*request.arguments()), check=request.resolve))
     for option, value in (("-H", hosts), ("--network-interface", network_interface)):
         if value is not None:
             usage_error(f"{option}: expected only with -np, got {value}")
@@ -144,7 +141,7 @@ def tune(
 
 @app.command()
 def doctor() -> None:
-    """Check what this machine has, and say how to mend what is missing."""
+    """Check this machine, and suggest remedies for what is missing."""
     from training.commands.doctor import examine
 
     raise typer.Exit(examine())
@@ -160,7 +157,7 @@ def cache_build(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @caches.command("info")
 def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """List what is kept here."""
+    """List what is stored here."""
     from training.commands.cache import info
 
     info(config, overrides or [])
@@ -168,7 +165,7 @@ def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None
 
 @caches.command("verify")
 def cache_verify(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Look at every checksum; the exit status is 1 if something is damaged."""
+    """Verify every checksum; the exit status is 1 if something is damaged."""
     from training.commands.cache import verify
 
     raise typer.Exit(verify(config, overrides or []))
@@ -184,7 +181,7 @@ def cache_repair(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @caches.command("gc")
 def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove what no living job uses: all of memory, and what is unfinished or unusable on disk."""
+    """Remove what no running job uses: all of memory, and what is unfinished or unusable on disk."""
     from training.commands.cache import remove
 
     remove(config, overrides or [], everything=False)
@@ -192,7 +189,7 @@ def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
 
 @caches.command("clear")
 def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove all that no living job uses."""
+    """Remove all that no running job uses."""
     from training.commands.cache import remove
 
     remove(config, overrides or [], everything=True)
