@@ -220,8 +220,8 @@ def changed(content, chance: random.Random):
             *chance.choice([[], [changed(content[at], chance)], content]),
             *content[at + 1 :],
         ]
-    numbers = [-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf")]
-    return chance.choice([None, True, "x" * 5000, "\x1b[31m", [], {}, [[]], *numbers])
+    numbers = (-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf"))
+    return chance.choice([None, True, "x" * 5000, "\x1b[31m", *numbers, [], {}, [[]]])
 
 
 def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
