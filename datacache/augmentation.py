@@ -110,9 +110,9 @@ class Augmentation(Crop):
     """For training: a random box of the image, resized to the input; half of them mirrored.
 
     A box's share of the image's area is uniform within ``area``; its aspect, width over height, is uniform in
-    its logarithm within ``aspect``; its place is uniform. What does not fit into the image is drawn again;
-    after ten tries, the largest box of an allowed aspect is taken from the centre. ``mirror``: exchange left
-    and right with probability 1/2. All is drawn from ``(seed, epoch, id)`` alone.
+    its logarithm within ``aspect``; its position is uniform. A box that does not fit into the image is drawn
+    again; after ten tries, the largest box of an allowed aspect is taken from the centre. ``mirror``:
+    exchange left and right with probability 1/2. All draws depend only on ``(seed, epoch, id)``.
 
     >>> augmentation = Augmentation(4, area=(0.5, 1.0), dtype="uint8")
     >>> images = PackedImages.of([np.full((5, 6, 1), 7, np.uint8)])
