@@ -16,7 +16,7 @@ __all__ = ["Trainer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what imports TensorFlow only when it is asked for."""
+    """Import the names that need TensorFlow only when they are accessed."""
     if name != "Trainer":
         raise AttributeError(f"module 'training' has no attribute {name!r}")
     from training.run.trainer import Trainer

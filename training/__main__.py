@@ -8,7 +8,7 @@ NEEDED = ("tensorflow", "keras", "pydantic", "rich", "sklearn", "typer", "yaml")
 
 
 def main() -> None:
-    """Run the command line, or say in one line what to install first."""
+    """Run the command line, or print in one line what to install first."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         sys.stderr.write(f"cloudtrain: {', '.join(missing)} not installed: pip install 'cloudtrain[train]'\n")
         sys.exit(USAGE_ERROR)

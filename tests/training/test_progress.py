@@ -5,9 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from training.process import launch
+from training.process import launch, progress
 from training.process.job import log_error
-from training.run import progress
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands ``cloudtrain bench``; what each measures is imported only when it is asked for."""
+"""The commands ``cloudtrain bench``; each benchmark is imported only when it is called."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
 Quick = Annotated[bool, typer.Option("--quick", help="smaller sizes: ends within a minute")]
 
-# Of ``bench reducers``: training/bench/options.py says what goes together.
+# Of ``bench reducers``: training/bench/options.py checks the combinations.
 SimulatedRanks = Annotated[int | None, typer.Option("-np", "--ranks", help="simulated ranks [8]")]
 RanksPerNode = Annotated[int | None, typer.Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")]
 Sizes = Annotated[
@@ -63,7 +63,7 @@ def bench_selection(
 ) -> None:
     """Time every selector.
 
-    Against torch.topk, np.partition, and a bare read of the vector, which none can beat. On a GPU against
+    Against torch.topk, np.partition, and a plain read of the vector as the lower bound. On a GPU against
     torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
     """
     if device == "gpu":

@@ -109,7 +109,7 @@ def verify(path: str | None, overrides: Sequence[str]) -> int:
 
 
 def remove(path: str | None, overrides: Sequence[str], *, everything: bool) -> None:
-    """Remove the folders that no running job uses; print what is removed and what stays."""
+    """Remove the folders that no running job uses; print which are removed and which stay."""
     for folder in _folders(path, overrides):
         if management.collect_garbage(folder, everything=everything):
             print(f"{folder.path}: removed, {readable(folder.bytes)}")

@@ -1,4 +1,4 @@
-"""``cloudtrain doctor``: what this machine has, and how to mend what is missing."""
+"""``cloudtrain doctor``: check this machine, and suggest remedies."""
 
 import json
 import os
@@ -27,7 +27,7 @@ print(nccl.missing() or ("" if tf.config.list_physical_devices("GPU") else "Tens
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ``remedy`` is empty where nothing is wrong; a note is no problem by itself."""
+    """The result of one check. ``remedy`` is empty if nothing is wrong; a note is not a problem by itself."""
 
     subject: str
     text: str
@@ -62,7 +62,7 @@ def check_compiler() -> Finding:
 
 
 def check_mpi() -> Finding:
-    """Start two ranks and let them see each other."""
+    """Start two ranks and let them communicate."""
     mpirun = Path(sys.executable).parent / "mpirun"
     if not mpirun.exists():
         return Finding("MPI", "no mpirun beside this Python", INSTALL)
@@ -113,7 +113,7 @@ def check_tensorflow() -> Finding:
 
 
 def check_gpus() -> Finding:
-    """Find GPUs, and what keeps gradients there: CuPy, NCCL, a TensorFlow that sees them."""
+    """Find GPUs, and the requirements to keep gradients there: CuPy, NCCL, a TensorFlow that sees them."""
     if shutil.which("nvidia-smi") is None:
         return Finding("GPUs", "none; training runs on the CPU", is_note=True)
     asked = _run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -129,7 +129,7 @@ def check_gpus() -> Finding:
 
 
 def check_shared_memory() -> Finding:
-    """Measure the room in /dev/shm, through which the ranks of a node talk."""
+    """Measure the free space in /dev/shm, through which the ranks of a node communicate."""
     try:
         free = shutil.disk_usage("/dev/shm").free / GIB
     except OSError as error:
@@ -143,7 +143,7 @@ def check_shared_memory() -> Finding:
 
 
 def check_cores() -> Finding:
-    """Count the cores that ranks can have for themselves."""
+    """Count the cores available to ranks."""
     return Finding("cores", f"{len(os.sched_getaffinity(0))}; more ranks than that share them")
 
 
@@ -193,7 +193,7 @@ def report(finding: Finding) -> Iterator[str]:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, or for a minute, and return what it said."""
+    """Run a command to its end, or for a minute, and return its output."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=PATIENCE_SECONDS, check=False
@@ -203,6 +203,6 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _first_line(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of what a command said, errors first."""
-    said = f"{result.stderr}\n{result.stdout}".split("\n")
-    return next((line for line in said if line.strip(" -")), "no output")
+    """Return the first line of a command's output, errors first."""
+    output = f"{result.stderr}\n{result.stdout}".split("\n")
+    return next((line for line in output if line.strip(" -")), "no output")

@@ -1,22 +1,22 @@
-"""What ``--help`` shows: arguments without Python's types, and whole sentences of commands."""
+"""The texts of ``--help``: arguments without Python's types, and whole sentences of commands."""
 
 from typing import Any
 
 from typer.core import TyperGroup
 
-# What stands for the value of an option that names none, by the type of Python's that it has.
+# The default metavar of an option, by its Python type.
 VALUES = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT"}
 
 
 class Group(TyperGroup):
-    """Commands whose help can be read at any width."""
+    """Commands whose help is readable at any width."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, made ready to be shown."""
+        """Return a command, prepared for display."""
         command = super().get_command(ctx, cmd_name)
         if command is None:
             return None
-        # Else the list of commands cuts what is longer than a line.
+        # Else the list of commands truncates texts that are longer than a line.
         command.short_help = command.short_help or " ".join((command.help or "").partition("\n\n")[0].split())
         for parameter in command.params:
             _show_plainly(parameter)

@@ -29,7 +29,7 @@ LaunchedConfig = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="put on top of the file: density=0.05")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="override the file: density=0.05")
 ]
 Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
 Interface = Annotated[
@@ -44,7 +44,7 @@ CachedConfig = Annotated[
 ]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(benches, name="bench", help="Measure the parts beside what one would use instead.")
+app.add_typer(benches, name="bench", help="Measure the parts against their alternatives.")
 app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
 
 
@@ -88,18 +88,18 @@ def launch(
     from training.process.launch import launch as run
     from training.run.dry_run import generated
 
-    words, change = overrides or [], generated if dry_run else dict
+    arguments, change = overrides or [], generated if dry_run else dict
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
     if program is not None:
-        others = [*([config] if config else []), *words, *flags]
+        others = [*([config] if config else []), *arguments, *flags]
         raise typer.Exit(run(there, program, check=lambda: check_program(program, others)))
     if config is None:
         raise typer.BadParameter(
             "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
         )
-    command = cloudtrain("train", config, *words, *flags)
-    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, words, change)))
+    command = cloudtrain("train", config, *arguments, *flags)
+    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, arguments, change)))
 
 
 @app.command()
@@ -135,7 +135,7 @@ def tune(
     request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:
         there = Ranks(ranks, hosts, network_interface)
-        raise typer.Exit(launch(there, cloudtrain(*request.words()), check=request.resolve))
+        raise typer.Exit(launch(there, cloudtrain(*request.arguments()), check=request.resolve))
     for option, value in (("-H", hosts), ("--network-interface", network_interface)):
         if value is not None:
             usage_error(f"{option}: expected only with -np, got {value}")
@@ -144,7 +144,7 @@ def tune(
 
 @app.command()
 def doctor() -> None:
-    """Check what this machine has, and say how to mend what is missing."""
+    """Check this machine, and suggest remedies for what is missing."""
     from training.commands.doctor import examine
 
     raise typer.Exit(examine())
@@ -160,7 +160,7 @@ def cache_build(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @caches.command("info")
 def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """List what is kept here."""
+    """List what is stored here."""
     from training.commands.cache import info
 
     info(config, overrides or [])
@@ -168,7 +168,7 @@ def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None
 
 @caches.command("verify")
 def cache_verify(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Look at every checksum; the exit status is 1 if something is damaged."""
+    """Verify every checksum; the exit status is 1 if something is damaged."""
     from training.commands.cache import verify
 
     raise typer.Exit(verify(config, overrides or []))
@@ -184,7 +184,7 @@ def cache_repair(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @caches.command("gc")
 def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove what no living job uses: all of memory, and what is unfinished or unusable on disk."""
+    """Remove what no running job uses: all of memory, and what is unfinished or unusable on disk."""
     from training.commands.cache import remove
 
     remove(config, overrides or [], everything=False)
@@ -192,7 +192,7 @@ def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
 
 @caches.command("clear")
 def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove all that no living job uses."""
+    """Remove all that no running job uses."""
     from training.commands.cache import remove
 
     remove(config, overrides or [], everything=True)

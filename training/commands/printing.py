@@ -8,19 +8,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 180  # more than any table has: a terminal may break lines, numbers are not cut off
+WIDTH = 180  # wider than any table: a terminal may wrap lines, numbers are not truncated
 
 
 def print_table(
     title: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
 ) -> None:
     """Print a table, its title above and the notes below it; plain where standard output is no terminal."""
-    # Open MPI gives its ranks a terminal that it has made up.
+    # Open MPI gives its ranks a pseudo-terminal.
     is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
     console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
     table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(header):
-        table.add_column(name, justify="right" if place else "left", vertical="bottom", no_wrap=True)
+    for column, name in enumerate(header):
+        table.add_column(name, justify="right" if column else "left", vertical="bottom", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(title, markup=False)

@@ -1,4 +1,4 @@
-"""``cloudtrain train``: check everything that a user can get wrong, then train."""
+"""``cloudtrain train``: check the user's input, then train."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
-    """Run a configuration on all ranks of this job; rank 0 speaks."""
+    """Run a configuration on all ranks of this job; rank 0 prints."""
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
         _train(path, overrides, work)
 
 
 def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
-    """Run a configuration; with ``work``, a folder that nobody keeps, no more than a dry run."""
+    """Run a configuration; with ``work``, a temporary folder, only a dry run."""
     with as_rank() as comm:
         if comm.rank == 0:
             announce_compiling()
@@ -74,7 +74,7 @@ def load_together(
 
 
 def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
-    see_own_gpu(LocalRank.of(topology.world))  # before TensorFlow, whose import looks at them
+    see_own_gpu(LocalRank.of(topology.world))  # before the import of TensorFlow, which lists them
     import_tensorflow()
     from training.run.trainer import Trainer
 
@@ -92,7 +92,7 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: 
         with Progress(silent=folder is None) as progress:
             all_or_exit(comm, lambda: trainer.begin(folder, progress, path, resume=resume))
             if is_dry:
-                trainer.progress = Progress(silent=True)  # what is learnt from generated data says nothing
+                trainer.progress = Progress(silent=True)  # losses on generated data are meaningless
             return trainer.run()
     except (TrainingDiverged, CheckpointFailed, WeightsNotSaved) as error:  # on all ranks, in the same step
         if folder is not None:

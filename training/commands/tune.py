@@ -1,4 +1,4 @@
-"""``cloudtrain tune``: measure links, kernels and reducers of a job, and say what ``reducer: auto`` picks."""
+"""``cloudtrain tune``: measure links, kernels and reducers of a job, print what ``auto`` picks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from training.process.tf_logging import import_tensorflow
 from training.run.autotune import count_weights, profile_path
 from training.run.parts import import_parts
 
-SIZES = (1_000_000, 14_700_000, 25_600_000)  # of what is shown where no configuration says it
+SIZES = (1_000_000, 14_700_000, 25_600_000)  # examples without a configuration
 DENSITIES = (0.01, 0.001)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured: the ranks as nodes of ``layout``, or as a configuration says.
+    """A request to measure: the ranks as nodes of ``layout``, or as in a configuration.
 
     ``layout``: ranks on each node, or of each, joined by commas. ``profile``: where the result goes.
     ``transport``: as of a configuration, ``auto`` without one.
@@ -38,8 +38,8 @@ class Request:
     profile: str | None
     transport: str | None = None
 
-    def words(self) -> list[str]:
-        """Return the command line that asks for this on one rank of a job."""
+    def arguments(self) -> list[str]:
+        """Return the command-line arguments of this request on one rank of a job."""
         options = {
             "--ranks-per-node": self.layout,
             "--profile": self.profile,
@@ -49,7 +49,7 @@ class Request:
         return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
 
     def resolve(self) -> "Resolved":
-        """Return what the request and its configuration say; ``ValueError`` names what is wrong."""
+        """Return the request with its configuration; ``ValueError`` names an invalid option."""
         if self.path is None:
             return Resolved(None, _counts(self.layout), self.profile, _known(self.transport))
         config = load(self.path, self.overrides)
@@ -74,7 +74,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Case:
-    """A gradient for which a reducer is picked. ``label``: of what, put before what is said of it."""
+    """A gradient for which a reducer is picked. ``label``: the prefix of its lines."""
 
     label: str
     size: int
@@ -110,11 +110,11 @@ def tune(request: Request) -> None:
         profile = _measure(topology, cases)
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
-            _tell(profile, path, topology, cases)
+            _report(profile, path, topology, cases)
 
 
 def _on_gpus(topology: Topology, asked: Resolved) -> Topology:
-    """Return the topology that training will have, over the GPUs where there are some."""
+    """Return the topology that training will have, over the GPUs if there are any."""
     see_own_gpu(LocalRank.of(topology.world))
     topology, why_not = with_gpus(topology, asked.transport)
     if why_not is not None and topology.world.rank == 0:
@@ -123,7 +123,7 @@ def _on_gpus(topology: Topology, asked: Resolved) -> Topology:
 
 
 def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
-    """Measure links and kernels, then try reducers in every case; rank 0 says how far it is."""
+    """Measure links and kernels, then try reducers in every case; rank 0 prints the progress."""
     is_reporting = topology.world.rank == 0
     if is_reporting:
         print("measuring links and kernels …", flush=True)
@@ -144,7 +144,7 @@ def _save(profile: Profile, path: Path) -> None:
         raise ValueError(f"{path}: expected a file that can be written: {error}") from error
 
 
-def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case]) -> None:
+def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case]) -> None:
     print(f"profile of {profile.job}: {path}")
     if topology.world.size == 1:
         print(f"reducer=auto picks {ALONE}")
@@ -160,7 +160,7 @@ def _tell(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case
 
 
 def _links(profile: Profile, topology: Topology) -> Iterator[str]:
-    """Yield what was measured of each link that the job has."""
+    """Yield the measurements of each link of the job."""
     if max(map(len, topology.nodes)) > 1:
         yield f"inside a node:  {_speed(profile.network.intra)}"
     if len(topology.nodes) > 1:
@@ -187,12 +187,12 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
 
 
 def _weights_of(config: Config) -> int:
-    """Return the entries of the gradient of a configuration's model, which is made to count them."""
+    """Return the entries of the gradient of a configuration's model, which is built to count them."""
     dataset = config.dataset.make()
     import_tensorflow()
     import tensorflow as tf
 
-    tf.config.set_visible_devices([], "GPU")  # there is to be room on it for what is measured
+    tf.config.set_visible_devices([], "GPU")  # its memory is needed for the measurement
     return count_weights(config.model.make(dataset.channels, dataset.classes))
 
 

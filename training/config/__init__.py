@@ -1,1 +1,1 @@
-"""The schema of a configuration, and how files and command-line words become one; without TensorFlow."""
+"""The schema of a configuration, and how files and command-line overrides become one; without TensorFlow."""

@@ -1,6 +1,6 @@
-"""YAML that may be damaged or made to do harm: what it takes to read it is bounded.
+"""YAML that may be damaged or malicious: the time and memory to read it are bounded.
 
-Values are those of YAML 1.1 but for two: ``1e-3`` is a number, and a date is text. A key may come once.
+Values are those of YAML 1.1 with two exceptions: ``1e-3`` is a number, a date is text. Keys are unique.
 """
 
 import os
@@ -15,28 +15,28 @@ import yaml
 from commlib.errors import shown
 
 MOST_BYTES = 1 << 18  # of a file
-MOST_NODES = 10_000  # values, with each alias and each reference counted as all that it stands for
-DEEPEST = 32  # lists and records in each other
+MOST_NODES = 10_000  # values, with each alias and each reference counted as its expansion
+DEEPEST = 32  # nesting of lists and records
 LONGEST_TEXT = 10_000  # characters
 
 _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset(f"{_TAG}{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge"))
-_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")  # YAML 1.1 asks for a point and a sign
-# What YAML's constructors raise for a value that is none of the tag it has, such as `!!int x`.
+_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")  # YAML 1.1 requires a point and a sign
+# Raised by YAML's constructors for a value that does not match its tag, such as `!!int x`.
 _NO_VALUE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 class Unreadable(ValueError):
-    """A text that is not YAML, or more than the bounds allow; one line says what."""
+    """A text that is not YAML, or exceeds the bounds; the message is one line."""
 
 
 def read_text(path: Path) -> str:
     """Return the text of a regular file of at most ``MOST_BYTES``.
 
-    Raises ``FileNotFoundError``, and :class:`Unreadable` for all else that keeps it from being read.
+    Raises ``FileNotFoundError``, and :class:`Unreadable` for all other read errors.
     """
     try:
-        # Not to block: a pipe without a writer would be waited for.
+        # Non-blocking: opening a pipe without a writer would wait.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             content = file.read(MOST_BYTES + 1) if is_regular else b""
@@ -53,15 +53,15 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str) -> Any:
-    """Return what a YAML text says: records, lists, text, numbers, truth values and ``None``.
+    """Return the value of a YAML text: records, lists, text, numbers, truth values and ``None``.
 
     Raises :class:`Unreadable`. Aliases of YAML are objects that the result holds more than once.
     """
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f"line {place.line + 1}: " if place else ""
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         kind = "" if isinstance(error, _Refused) else "not YAML: "
         raise Unreadable(f"{line}{kind}{what}") from error
@@ -70,7 +70,7 @@ def parse(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which looks at what it has read before it makes anything of it."""
+    """YAML's safe loader, which checks each node before it constructs a value."""
 
     yaml_implicit_resolvers = {
         first: [each for each in resolvers if each[0] in _KINDS]
@@ -100,7 +100,7 @@ _Loader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789"))
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """YAML that is more, or else, than may be here."""
+    """YAML that exceeds the bounds or is not allowed here."""
 
     def __init__(self, mark: yaml.Mark, expected: str) -> None:
         super().__init__(problem=f"expected {expected}", problem_mark=mark)
@@ -116,7 +116,7 @@ def _check_bounds(mark: yaml.Mark, *, nodes: int = 0, level: int = 0, characters
 
 
 def _measure(node: Any, level: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return how many values a node stands for, and how many of them lie in each other, at most.
+    """Return how many values a node stands for, and their nesting depth.
 
     ``known``: those of nodes, by identity, which aliases may stand for again. ``level``: of this one.
     """
@@ -133,7 +133,7 @@ def _measure(node: Any, level: int, known: dict[int, tuple[int, int]]) -> tuple[
 
 
 def _parts(node: Any) -> list[Any]:
-    """Return what a node holds, after a look at the node itself."""
+    """Return the value of a node, after a check of the node itself."""
     if node.tag not in _KINDS:
         kind = node.tag.replace(_TAG, "!!")
         expected = "text, a number, true, false, null, a list or a record"

@@ -1,4 +1,4 @@
-"""What has to fit together in a configuration, and which of its settings have no effect."""
+"""Checks across the settings of a configuration, and warnings for settings without effect."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ def _values_are_right(config: "Config", number: int) -> None:
             place = f"phases[{number}]." if giver is phase else ""
             raise problem(str(error), key=f"{place}reducer.wrappers") from error
         raise problem(str(error), key=f"phases[{number}].reducer") from error
-    except TypeError as error:  # a list where a name is expected, and the like
+    except TypeError as error:  # such as a list where a name is expected
         raise problem(
             f"expected values that {name} takes, got {shown(options)}: {error}",
             key=f"phases[{number}].reducer",
@@ -153,6 +153,6 @@ def without_effect(config: "Config") -> Iterator[str]:
 
 
 def _is_taken(config: "Config", phase: "Phase", option: str) -> bool:
-    """Return whether a phase's reducer takes an option from the configuration, as far as that is known."""
+    """Return whether a phase's reducer takes an option from the configuration, if that is known."""
     known = options_of(config.reducer_name(phase))
     return option not in phase.options_given and (known is None or option in known)

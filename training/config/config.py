@@ -1,7 +1,7 @@
-"""The schema of ``configs/*.yaml``, and how a file and ``key=value`` words become a checked configuration.
+"""The schema of ``configs/*.yaml``; a file and ``key=value`` overrides become a checked configuration.
 
-Everything wrong is a :class:`ConfigurationError` of one line that names the key, the value and what was
-expected. Command line comes before file comes before default.
+Every error is a :class:`ConfigurationError` of one line that names the key, the value and what was
+expected. The command line overrides the file, which overrides the defaults.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,43 +73,43 @@ class Config(ReducerKeys):
     """A training run."""
 
     name: FileName
-    """What the run's folder is called, before its time."""
+    """The run's folder has this name, followed by its time."""
     dataset: Annotated[DatasetRecord, BeforeValidator(named)]
-    """A name of ``training.datasets.DATASETS``; where more is to be said, ``name``, ``path`` and options."""
+    """A name of ``training.datasets.DATASETS``; with more settings, ``name``, ``path`` and options."""
     model: Annotated[ModelRecord, BeforeValidator(named)]
-    """A name of ``training.models.MODELS`` or an import path; where it has options, ``name`` and those."""
+    """A name of ``training.models.MODELS`` or an import path; with options, ``name`` and those."""
     phases: Phases
-    """One after the other; what a reducer holds back goes into the next one's first step."""
+    """Run in order; the residual of a reducer is added to the first step of the next one."""
     learning_rate: LearningRate | None = None
-    """For the phases that name none."""
+    """The default of phases that give none."""
     seed: Seed = 1
-    """Of the first weights and of the order of samples."""
+    """Seed of the initial weights and of the order of samples."""
     optimizer: AnyOptimizer = Sgd()
     """A name of ``training.config.optimizers.OPTIMIZERS``, or ``name`` and its settings."""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
-    """What the model computes in; weights and gradients are float32. float16 scales the loss."""
+    """Precision of the model; weights and gradients are float32. float16 scales the loss."""
     normalise: Normalise | None = None
     """Without it inputs are levels, and the model brings them to −1 … 1."""
     accumulate: Count = 1
     """Parts in which a rank computes the gradient of a batch, one after the other."""
     clip_norm: Positive | None = None
-    """Norm that the mean gradient is scaled down to where it is larger."""
+    """Largest norm of the mean gradient, which is scaled down to it."""
     average: Part | None = None
     """Momentum of a moving average of the weights, which is what is tested."""
     evaluate_every: Count = 1
     """Epochs; the last one of a phase is always tested."""
     checkpoints: Checkpointing | None = None
     deterministic: bool = True
-    """Only operations that give the same bits each time; without it a resumed run is another to the bit."""
+    """Only operations that give the same bits each time; without it a resumed run is not bitwise equal."""
     resume: str = "never"
-    """``auto``: go on with the last run of this name that did not end; a run's folder: with that one."""
+    """``auto``: resume the last run of this name that did not end; a run's folder: resume that run."""
     target: Target | None = None
-    """What ends the run when it is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
+    """The run ends when this is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
     dawnbench: DawnBenchEntry = DawnBenchEntry()
     ranks_per_node: Layout = None
-    """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by host name."""
+    """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by hostname."""
     reducer: NamedReducer = ReducerRecord(name=DEFAULT_REDUCER)
-    """For the phases that name none, as the three below; where nobody names those, a reducer has its own."""
+    """The default of phases, as the three below, whose own default is the reducer's."""
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
@@ -120,11 +120,11 @@ class Config(ReducerKeys):
     """Whether a 64-bit digest checks every message between ranks, to find hardware that alters data."""
     cache: Cache = Cache()
     profile: str | None = None
-    """The file from which ``auto`` chooses; without it, where ``cloudtrain tune`` puts that of such ranks."""
+    """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
     output: str = "runs"
-    """The folder in which the run makes its own."""
+    """The folder in which the run creates its own."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -137,7 +137,7 @@ class Config(ReducerKeys):
         return own or self.reducer.name or DEFAULT_REDUCER
 
     def is_sparse(self, phase: Phase) -> bool:
-        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose such a one."""
+        """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose a sparse one."""
         name = self.reducer_name(phase)
         reducer = class_of(name)
         return name == AUTO or (reducer is not None and reducer.sparse)
@@ -161,7 +161,7 @@ class Config(ReducerKeys):
         return getattr(self.optimizer, "momentum", None) if phase.momentum is None else phase.momentum
 
     def with_choices(self, choices: Mapping[int, Choice]) -> "Config":
-        """Return the configuration with the reducers written out that were chosen for phases, by number."""
+        """Return the configuration with the reducers chosen for phases, by number, written out."""
         phases = list(self.phases)
         for number, choice in choices.items():
             given = choice.options | {"density": self.density_of(phases[number])}
@@ -172,8 +172,8 @@ class Config(ReducerKeys):
     def reducer_config(self, phase: Phase) -> dict[str, Any]:
         """Return the reducer of a phase and its options, as :class:`commlib.tensorflow.DistributedGradients`.
 
-        An option that the phase does not give is the configuration's, else the reducer's default. It takes no
-        ``auto``: see ``with_choices``.
+        An option that the phase does not give is the configuration's, else the reducer's default. ``auto``
+        is not accepted: see ``with_choices``.
         """
         name = self.reducer_name(phase)
         given = self.options_given | phase.options_given
@@ -193,7 +193,7 @@ class Config(ReducerKeys):
 
     @model_serializer(mode="wrap")
     def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Mask what is secret and no reference, wherever a configuration is written."""
+        """Mask secrets that are no references, wherever a configuration is written."""
         masked: dict[str, Any] = mask(dump(self))
         return masked
 
@@ -227,11 +227,11 @@ def load_with_warnings(
     overrides: Sequence[str] = (),
     change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Loaded:
-    """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` words on top.
+    """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` overrides.
 
-    Keys of nested values are joined by dots, places in lists are numbers: ``phases.0.epochs=3``.
-    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. ``change`` returns the
-    keys and values that are checked, of those that were given.
+    Keys of nested values are joined by dots, indices of lists are numbers: ``phases.0.epochs=3``.
+    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. ``change`` maps
+    the given keys and values to those that are checked.
     """
     content = read(located(path))
     for word in overrides:

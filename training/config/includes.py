@@ -1,6 +1,6 @@
 """YAML files that include others: ``include: presets/lars.yaml``, or a list of files.
 
-What is included lies below the file's own keys: a key of the file replaces that of an included one, records
+The file's own keys override included ones: a key of the file replaces that of an included one, records
 are merged key by key, lists are replaced as a whole. Of several files the later one wins. Paths are relative
 to the file that names them, else to the configurations that ship; included files may include others.
 """
@@ -18,7 +18,7 @@ from training.config.schema import ConfigurationError
 from training.config.shipped import included
 
 INCLUDE = "include"
-MOST_FILES = 64  # that one is made of, each counted as often as it is included
+MOST_FILES = 64  # in one configuration, each counted as often as it is included
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _names_in(given: Any, path: Path) -> list[str]:
 
 
 def _checked(path: Path, chain: Sequence[Path]) -> Path:
-    """Refuse a file that leads to itself: merging it would never end."""
+    """Reject a file that includes itself: merging it would never end."""
     if os.path.realpath(path) in [os.path.realpath(each) for each in chain]:  # which ends where links do not
         way = " → ".join(map(str, (*chain, path)))
         raise ConfigurationError(f"{chain[-1]}: {INCLUDE}: expected no file that includes itself, got {way}")
@@ -65,7 +65,7 @@ def _checked(path: Path, chain: Sequence[Path]) -> Path:
 
 
 def _load(path: Path, including: Sequence[Path]) -> dict[str, Any]:
-    """Return one file as it is; all that can be wrong with it is one line."""
+    """Return the contents of one file; every error is one line."""
     by = f" (included by {including[-1]})" if including else ""
     try:
         content = parse(read_text(path))

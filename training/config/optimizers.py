@@ -1,4 +1,4 @@
-"""Optimizers by name: the records that a configuration fills, and what is made of them."""
+"""Optimizers by name: the records of their settings, and the optimizers built from them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Record):
-    """What all optimizers have."""
+    """The settings of all optimizers."""
 
-    adapts: ClassVar[bool] = True  # whether every tensor has a ratio of its own, so that norms are needed
+    adapts: ClassVar[bool] = True  # whether each tensor has its own ratio, which needs norms
 
     name: str
     """A name of ``OPTIMIZERS``."""
@@ -26,7 +26,7 @@ class Optimizer(Record):
     exclude: str | None = BIAS_AND_NORMALISATION
     """A regular expression: weights whose path matches have no decay, and no ratio."""
     sharded: bool = False
-    """In dense phases each rank updates its part of the weights, and holds the state of that part alone."""
+    """In dense phases each rank updates its part of the weights, and has the state of that part only."""
 
     def make(self) -> "LayerWise":
         """Return the optimizer, which imports TensorFlow."""
@@ -44,7 +44,7 @@ class Sgd(Optimizer):
 
     name: Literal["sgd"] = "sgd"
     momentum: Momentum = 0.9
-    """Share of the last update that is added to the next; for the phases that name none."""
+    """Share of the last update that is added to the next; the default of phases that give none."""
     nesterov: bool = False
 
 
@@ -89,7 +89,7 @@ class Lamb(Optimizer):
     epsilon: Positive = 1e-6
     least_norm: Rate = 0.0
     largest_norm: Positive | None = None
-    """Between these two a layer's norm counts in its ratio."""
+    """A layer's norm is clipped to this range in its ratio."""
     norms: Way = "auto"
 
 
@@ -103,7 +103,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def _of_its_kind(value: Any) -> Optimizer:
-    """Return the record that ``name`` names; a word alone is a name."""
+    """Return the record of the optimizer ``name``; a plain string is a name."""
     if isinstance(value, Optimizer):
         return value
     given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""``key=value`` words of a command line, put on top of a configuration."""
+"""``key=value`` arguments of a command line, which override a configuration."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from training.config.secrets import in_clear
 
 
 def put(content: dict[str, Any], word: str) -> None:
-    """Put ``a.b.0.c=value`` on top of ``content``, in place; values are YAML.
+    """Override ``content`` by ``a.b.0.c=value``, in place; values are YAML.
 
-    Records on the way that are not there are made; one that is given by its name alone becomes a record.
+    Missing records on the path are created; one that is given by its name alone becomes a record.
     Raises :class:`ConfigurationError`, also for a secret in clear: others can read a command line.
     """
     key, equals, text = word.partition("=")
@@ -37,7 +37,7 @@ def put(content: dict[str, Any], word: str) -> None:
 
 
 def _is_put(content: Any, keys: list[str], value: Any) -> bool:
-    """Put a value below ``content``; return whether there is such a place."""
+    """Set a value below ``content``; return whether there is such a path."""
     key, *below = keys
     step: Any = key
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""Reducers, models and data sets by name: of our tables, of an entry point, or by an import path.
+"""Reducers, models and data sets by name: of the built-in tables, of an entry point, or by an import path.
 
 An import path is ``package.module:Name``; the groups of entry points are ``cloudtrain.reducers``,
 ``cloudtrain.models`` and ``cloudtrain.datasets``. Nothing is imported here: what is not imported yet is

@@ -1,4 +1,4 @@
-"""What a configuration is made of: its data set, its phases, and what else has keys of its own."""
+"""The records of a configuration: its data set, its phases, and others with keys of their own."""
 
 import math
 import re
@@ -78,12 +78,12 @@ class ModelRecord(Discreet):
         return dict(self.model_extra or {})
 
     def make(self, channels: int, classes: int, *, normalised: bool = False) -> Any:
-        """Return the model, which imports Keras; a ``ValueError`` of one line where it is none."""
+        """Return the model, which imports Keras; raises a ``ValueError`` of one line if it is invalid."""
         return make_model(self.name, channels, classes, normalised=normalised, **self.options)
 
 
 def smallest_side(model: str) -> int:
-    """Return the pixels that the images of a model must have at least; 1 where it says nothing."""
+    """Return the smallest side of images, in pixels, that a model takes; 1 if it has no limit."""
     return getattr(imported(MODELS, "model", model), "smallest_side", 1)
 
 
@@ -116,7 +116,7 @@ class DatasetRecord(Discreet):
         return dict(self.model_extra or {})
 
     def make(self) -> Dataset:
-        """Return the data set; a ``ValueError`` of one line says what is wrong with it."""
+        """Return the data set; raises a ``ValueError`` of one line if it is invalid."""
         try:
             path, options = resolved(self.path), resolved(self.options)
         except ValueError as error:
@@ -130,16 +130,16 @@ def named(value: Any) -> Any:
 
 
 class Cache(Record):
-    """Where the ranks of a node keep samples: ``auto``, a folder, or none."""
+    """Where the ranks of a node cache samples: ``auto``, a folder, or none."""
 
     disk: str | None = None
-    """As they are in central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Unchanged from central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     memory: str | None = None
     """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
     shards: Count = 1
-    """Parts of the samples, of which each node keeps those that its ranks read; 1: every node keeps all."""
+    """Parts of the samples, of which each node caches those that its ranks read; 1: every node caches all."""
     exchange: Part = 0.0
-    """Share of every part, others in each epoch, that change places with those of other parts."""
+    """Share of every part, different in each epoch, that is exchanged with other parts."""
 
     @model_validator(mode="after")
     def _there_are_parts_to_exchange(self) -> "Cache":
@@ -169,7 +169,7 @@ class Augmentation(Record):
     aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """Smallest and largest width over height."""
     mirror: bool = True
-    """Exchange left and right in half of them."""
+    """Flip half of them horizontally."""
 
     @model_validator(mode="before")
     @classmethod
@@ -193,9 +193,9 @@ class Phase(ReducerKeys):
     epochs: Count | None = None
     """Passes over the training samples."""
     steps: Count | None = None
-    """In place of epochs."""
+    """Instead of epochs."""
     input_size: Count
-    """Images are resized to so many pixels square."""
+    """Images are resized to squares of this many pixels."""
     batch_size: Count
     """Samples in a step of one rank."""
     learning_rate: LearningRate | None = None
@@ -203,13 +203,13 @@ class Phase(ReducerKeys):
     momentum: MomentumSchedule | None = None
     """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
     label_smoothing: Part = 0.0
-    """Share of the weight of each label that goes to all classes alike."""
+    """Label smoothing: share of the weight of each label that is spread over all classes."""
     augmentation: Augmentation | None = None
     """Without it, the largest square in the centre of each image."""
     validation_crop: CropShare = 1.0
     """Side of the square in the centre that is tested on, of the image's shorter side."""
     kept_size: Count | None = None
-    """Shorter side at which images are kept, in pixels; else the input's, over 0.875 if it is a crop."""
+    """Shorter side at which images are cached, in pixels; else the input's, over 0.875 if it is a crop."""
     reducer: GivenReducer | None = None
     """A name of ``commlib.REDUCERS``, or ``auto``, or a record; the configuration's without it."""
     density: Density | None = None
@@ -230,7 +230,7 @@ class Phase(ReducerKeys):
 
     @property
     def kept_side(self) -> int:
-        """Return the shorter side at which images are kept, in pixels."""
+        """Return the shorter side at which images are cached, in pixels."""
         if self.kept_size is not None:
             return self.kept_size
         crops = self.augmentation is not None or self.validation_crop < 1
@@ -243,30 +243,30 @@ Phases = Annotated[
 
 
 class Checkpointing(Record):
-    """When checkpoints are made, and how many are kept."""
+    """When checkpoints are written, and how many are retained."""
 
     every_epochs: Count | None = 1
     every_steps: Count | None = None
-    """Besides the epochs'."""
+    """Steps between checkpoints, besides those of epochs."""
     keep: Count = 3
-    """The last so many; the best is kept as well."""
+    """Number of latest checkpoints to retain, besides the best."""
 
 
 class DawnBenchEntry(Record):
-    """What DAWNBench wants to know besides the run."""
+    """Fields of DAWNBench's file besides those of the run."""
 
     author: str = ""
     author_email: str = ""
     code_url: str = ""
     hardware: str | None = None
-    """Else the nodes and what they have, as they are found."""
+    """By default the nodes and hardware that are found."""
     cost_per_hour: Rate | None = None
     """In dollars, of all nodes."""
 
 
 class Target(Record):
-    """What ends a run before its last epoch."""
+    """A target at which a run ends before its last epoch."""
 
     metric: Literal["top1", "top5"]
     at_least: CropShare
-    """Share of the test samples that are answered right."""
+    """Share of the test samples that are classified correctly."""

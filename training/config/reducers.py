@@ -22,7 +22,7 @@ DEFAULT_REDUCER = "dense"
 DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)[
     "density"
 ]  # all sparse ones have the same
-REDUCER_KEYS = ("density", "selector", "wire")  # of a phase or of the configuration, beside a reducer's name
+REDUCER_KEYS = ("density", "selector", "wire")  # of a phase or of the configuration, next to a reducer's name
 
 
 def _check_codec(name: str) -> str:
@@ -62,7 +62,7 @@ class ReducerRecord(Discreet):
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
     wrappers: list[WrapperRecord] | None = None
-    """What is put around a sparse reducer, the innermost first; an empty list for none."""
+    """Wrappers of a sparse reducer, the innermost first; an empty list for none."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ NamedReducer = Annotated[GivenReducer, AfterValidator(_named)]
 
 
 class ReducerKeys(Record):
-    """A record with ``reducer`` and the keys beside it: a phase, or the configuration for its phases."""
+    """A record with ``reducer`` and the related keys: a phase, or the configuration for its phases."""
 
     @model_validator(mode="after")
     def _each_option_is_given_once(self) -> "ReducerKeys":
@@ -100,7 +100,7 @@ class ReducerKeys(Record):
 
     @property
     def keys_given(self) -> dict[str, Any]:
-        """Return those of ``REDUCER_KEYS`` that are given outside of the reducer's record."""
+        """Return those of ``REDUCER_KEYS`` that are given outside the reducer's record."""
         return {key: value for key in REDUCER_KEYS if (value := getattr(self, key)) is not None}
 
     @property
@@ -143,7 +143,7 @@ def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise ``InvalidArgument`` where a reducer does not take these options.
 
-    One of ours is made to find out; another's constructor may do whatever it likes, and is not called.
+    A built-in reducer is constructed for the check; a user's constructor may have effects: not called.
     """
     if name in REDUCERS:
         transport.simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
@@ -152,7 +152,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         registry.check_options(name, reducer, own, positional=2)
 
 
-def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:
+def check_takes(name: str, record: ReducerRecord | None, path: str) -> None:
     """Raise a problem for an option of ``record`` that the reducer ``name`` does not have."""
     known = options_of(name)
     if record is None or known is None:
@@ -164,4 +164,4 @@ def check_takes(name: str, record: ReducerRecord | None, place: str) -> None:
                 if name == AUTO
                 else f"{name} has no such option (its options: {', '.join(known) or 'none'})"
             )
-            raise problem(f"{does}{suggestion(option, known)}", key=f"{place}.{option}")
+            raise problem(f"{does}{suggestion(option, known)}", key=f"{path}.{option}")

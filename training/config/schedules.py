@@ -1,7 +1,7 @@
-"""How the learning rate and the momentum go over the steps of a phase, and densities to begin one with.
+"""Schedules of learning rate and momentum over the steps of a phase, and the density warm-up.
 
-The functions give the value of step ``step`` (from 0) of ``steps``; records of a configuration call them.
-Values are Python floats (float64), and the first and the last one are exactly those that were asked for.
+The functions return the value of step ``step`` (from 0) of ``steps``; records of a configuration call them.
+Values are Python floats (float64), and the first and the last one are exact.
 """
 
 import itertools
@@ -22,14 +22,14 @@ Own = TypeVar("Own", bound="Schedule")
 
 @dataclass(frozen=True)
 class Span:
-    """What the schedules of a phase run over."""
+    """The steps and batch that the schedules of a phase run over."""
 
     steps: int
     """Of the phase."""
     epoch_steps: int
     """Of one pass over the training samples."""
     global_batch: int
-    """Samples in a step of all ranks together."""
+    """Samples in a step, over all ranks."""
 
 
 def linear(step: int, steps: int, start: float, end: float) -> float:
@@ -40,7 +40,7 @@ def linear(step: int, steps: int, start: float, end: float) -> float:
     """
     _check(step, steps)
     if 0 < step == steps - 1:
-        return end  # the formula may miss it by a rounding
+        return end  # the formula may differ by a rounding error
     return start + (end - start) * step / max(1, steps - 1)
 
 
@@ -102,7 +102,7 @@ class Warmup(Record):
     """
 
     start: Rate
-    """Is not scaled by ``per_batch``: what is safe for one small batch is safe to begin with."""
+    """Not scaled by ``per_batch``: a rate that is safe for one small batch is safe to begin with."""
     steps: Count | None = None
     epochs: Positive | None = None
 
@@ -130,7 +130,7 @@ class Schedule(Record, ABC):
     schedule: str
     """A name of ``SCHEDULES``."""
     per_batch: Count | None = None
-    """The rate is for so many samples a step, and grows in proportion with those of all ranks together."""
+    """The rate is for so many samples a step, and is scaled linearly with the global batch size."""
 
     def at(self, step: int, steps: int) -> float:
         """Return the learning rate of step ``step`` of ``steps``.
@@ -149,7 +149,7 @@ class Schedule(Record, ABC):
     def resolved(self, span: Span) -> "Schedule":
         """Return the schedule as it runs over ``span``: in steps, its rates for that batch.
 
-        Raises ``ValueError``, beginning with the key, where a part of it lies outside the phase.
+        Raises ``ValueError``, beginning with the key, if a part of it is outside the phase.
         """
 
     def _scaled(self: Own, span: Span, *rates: str, **changes: Any) -> Own:
@@ -295,7 +295,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def _of_its_kind(value: Any) -> Schedule:
-    """Return the record that ``schedule`` names; without that word it is a straight line."""
+    """Return the record of the schedule ``name``; without a name it is a straight line."""
     if isinstance(value, Schedule):
         return value
     if is_number(value) and value >= 0:

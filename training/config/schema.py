@@ -1,4 +1,4 @@
-"""The pieces that records of a configuration are made of: checked values, and problems of one line.
+"""Building blocks of the records of a configuration: checked values, and errors of one line.
 
 A problem names the key, the value and what was expected; pydantic carries it to :func:`describe`.
 """
@@ -15,19 +15,19 @@ from training.config.secrets import mask
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be run; one line of bounded length, without secrets, says why."""
+    """A configuration that cannot be run; the reason is one line of bounded length, without secrets."""
 
     def __init__(self, line: str) -> None:
         super().__init__(one_line(mask(line)))
 
 
 def problem(text: str, key: str = "") -> PydanticCustomError:
-    """Return what a validator raises; ``key`` lies inside the value or record that it validates."""
+    """Return the error that a validator raises; ``key`` is inside the value or record that it validates."""
     return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
 
 
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
-    """Accept the values for which ``holds``; say of any other what was expected."""
+    """Accept the values for which ``holds``; report for any other what was expected."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -52,7 +52,7 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
 
 def is_whole(value: Any, least: int) -> bool:
     """Return whether ``value`` is a whole number from ``least``."""
-    return type(value) is int and value >= least  # True is an int to Python, and never what was meant
+    return type(value) is int and value >= least  # True is an int in Python, and never intended
 
 
 def is_number(value: Any) -> bool:
@@ -79,14 +79,14 @@ class Discreet(BaseModel):
 
 
 class Record(Discreet):
-    """Unknown keys and wrong types are refused; records do not change."""
+    """Unknown keys and wrong types are rejected; records are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _keys_are_known(cls, value: Any) -> Any:
-        """Say what pydantic cannot: which keys there are, here, and which is the nearest."""
+        """Report what pydantic does not: the keys of this record, and the nearest one."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, dict):
@@ -100,18 +100,18 @@ class Record(Discreet):
 
 
 def _expected_keys(record: type[BaseModel]) -> list[str]:
-    """Return the keys that a record cannot do without; where it needs none, all."""
+    """Return the required keys of a record; all keys if none is required."""
     needed = [name for name, field in record.model_fields.items() if field.is_required()]
     return needed or list(record.model_fields)
 
 
-def written(place: Sequence[str | int]) -> str:
-    """Return a place as messages show it.
+def written(path: Sequence[str | int]) -> str:
+    """Return a path of keys as messages show it.
 
     >>> written(("phases", 0, "epochs"))
     'phases[0].epochs'
     """
-    parts = (f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}" for key in place)
+    parts = (f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}" for key in path)
     return "".join(parts).lstrip(".")
 
 
@@ -123,8 +123,8 @@ def line_of(error: PydanticCustomError) -> str:
 
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
-    place: Sequence[str | int] = detail["loc"]
-    key = written(place)
+    path: Sequence[str | int] = detail["loc"]
+    key = written(path)
     if detail["type"] == "problem":
         inside = detail["ctx"]["key"]
         return f"{'.'.join(filter(None, (key, inside)))}: {detail['ctx']['problem']}"

@@ -1,4 +1,4 @@
-"""Secrets in configurations: they are references to the environment, and masked wherever one is written.
+"""Secrets in configurations: references to the environment, masked wherever a configuration is written.
 
 A secret is the value of a key that is named like one (``secret``, ``token``, ``account_key``, …), the
 password in a URL, and what signs one. ``${oc.env:NAME}`` is a reference, which may be written and printed.
@@ -17,7 +17,7 @@ from typing import Any
 from datacache.urls import MASK, is_secret, without_secrets
 
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
-_NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # what gcsfs takes there
+_NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # values of gcsfs
 
 _NAME = r"[A-Za-z_][\w.\[\]-]{0,500}"  # bounded, as is the time that a text of brackets takes
 _QUOTED = (
@@ -42,24 +42,24 @@ def mask(value: Any) -> Any:
     return _masked(value) if isinstance(value, str) else value
 
 
-def in_clear(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the places, as ``options.secret``, of all secrets below ``value`` that are no references."""
+def in_clear(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the keys, as ``options.secret``, of all secrets below ``value`` that are no references."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            inside = f"{place}.{key}".lstrip(".")
+            inside = f"{path}.{key}".lstrip(".")
             if is_secret(key) and _hidden(key, each) != each:
                 yield inside
             elif not is_secret(key):
                 yield from in_clear(each, inside)
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
-            yield from in_clear(each, f"{place}[{number}]")
+            yield from in_clear(each, f"{path}[{number}]")
     elif isinstance(value, str) and mask(value) != value:
-        yield place
+        yield path
 
 
 def resolved(value: Any) -> Any:
-    """Return a copy of records, lists and strings in which references are what the environment says.
+    """Return a copy of records, lists and strings with the environment's values in place of references.
 
     Raises ``ValueError`` with the name of a variable that is not there.
     """
@@ -78,7 +78,7 @@ def _from_environment(reference: re.Match[str]) -> str:
 
 
 def _hidden(key: object, value: Any) -> Any:
-    """Return what stands for a secret: references, and what says that there is none, stay."""
+    """Return the mask of a secret; references, and values that mean no secret, are unchanged."""
     if isinstance(value, Mapping):
         return {name: _hidden(key, each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -97,7 +97,7 @@ def _masked(text: str) -> str:
 
 
 def _masked_pair(found: re.Match[str], first: int = 1) -> str:
-    """Mask the value of a name, a separator and a value; ``key=…`` alone is how every word is described."""
+    """Mask the value of a name, a separator and a value; ``key=…`` alone is the placeholder in help texts."""
     name, separator, value = found.groups()[first - 1 :]
     if not is_secret(name) or (name == "key" and separator == "="):
         return f"{name}{separator}{value}"

@@ -12,9 +12,9 @@ FOLDER = _INSTALLED if _INSTALLED.is_dir() else _IN_A_CLONE
 
 
 def located(given: str | Path) -> Path:
-    """Return the file that a path or a name means: a file that is there, else the configuration of that name.
+    """Return the file of a path or a name: an existing file, else the configuration of that name.
 
-    Raises ``ConfigurationError`` for a name that none has. What looks like a path is returned as it is.
+    Raises ``ConfigurationError`` for an unknown name. What looks like a path is returned unchanged.
     """
     path = Path(given)
     if path.suffix or len(path.parts) != 1 or (os.path.exists(path) and not os.path.isdir(path)):

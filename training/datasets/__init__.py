@@ -34,27 +34,27 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 
 def make_dataset(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
-    """Return the named data set, from the folder or URL ``path`` where it is not one that is carried here.
+    """Return the named data set, from the folder or URL ``path`` unless it is bundled.
 
-    Raises a ``ValueError`` of one line where the name, the path or an option is none of it, and where what
-    lies at the path is not what the data set expects.
+    Raises a ``ValueError`` of one line if the name, the path or an option is invalid, and if the files at
+    the path are not those that the data set expects.
     """
     check_dataset(name, path, options)
     load = registry.resolve(DATASETS, "dataset", name)
-    places = {} if path is None else {"path": str(path)}
+    location = {} if path is None else {"path": str(path)}
     with in_one_line(name):
-        dataset = load(**places, **options)
+        dataset = load(**location, **options)
     if not isinstance(dataset, Dataset):
         raise InvalidArgument(f"dataset {name}: expected a training.datasets.Dataset, got {shown(dataset)}")
-    # Keys of an account change nothing of what the samples are, and the identity is part of file names.
-    words = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
-    return replace(dataset, identity=" ".join([name, *map(without_secrets, places.values()), *words]))
+    # Account keys do not affect the samples, and the identity is part of file names.
+    settings = [f"{key}={value}" for key, value in sorted(options.items()) if key != "storage"]
+    return replace(dataset, identity=" ".join([name, *map(without_secrets, location.values()), *settings]))
 
 
 def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` unless the named data set takes this path and these options; no file is touched.
 
-    The values of its own options a data set checks when it is made.
+    A data set checks the values of its own options when it is loaded.
     """
     load = registry.resolve(DATASETS, "dataset", name)
     parameters = registry.options_of(load)

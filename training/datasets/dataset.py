@@ -1,4 +1,4 @@
-"""What a data set is to the rest of training."""
+"""The interface of a data set to the rest of training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,22 +12,22 @@ from datacache import Manifest, Source, SourceChanged, StorageFailed, manifest_o
 from datacache.storage import ProgressCallback, no_report
 from datacache.urls import without_secrets
 
-# What a wrong path, a missing package (s3fs, mlxtend) and a file that is not what was expected end in.
+# Raised for a wrong path, a missing package (s3fs, mlxtend) and a file of unexpected contents.
 UNUSABLE = (OSError, ImportError, StorageFailed, SourceChanged, ValueError)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test part, and what a model must know of them."""
+    """A training and a test part, and the properties that a model needs."""
 
     training: Source
     test: Source
     channels: int
     classes: int
     class_names: tuple[str, ...] = ()
-    """Of the labels ``0, 1, …``, where they have names."""
+    """Names of the labels ``0, 1, …``, if any."""
     identity: str = ""
-    """Name, path and options: what tells this data set from others."""
+    """Name, path and options: they distinguish this data set from others."""
 
     def manifest(
         self,
@@ -35,7 +35,7 @@ class Dataset:
         folder: Path | None = None,
         report: ProgressCallback = no_report,
     ) -> Manifest:
-        """Return the samples of a part, kept in ``folder`` as :func:`datacache.manifest_of` does.
+        """Return the samples of a part, stored in ``folder`` as by :func:`datacache.manifest_of`.
 
         Raises a ``ValueError`` of one line where there are none, where they are not what the data set
         expects, and where a label is none of the classes.
@@ -62,7 +62,7 @@ class Dataset:
 
 @contextmanager
 def in_one_line(name: str) -> Iterator[None]:
-    """Raise what keeps a data set from being read as a ``ValueError`` that names the data set."""
+    """Re-raise errors of reading a data set as a ``ValueError`` that names the data set."""
     try:
         yield
     except UNUSABLE as error:
@@ -72,5 +72,5 @@ def in_one_line(name: str) -> Iterator[None]:
 def check_whole(*, least: int, **options: int | None) -> None:
     """Raise ``ValueError`` for an option that is neither None nor a whole number from ``least``."""
     for name, value in options.items():
-        if value is not None and (type(value) is not int or value < least):  # True is an int to Python
+        if value is not None and (type(value) is not int or value < least):  # True is an int in Python
             raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")

@@ -1,4 +1,4 @@
-"""ImageNet, or any pictures that are stored as it is."""
+"""ImageNet, or any pictures in its formats."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -161,10 +161,10 @@ def _contents(url: str, storage: Mapping[str, Any] | None) -> _Contents:
 
 
 class _Top(Storage):
-    """A storage of which only the uppermost folder is looked at: below it may be a million files."""
+    """A storage of which only the top folder is listed: below it may be a million files."""
 
     def contents(self) -> _Contents:
-        """Return what is there, sorted."""
+        """Return the names there, sorted."""
         self._filesystem.invalidate_cache()
         level = self._level([self._root])
         folders = (self._relative(name.rstrip("/")) or name for name in level.folders)

@@ -6,8 +6,8 @@ import numpy.typing as npt
 from datacache import Arrays
 from training.datasets.dataset import Dataset, check_whole
 
-GRID = 4  # patches in a row and in a column of a pattern: coarse, so that it outlives any resizing
-_PATTERNS, _TRAINING, _TEST = range(3)  # keys of what is drawn
+GRID = 4  # patches in a row and in a column of a pattern: coarse, so that it survives any resizing
+_PATTERNS, _TRAINING, _TEST = range(3)  # keys of the random streams
 
 Pixels = npt.NDArray[np.uint8]
 

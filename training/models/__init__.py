@@ -28,7 +28,7 @@ class Builder:
         """Return a new model for images ``(batch, height, width, channels)`` of any size, not square either.
 
         Its answers are logits ``(batch, classes)``, float32 under mixed precision too. Images are uint8,
-        which the model maps to −1 … 1; with ``normalised`` they are float32 or float16 and taken as they are.
+        which the model maps to −1 … 1; with ``normalised`` they are float32 or float16 and used unchanged.
         """
         build = getattr(import_module(f"training.models.{self.module}"), self.name)
         return build(channels, classes, normalised=normalised)
@@ -54,7 +54,7 @@ SIGNATURE = "build(channels, classes, *, normalised=False) -> keras.Model"
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` unless the named builder can be called as ours are, with these options."""
+    """Raise ``InvalidArgument`` unless the named builder has the required signature and these options."""
     builder = registry.resolve(MODELS, "model", name)
     if "normalised" in options:
         raise InvalidArgument("normalised: expected none, it follows from the key normalise")
@@ -65,7 +65,7 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
 
 
 def make_model(name: str, channels: int, classes: int, *, normalised: bool, **options: Any) -> "keras.Model":
-    """Return a new model; a ``ValueError`` of one line where its builder returns something else."""
+    """Return a new model; raises a ``ValueError`` of one line if its builder returns something else."""
     import keras
 
     check_model(name, options)

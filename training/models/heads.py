@@ -1,4 +1,4 @@
-"""The first and the last layers of models, and what lets hidden dense layers follow maps of any size."""
+"""The first and the last layers of models, and pooling of maps of any size before dense layers."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from keras import layers, ops
 
 
 def image_input(channels: int, *, normalised: bool) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Return the model's input and, in floats, what its first layer takes.
+    """Return the model's input and, in floats, the input of its first layer.
 
     Without ``normalised``, levels 0 … 255 become −1 … 1, in float32 whatever the policy: half precision would
     round levels before the first convolution has seen them. With it, images are cast to the policy's compute

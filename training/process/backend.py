@@ -17,17 +17,17 @@ from training.process.job import LocalRank
 INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_horovod.sh there"
 
 
-def prepare_tensorflow(config: Config, comm: Communicator, place: LocalRank) -> None:
+def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank) -> None:
     """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
-    see_own_gpu(place)
-    _share_cores(place)
+    see_own_gpu(local_rank)
+    _share_cores(local_rank)
     if gpus := tf.config.list_physical_devices("GPU"):
-        own = gpus[place.number % len(gpus)]
+        own = gpus[local_rank.number % len(gpus)]
         tf.config.set_visible_devices(own, "GPU")
         tf.config.experimental.set_memory_growth(own, True)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    # Ranks differ in what they draw; weights are broadcast.
+    # Random numbers differ between ranks; weights are broadcast.
     keras.utils.set_random_seed(config.seed + comm.rank)
     if comm.size > 1:
         _start_horovod(comm)
@@ -45,14 +45,14 @@ def _start_horovod(comm: Communicator) -> None:
         )
 
 
-def _share_cores(place: LocalRank) -> None:
-    """Give TensorFlow this rank's share of the cores, where nobody has said how many threads it gets."""
+def _share_cores(local_rank: LocalRank) -> None:
+    """Give TensorFlow this rank's share of the cores, unless its number of threads is set."""
     threading = tf.config.threading
     for variable, set_threads in (
         ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads),
         ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads),
     ):
-        # Whoever has used TensorFlow before in this process has chosen its threads, too.
+        # Raised if TensorFlow is already initialised in this process, with its threads.
         with suppress(RuntimeError):
             if variable not in os.environ:
-                set_threads(place.threads)
+                set_threads(local_rank.threads)

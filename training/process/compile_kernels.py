@@ -1,7 +1,7 @@
-"""The CPU's kernels compiled ahead, and a line where that was not done.
+"""Compile the CPU's kernels ahead of time; print a line in a run where that was not done.
 
-Numba compiles a kernel when it is first called, and keeps it beside its source or in the user's cache. That
-takes half a minute for all of them, in which a run would show no sign of life: ``scripts/install.sh`` runs
+Numba compiles a kernel at its first call, and caches it next to its source or in the user's cache. That
+takes half a minute for all of them, in which a run would print nothing: ``scripts/install.sh`` runs
 ``python -m training.process.compile_kernels``.
 """
 
@@ -61,7 +61,7 @@ def _reduce(comm: Communicator) -> None:
         settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire} for wire in WIRES]
         for options in settings if kind.sparse else [{}]:
             reducer = make_reducer(name, topology, size=SIZE, **options)
-            for is_own in (True, False):  # TensorFlow lends its own for reading: another type for Numba
+            for is_own in (True, False):  # TensorFlow's arrays are read-only: another type for Numba
                 gradient = _gradient(comm.rank)
                 gradient.flags.writeable = is_own
                 reducer.reduce(gradient)
@@ -72,7 +72,7 @@ def _read(channels: int, dirs: CacheDirs) -> None:
     order = Order(samples=len(images), shards=1, global_batch=4, seed=1)
     cached = DataCache(Arrays(images, np.arange(len(images))), dirs=dirs)
     for crop in _crops():
-        for _ in range(2):  # as it comes from the source, then from a level
+        for _ in range(2):  # from the source, then from a cache level
             list(cached.batches(order, crop, rank=0, world_size=2, epoch=0))
     cached.close()
 
@@ -84,24 +84,24 @@ def _crops() -> Iterator[Crop]:
 
 
 class _Announcement(event.Listener):
-    """Says once that kernels of ours are being compiled."""
+    """Reports once that kernels of this project are being compiled."""
 
-    said = False
+    reported = False
 
     def on_start(self, event: Any) -> None:
-        """Be told that a function is going to be compiled, which nothing kept has."""
+        """Report, before a function that is not cached is compiled."""
         own = event.data["dispatcher"].py_func.__module__.startswith(PACKAGES)
-        if own and not self.said:
-            self.said = True
+        if own and not self.reported:
+            self.reported = True
             log_error("compiling kernels for this processor (half a minute, once where they can be kept)")
 
     def on_end(self, event: Any) -> None:
-        """Be told that it was."""
+        """Do nothing after it was compiled."""
 
 
-@cache  # in a process, one is enough
+@cache  # one per process
 def announce_compiling() -> None:
-    """Print one line when the first kernel has to be compiled in this process, from now on."""
+    """From now on, print one line when the first kernel has to be compiled in this process."""
     event.register("numba:compile", _Announcement())  # type: ignore[no-untyped-call]  # Numba has no types
 
 

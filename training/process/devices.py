@@ -19,27 +19,27 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
 
 
-def see_own_gpu(place: LocalRank) -> None:
-    """Let this process see one GPU of its machine, that of its place: TensorFlow and CuPy number it alike.
+def see_own_gpu(local_rank: LocalRank) -> None:
+    """Make one GPU visible, by the local rank: TensorFlow and CuPy then number it equally.
 
-    For a process that has not asked CUDA for anything; where it has, nothing changes.
+    It has no effect in a process that has already initialised CUDA.
     """
     given = os.environ.get(VISIBLE)
     gpus = [str(number) for number in range(gpus_here())] if given is None else given.split(",")
     if len(gpus) > 1:
-        os.environ[VISIBLE] = gpus[place.number % len(gpus)]
+        os.environ[VISIBLE] = gpus[local_rank.number % len(gpus)]
 
 
 def gpus_here() -> int:
-    """Return how many GPUs the driver shows to this machine or container; asking CUDA would settle which."""
+    """Return how many GPUs the driver shows to this machine or container, without initialising CUDA."""
     return len(glob("/dev/nvidia[0-9]*") or glob("/dev/dxg"))  # the latter of Linux inside Windows
 
 
 def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]:
     """Return the topology over GPUs and NCCL, where ``transport`` (see the configuration) and ranks allow it.
 
-    Else the one that there is; and, where a GPU is left out of it, a line that says why, equal on all ranks.
-    All of them call it together. Raises ``ConfigurationError`` where NCCL was asked for by name.
+    Else the given one; and, if a GPU is not used by it, a line with the reason, equal on all ranks.
+    Collective. Raises ``ConfigurationError`` if NCCL was requested by name.
     """
     comm = topology.world
     if comm.arrays is not np:

@@ -1,4 +1,4 @@
-"""End a job whose launcher is gone, in whatever way it went: a process of its own, which outlives it.
+"""Terminate a job whose launcher has ended, in any way: a separate process, which outlives it.
 
 usage: python -I guard.py GROUP      (the job's process group; standard input: a pipe that the launcher holds)
 """
@@ -13,7 +13,7 @@ LOOK_SECONDS = 0.1
 
 
 def end(group: int) -> None:
-    """End a process group: first asked, so that mpirun ends ranks on other machines, then forced."""
+    """End a process group: SIGTERM first, so that mpirun ends ranks on other machines, then SIGKILL."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, number)
@@ -26,5 +26,5 @@ def end(group: int) -> None:
 
 
 if __name__ == "__main__":
-    if not sys.stdin.buffer.read(1):  # the launcher writes when the job has ended, and not when it is gone
+    if not sys.stdin.buffer.read(1):  # the launcher writes when the job has ended; end of file: it died
         end(int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The processes of a run: how they were started, and how they end together."""
+"""The processes of a run: how they were started, and how they exit collectively."""
 
 import os
 import signal
@@ -22,15 +22,15 @@ USAGE_ERROR = 2
 FAILURE = 1
 INTERRUPTED = 130
 
-# Where launchers say which rank this is.
+# Environment variables in which launchers set the rank.
 WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
 
 
 @contextmanager
 def as_rank() -> Iterator[Communicator]:
-    """Be one rank of this job inside the block, with the communicator of all: an error on one ends them all.
+    """Run the block as one rank of this job, with the world communicator: an error on one rank ends all.
 
-    Where the processes were started in a way that cannot work, they say so in one line and exit.
+    If the processes were started in a way that cannot work, they print one line and exit.
     """
     try:
         comm = transport.mpi.world()
@@ -51,7 +51,7 @@ def as_rank() -> Iterator[Communicator]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Note each SIGINT (Ctrl-C) inside the block: TensorFlow makes other errors of ``KeyboardInterrupt``."""
+    """Record SIGINT (Ctrl-C) inside the block: TensorFlow makes other errors of ``KeyboardInterrupt``."""
     interrupts: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -69,15 +69,15 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def is_first() -> bool:
-    """Return whether this process speaks for the job, before MPI is asked."""
+    """Return whether this process prints for the job, before MPI is initialised."""
     return all(os.environ.get(name, "0") == "0" for name in WORLD_RANKS)
 
 
 def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
     """Return ``function()``; if it raises a ``ValueError`` on any rank, all ranks exit with status 2.
 
-    The lowest of those ranks prints its one line, with its host where others have no such problem. For what a
-    user got wrong, before training starts.
+    The lowest of those ranks prints its one line, with its host if other ranks have no such problem. For
+    errors of the user, before training starts.
     """
     result, problem = None, None
     try:
@@ -88,9 +88,9 @@ def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
     having = [rank for rank, each in enumerate(problems) if each is not None]
     if having:
         is_theirs_alone = len(having) < comm.size and having[0] != 0
-        place = f" (rank {having[0]} on {comm.host})" if is_theirs_alone else ""
+        where = f" (rank {having[0]} on {comm.host})" if is_theirs_alone else ""
         if comm.rank == having[0]:
-            log_error(f"{problems[having[0]]}{place}")
+            log_error(f"{problems[having[0]]}{where}")
         exit_all(comm, USAGE_ERROR)
     return result  # type: ignore[return-value]
 
@@ -98,7 +98,7 @@ def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
 def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     """Return on all ranks what ``function()`` returns on rank 0, or raise its ``ValueError`` on all of them.
 
-    For what all must know alike, while their files may differ. The result is pickled.
+    For values that must be equal on all ranks while their files may differ. The result is pickled.
     """
     result, problem = None, None
     try:
@@ -119,7 +119,7 @@ def exit_all(comm: Communicator, status: int) -> NoReturn:
 
 
 def log_error(line: str) -> None:
-    """Print one line to standard error, whatever names of files it holds."""
+    """Print one line to standard error, with undecodable file names escaped."""
     sys.stderr.write(f"cloudtrain: {escaped(line)}\n")
     sys.stderr.flush()
 
@@ -133,18 +133,18 @@ def usage_error(line: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class LocalRank:
-    """Where a rank is on its machine: its number among ``ranks`` of them, whatever nodes are emulated."""
+    """A rank's number among the ``ranks`` of its machine, independent of emulated nodes."""
 
     number: int
     ranks: int
 
     @classmethod
     def of(cls, comm: Communicator) -> "LocalRank":
-        """Return the place of this rank; all ranks call it together."""
+        """Return that of this rank; collective."""
         hosts = comm.allgather_objects(comm.host)
         return cls(hosts[: comm.rank].count(comm.host), hosts.count(comm.host))
 
     @property
     def threads(self) -> int:
-        """Return how many cores this rank can have for itself, at least one."""
+        """Return the number of cores available to this rank alone, at least one."""
         return max(1, len(os.sched_getaffinity(0)) // self.ranks)

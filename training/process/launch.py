@@ -1,6 +1,6 @@
 """``cloudtrain launch`` and ``cloudtrain tune -np``: ``horovodrun`` with the flags that Open MPI 5 needs.
 
-Its output is made readable, and however this process ends, its ranks end with it.
+Its output is cleaned up, and when this process ends, in any way, its ranks end with it.
 """
 
 import json
@@ -26,7 +26,7 @@ RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 SAID_ALREADY = re.compile(
     r"MPI_ABORT was invoked|prterun (has exited due to|detected that one or more) process"
 )
-# mpirun, now and then, when it ends ranks of which one has just left
+# printed occasionally by mpirun when it ends ranks of which one has just exited
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
 HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")
 PATIENCE_SECONDS = 10
@@ -34,16 +34,16 @@ PATIENCE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Ranks:
-    """What to start: ``count`` ranks on ``hosts``, as host:slots,…, joined by a network interface."""
+    """The ranks to start: ``count`` on ``hosts``, as host:slots,…, connected by a network interface."""
 
     count: int
     hosts: str | None = None
     interface: str | None = None
 
 
-def cloudtrain(*words: str) -> list[str]:
+def cloudtrain(*arguments: str) -> list[str]:
     """Return the command that runs ``cloudtrain`` of this environment."""
-    return [str(_beside_python("cloudtrain")), *words]
+    return [str(_beside_python("cloudtrain")), *arguments]
 
 
 def command_line(ranks: Ranks, command: Sequence[str]) -> list[str]:
@@ -72,10 +72,10 @@ def check_hosts(hosts: str, ranks: int) -> None:
 
 
 def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) -> int:
-    """Run a command on all ranks, its words as they are, and return the exit status of the job.
+    """Run a command on all ranks, its arguments unchanged, and return the exit status of the job.
 
-    ``check`` raises ``ValueError`` where they are wrong, before anything is started. However this process
-    ends, the job ends with it. An interrupt (Ctrl-C) is one line and status 130.
+    ``check`` raises ``ValueError`` if they are invalid, before anything is started. When this process ends,
+    in any way, the job ends with it. An interrupt (Ctrl-C) is one line and status 130.
     """
     try:
         check()
@@ -97,7 +97,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     launcher = os.getpid()
 
     def end_with_launcher() -> None:
-        start_rank.end_with_parent(signal.SIGTERM)  # until there is a guard
+        start_rank.end_with_parent(signal.SIGTERM)  # until the guard runs
         if os.getppid() != launcher:  # it has ended just before
             os._exit(INTERRUPTED)
 
@@ -108,10 +108,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # so that all its processes can be ended together
+        start_new_session=True,  # so that all its processes can be ended as a group
         preexec_fn=end_with_launcher,
     )
-    # another one, so that what kills this process, or its group, leaves it
+    # its own, so that killing this process or its group spares it
     guard = subprocess.Popen(
         [sys.executable, "-I", guarding.__file__, str(process.pid)],
         stdin=subprocess.PIPE,
@@ -125,7 +125,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def environment_of(ranks: Ranks) -> dict[str, str]:
-    """Return the environment of ``horovodrun``: that of this process, and what ranks here need."""
+    """Return the environment of ``horovodrun``: that of this process, with additions for the ranks."""
     environment = os.environ | {
         "PATH": f"{_beside_python('')}{os.pathsep}{os.environ.get('PATH', '')}",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
@@ -142,7 +142,7 @@ def environment_of(ranks: Ranks) -> dict[str, str]:
 
 
 def _follow(process: "subprocess.Popen[str]") -> int:
-    """Pass on what the job prints until it ends; return its status."""
+    """Forward the output of the job until it ends; return its status."""
     assert process.stdout is not None
     assert process.stderr is not None
     errors = threading.Thread(target=_forward_errors, args=(process.stderr,), daemon=True)
@@ -153,7 +153,7 @@ def _follow(process: "subprocess.Popen[str]") -> int:
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """End what still runs of the job: first asked, then forced; a second Ctrl-C does not hurry it."""
+    """End the remaining processes of the job: SIGTERM, then SIGKILL; a second Ctrl-C has no effect."""
     if process.poll() is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -194,7 +194,7 @@ def _forward_errors(lines: Iterable[str]) -> None:
 
 
 def _without_banners(lines: Iterable[str]) -> Iterator[str]:
-    """Drop Open MPI's account, between two rules, of a rank that ended by itself: that rank has said why."""
+    """Drop Open MPI's message, between two rules, on a rank that exited: the rank has printed the reason."""
     held, is_inside = "", False
     for line in lines:
         is_rule = line.strip("-\n") == "" and len(line) > 70

@@ -1,8 +1,8 @@
-"""``mpirun`` that listens on the loopback interface alone: nobody else can reach a launch on one machine.
+"""``mpirun`` that listens on the loopback interface only: launches on one machine are not reachable.
 
 Open MPI 5's ``mpirun`` listens on all interfaces, on one machine too, and has no option against it. A library
-of one function, ``bind``, is compiled at the first launch, kept in this environment, and preloaded into it;
-``start_rank`` takes it away again from the ranks.
+of one function, ``bind``, is compiled at the first launch, stored in this environment, and preloaded into it;
+``start_rank`` removes it from the ranks.
 """
 
 import os
@@ -20,9 +20,9 @@ COMPILERS = ("cc", "gcc", "g++")
 
 
 def preloading(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what to put into the environment of ``mpirun``.
+    """Return the additions to the environment of ``mpirun``.
 
-    Raises ``OSError`` where the library is missing and cannot be made.
+    Raises ``OSError`` if the library is missing and cannot be compiled.
     """
     before = environment.get(PRELOAD)
     library = str(_library())
@@ -31,7 +31,7 @@ def preloading(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _library() -> Path:
     library = Path(sys.prefix, "lib", PRELOADED)
-    if set(" :") & set(str(library)):  # which separate one library from the next
+    if set(" :") & set(str(library)):  # the separators of LD_PRELOAD
         raise OSError(f"a path with a space or a colon cannot be preloaded: {library}")
     if library.exists() and library.stat().st_mtime >= SOURCE.stat().st_mtime:
         return library
@@ -40,9 +40,9 @@ def _library() -> Path:
         raise OSError(f"none of {', '.join(COMPILERS)} is installed")
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, PRELOADED)
-        words = (compiler, "-x", "c", "-shared", "-fPIC", "-O2", str(SOURCE), "-o", str(made), "-ldl")
-        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        command = (compiler, "-x", "c", "-shared", "-fPIC", "-O2", str(SOURCE), "-o", str(made), "-ldl")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise OSError(f"{compiler} does not compile {SOURCE}: {result.stderr.strip()[-200:]}")
-        os.replace(made, library)  # whole or not at all: others may launch at the same time
+        os.replace(made, library)  # atomic: other launches may run at the same time
     return library

@@ -1,4 +1,4 @@
-"""What ``cloudtrain launch`` starts: a configuration's training or, behind ``--``, any program."""
+"""The program that ``cloudtrain launch`` starts: `cloudtrain train` or, after ``--``, any program."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,10 @@ PROGRAM = "cloudtrain.program"
 
 
 class ProgramCommand(TyperCommand):
-    """A command of whose line all behind ``--`` is a program; ``context.meta[PROGRAM]`` holds its words."""
+    """A command whose arguments after ``--`` are a program, stored in ``context.meta[PROGRAM]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the program off, and parse the rest."""
+        """Split off the program, and parse the rest."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[PROGRAM] = args[at + 1 :]
@@ -21,7 +21,7 @@ class ProgramCommand(TyperCommand):
 
 
 def check_program(program: Sequence[str], others: Sequence[str]) -> None:
-    """Raise ``ValueError`` where no program is behind ``--``, or something of a configuration before it."""
+    """Raise ``ValueError`` if no program follows ``--``, or if configuration arguments precede it."""
     if not program:
         raise ValueError("--: expected a program behind it, such as: -- python my.py")
     if others:

@@ -1,7 +1,7 @@
-"""What a run says while it trains: a live line in a terminal, a plain line now and then elsewhere.
+"""The progress output of a run: a live line in a terminal, periodic plain lines elsewhere.
 
-Under MPI, rank 0 writes to a pipe that the launcher reads (or to a pseudo-terminal that MPI made up, which
-is no better). There ``cloudtrain launch`` is the one with a terminal: it sets ``CLOUDTRAIN_LIVE``, rank 0
+Under MPI, rank 0 writes to a pipe that the launcher reads (or to a pseudo-terminal created by MPI, which
+is no better). There ``cloudtrain launch`` has the terminal: it sets ``CLOUDTRAIN_LIVE``, rank 0
 marks the lines that may be replaced, and the launcher shows them live.
 """
 
@@ -20,21 +20,21 @@ from datacache.escaping import escaped
 LIVE_VARIABLE = "CLOUDTRAIN_LIVE"
 LIVE_MARK = "\x1fcloudtrain-live\x1f"
 
-PLAIN_SECONDS = 5.0  # between plain lines: a log file of a week stays small
+PLAIN_SECONDS = 5.0  # between plain lines: the log file of a week-long run stays small
 LIVE_SECONDS = 0.5
 
-STEPS_MEASURED = 64  # whose median is what a step to come will take
-STEPS_NEEDED = 3  # before anything is said of the time that is left
+STEPS_MEASURED = 64  # whose median predicts the time of a step
+STEPS_NEEDED = 3  # before a remaining time is shown
 
 
 def print_line(line: str) -> None:
-    """Print one line to standard output, whatever it names and whatever the encoding of the output is."""
+    """Print one line to standard output; characters that its encoding lacks are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     print(escaped(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class TimeLeft:
-    """How long steps to come will take, by the median of the latest: one slow step changes nothing.
+    """Predicts the time of the next steps by the median of the latest: one slow step changes nothing.
 
     >>> left = TimeLeft()
     >>> for seconds in (9.0, 0.5, 0.5):
@@ -47,7 +47,7 @@ class TimeLeft:
         self._seconds: deque[float] = deque(maxlen=STEPS_MEASURED)
 
     def add(self, seconds: float) -> None:
-        """Note what a step has taken."""
+        """Add the seconds of a step."""
         self._seconds.append(seconds)
 
     def of(self, steps: int) -> float | None:
@@ -56,18 +56,18 @@ class TimeLeft:
 
 
 class Screen:
-    """A terminal with lines that stay and, below them, one that is replaced."""
+    """A terminal with permanent lines and, below them, one that is replaced."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._console.print(line, markup=False)
 
     def update(self, line: str) -> None:
-        """Replace the live line; an empty one takes it away."""
+        """Replace the live line; an empty one removes it."""
         if not line:
             self._live.stop()
             return
@@ -78,7 +78,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()  # also where the body raises: it gives the cursor back
+        self._live.stop()  # also if the body raises: it restores the cursor
 
 
 class Progress:
@@ -94,7 +94,7 @@ class Progress:
         self._is_live = False
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if self._silent:
             return
         if self._screen:
@@ -120,4 +120,4 @@ class Progress:
         if self._screen:
             self._screen.__exit__()
         elif self._mark and self._is_live:
-            print(self._mark, flush=True)  # the launcher's live line: what comes now is the end
+            print(self._mark, flush=True)  # clears the launcher's live line at the end

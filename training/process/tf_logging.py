@@ -1,4 +1,4 @@
-"""TensorFlow imported for a run: without the lines of its start."""
+"""Import TensorFlow for a run without its start-up messages."""
 
 import os
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ from commlib.tf_logging import without_noise
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow, Keras on it, and Horovod where it is; from here on they log errors only."""
+    """Import TensorFlow, Keras on it, and Horovod if installed; afterwards they log errors only."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     with without_noise():
         import keras  # noqa: F401
@@ -16,4 +16,4 @@ def import_tensorflow() -> None:
         if find_spec("horovod") is not None:
             import horovod.tensorflow  # noqa: F401
 
-        tf.config.list_physical_devices()  # the search for GPUs has its own lines
+        tf.config.list_physical_devices()  # the search for GPUs logs lines of its own

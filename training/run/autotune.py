@@ -1,4 +1,4 @@
-"""``reducer: auto``: the profile of the ranks that train, and what is chosen from it for each phase."""
+"""``reducer: auto``: the profile of the ranks, and the reducer that is chosen from it for each phase."""
 
 import shlex
 from collections import Counter
@@ -14,13 +14,13 @@ from commlib.tuning.tuner import ALONE, Choice, choose
 from training.config.config import Config
 from training.process.job import all_or_exit, on_rank0
 
-# What the cost model raises for numbers that were never measured, and names that are not known here.
+# Raised by the cost model for numbers that were never measured and for unknown names.
 UNPREDICTABLE = (ArithmeticError, LookupError, TypeError, ValueError)
-NOBODY = Choice(reducer="dense", options={}, seconds=0.0, dense_seconds=0.0, reason=ALONE)
+_ONE_RANK = Choice(reducer="dense", options={}, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
 
 def default_path(topology: Topology) -> Path:
-    """Return where the profile of such ranks is kept, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the default path of the profile of such ranks, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     name = f"profile-{topology.world.size}ranks-{len(topology.nodes)}nodes.json"
     return user_cache() / name
 
@@ -61,17 +61,17 @@ def _read(path: Path, job: Job, remedy: str) -> Profile:
 def _remedy(config: Config, topology: Topology) -> str:
     """Return the command that measures these ranks; all of them call it together."""
     slots = Counter(topology.world.allgather_objects(topology.world.host))
-    words = ["cloudtrain", "tune", "-np", str(topology.world.size)]
+    arguments = ["cloudtrain", "tune", "-np", str(topology.world.size)]
     if len(slots) > 1:
-        words += ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())]
+        arguments += ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())]
     if (layout := config.ranks_per_node) is not None:
         counts = [layout] if isinstance(layout, int) else layout
-        words += ["--ranks-per-node", ",".join(map(str, counts))]
+        arguments += ["--ranks-per-node", ",".join(map(str, counts))]
     if config.profile is not None:
-        words += ["--profile", config.profile]
+        arguments += ["--profile", config.profile]
     if config.transport != "auto":
-        words += ["--transport", config.transport]
-    return shlex.join(words)
+        arguments += ["--transport", config.transport]
+    return shlex.join(arguments)
 
 
 def choose_reducers(
@@ -85,7 +85,7 @@ def choose_reducers(
     if not config.automatic:
         return {}
     if topology.world.size == 1:
-        return dict.fromkeys(config.automatic, NOBODY)
+        return dict.fromkeys(config.automatic, _ONE_RANK)
     remedy = _remedy(config, topology)
 
     def choices() -> dict[int, Choice]:

@@ -1,4 +1,4 @@
-"""What the phases of a run read: batches from the cache that the ranks of a node share."""
+"""The input data of the phases of a run: batches from the cache that the ranks of a node share."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ ProgressCallback = Callable[[int, int], None]
 def cache_dirs_of(cache: Cache) -> CacheDirs:
     """Return the folders of a configuration's cache.
 
-    A ``ValueError`` of one line where another user has made one of them, or may change what is in it.
+    Raises a ``ValueError`` of one line where another user owns one of them or may write to it.
     """
     dirs = CacheDirs(
         disk=_folder(cache.disk, lambda: user_cache() / "samples"),
@@ -99,21 +99,21 @@ class Data:
         return caches
 
     def read_so_far(self) -> "Reads":
-        """Return what all ranks have read; all of them call it together."""
+        """Return the reads of all ranks; collective."""
         world, counts = self.topology.world, [cache.counts for cache in self._caches]
         names = [field.name for field in fields(Counts) if field.name != "stand_ins"]
         own = [sum(getattr(each, name) for each in counts) for name in names]
         totals = world.allgather_ints(own).sum(axis=0).tolist()
         stand_ins = [(cache.manifest, cache.counts.stand_ins) for cache in self._caches]
         lines = sorted({line for manifest, found in stand_ins for line in stand_in_lines(manifest, [found])})
-        told = sorted({line for of_rank in world.allgather_objects(lines) for line in of_rank})
-        return Reads(dict(zip(names, totals, strict=True)), told)
+        reported = sorted({line for of_rank in world.allgather_objects(lines) for line in of_rank})
+        return Reads(dict(zip(names, totals, strict=True)), reported)
 
 
 def load_data(config: Config, topology: Topology) -> Data:
-    """Return the samples of a configuration; a ``ValueError`` of one line says what is wrong with them.
+    """Return the samples of a configuration; raise a ``ValueError`` of one line if they are invalid.
 
-    All ranks call it together: it is an error on all of them if they do not have the same samples.
+    Collective: it is an error on all ranks if they do not have the same samples.
     """
     data, problem = None, None
     try:
@@ -138,18 +138,18 @@ def _check_equal(hosts: Sequence[str], of_ranks: Sequence[Fingerprints | None]) 
     for part in ("training", "test"):
         ranks_of: dict[tuple[int, str], list[int]] = {}
         for rank, found in enumerate(of_ranks):
-            if found is not None:  # else that rank says what is wrong with its own
+            if found is not None:  # else that rank reports its own error
                 ranks_of.setdefault(found[part], []).append(rank)
         if len(ranks_of) > 1:
             groups = "; ".join(
-                f"{_places(ranks, hosts)}: {samples} samples, fingerprint {digest[:12]}"
+                f"{_hosts_of(ranks, hosts)}: {samples} samples, fingerprint {digest[:12]}"
                 for (samples, digest), ranks in ranks_of.items()
             )
             raise ValueError(f"dataset: {part} samples: expected the same on all nodes, got {groups}")
 
 
-def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the hosts of ranks; the ranks, too, where a host has others besides."""
+def _hosts_of(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return the hosts of ranks; also the ranks where a host has other ranks."""
     names = dict.fromkeys(hosts[rank] for rank in ranks)
     if all(rank in ranks for rank, host in enumerate(hosts) if host in names):
         return ", ".join(names)
@@ -158,20 +158,20 @@ def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Reads:
-    """Samples read by all ranks, by where they were; a line for each that another one stood in for."""
+    """Samples read by all ranks, by level or storage; a line for each sample that was substituted."""
 
     counts: dict[str, int]
     stand_ins: list[str]
 
     def lines(self) -> list[str]:
-        """Return what a user has to know: what was damaged, and what could not be decoded."""
+        """Return lines about damaged records, and about samples that could not be decoded."""
         damaged = self.counts["damaged_in_memory"] + self.counts["damaged_on_disk"]
         mended = [f"{damaged} damaged records of the cache were read again"] if damaged else []
         return [*mended, *self.stand_ins]
 
 
 class PhaseData:
-    """The batches of one phase, on one rank. Folders are opened when something is read."""
+    """The batches of one phase, on one rank. Folders are opened at the first read."""
 
     def __init__(self, data: Data, phase: Phase) -> None:
         topology, config = data.topology, data.config
@@ -194,7 +194,7 @@ class PhaseData:
 
     @property
     def caches(self) -> list[DataCache]:
-        """Return those of the training and of the test samples."""
+        """Return the manifests of the training and of the test samples."""
         with self._opening:
             if not self._caches:
                 self._caches = self._data.opened(self._open())
@@ -217,9 +217,9 @@ class PhaseData:
         return self.order.steps("drop")
 
     def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return this rank's batches of an epoch, from step ``start`` on; the first are begun at once.
+        """Return this rank's batches of an epoch, from step ``start`` on; the first are prefetched at once.
 
-        All ranks call it together: nodes lend each other what this epoch asks for.
+        Collective: nodes exchange the samples that this epoch needs.
         """
         training, _ = self.caches
         if self.order.exchange:
@@ -232,16 +232,16 @@ class PhaseData:
         return test.evaluation_batches(self._crops[1], self._rank, self._size, batch_size=EVALUATION_BATCH)
 
     def fill(self, report: ProgressCallback) -> None:
-        """Read what the node does not keep yet, all its ranks together, each a part of it."""
+        """Read the samples that the node has not cached yet; each of its ranks reads a part."""
         for cache in self.caches:
             cache.fill(report, part=self._part, of=self._of)
 
     def repair(self) -> int:
-        """Read all that the node keeps, at every level, and mend what is damaged; return how many were."""
+        """Verify all cached samples, at every level, and repair the damaged ones; return their number."""
         return sum(cache.repair() for cache in self.caches)
 
     def close(self) -> None:
-        """Give the node's folders back."""
+        """Release the node's folders."""
         with self._opening:
             for cache in self._caches:
                 cache.close()
@@ -249,7 +249,7 @@ class PhaseData:
 
 
 def training_crop(config: Config, phase: Phase) -> Crop:
-    """Return what is cut from an image to train on."""
+    """Return the crop of an image to train on."""
     settings = _inputs(config, phase)
     if phase.augmentation is None:
         return CentreCrop(ratio=1.0, **settings)
@@ -257,7 +257,7 @@ def training_crop(config: Config, phase: Phase) -> Crop:
 
 
 def test_crop(config: Config, phase: Phase) -> Crop:
-    """Return what is cut from an image to test on."""
+    """Return the crop of an image to test on."""
     return CentreCrop(ratio=phase.validation_crop, **_inputs(config, phase))
 
 
@@ -269,7 +269,7 @@ def _inputs(config: Config, phase: Phase) -> dict[str, Any]:
 
 
 def input_dtype(config: Config) -> Literal["uint8", "float16", "float32"]:
-    """Return the dtype of a model's inputs: levels, or what is normalised in the precision of the model."""
+    """Return the dtype of a model's inputs: levels, or normalised values in the precision of the model."""
     if config.normalise is None:
         return "uint8"
     return "float16" if config.precision == "float16" else "float32"

@@ -1,6 +1,6 @@
-"""A run as DAWNBench takes it: ``dawnbench.tsv``, a line an epoch, and ``dawnbench.json`` about the rest.
+"""A run in DAWNBench's format: ``dawnbench.tsv``, a line per epoch, and ``dawnbench.json`` with the rest.
 
-https://github.com/stanford-futuredata/dawn-bench-entries says what the files hold.
+The format is described in https://github.com/stanford-futuredata/dawn-bench-entries.
 """
 
 import json
@@ -21,7 +21,7 @@ HEADER = ("epoch", "hours", "top1Accuracy", "top5Accuracy")
 
 
 class DawnBench:
-    """Writes both files into a run's folder. A resumed run goes on with the lines of the epochs before."""
+    """Writes both files into a run's folder. A resumed run continues with the lines of the epochs before."""
 
     def __init__(self, folder: RunFolder, config: Config, hardware: str) -> None:
         """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk."""
@@ -34,16 +34,16 @@ class DawnBench:
         self._write()
 
     def add(self, result: EpochResult) -> None:
-        """Append an epoch that was tested; accuracies in percent, hours since the run began.
+        """Append a tested epoch; accuracies in percent, hours since the run began.
 
-        Of an epoch that is trained again after a crash, what was written before is dropped. On a full disk
-        the lines wait for the next epoch.
+        The previous line of an epoch that is trained again after a crash is dropped. On a full disk the
+        lines are written with the next epoch.
         """
         if result.accuracy is None or result.accuracy_of_five is None:
             return
         values = (result.run_seconds / 3600, 100 * result.accuracy, 100 * result.accuracy_of_five)
-        kept = [line for line in self._lines if int(line[0]) < result.epoch + 1]
-        self._lines = [*kept, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]]
+        previous = [line for line in self._lines if int(line[0]) < result.epoch + 1]
+        self._lines = [*previous, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]]
         self._folder.attempt(LINES, self._write)
 
     def _write(self) -> None:
@@ -69,12 +69,12 @@ def _about(config: Config, hardware: str) -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """Return what this rank computes on."""
+    """Return the hardware that this rank computes on."""
     return processor()
 
 
 def summed_up(of_ranks: list[str]) -> str:
-    """Return what all ranks compute on.
+    """Return the hardware that all ranks compute on.
 
     >>> summed_up(["a", "a", "b"])
     '2 ranks on a, 1 rank on b'

@@ -1,7 +1,7 @@
-"""``cloudtrain train CONFIG --dry-run``: all that a run needs is built, and takes one step of each phase.
+"""``cloudtrain train CONFIG --dry-run``: a run is built, and takes one step of each phase.
 
-The data are generated and few, the inputs and batches tiny. Everything else is what the configuration says:
-model, optimizer, precision, reducers, schedules, which are checked for as many samples as the data set has.
+The data are few and synthetic, the inputs and batches tiny. Everything else is as configured: model,
+optimizer, precision, reducers, schedules, which are checked for the number of samples of the data set.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ from training.datasets.synthetic import synthetic
 
 BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
 SIDE = 32  # pixels of the inputs, where the model takes so few
-STEPS_KEPT = 8  # global batches that are generated
+STEPS_GENERATED = 8  # global batches that are generated
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data set without a look at it. ``samples``: to train on."""
+    """Properties of a data set that are known without reading it. ``samples``: to train on."""
 
     samples: int
     classes: int
@@ -40,7 +40,7 @@ KNOWN = {
 def generated(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a configuration with generated data of as many samples, classes and channels.
 
-    What names no data set that is known is left as it is, for the check to log_error of.
+    An unknown data set is left unchanged: validation reports it.
     """
     given = content.get("dataset")
     name = given.get("name") if isinstance(given, Mapping) else given
@@ -48,8 +48,8 @@ def generated(content: Mapping[str, Any]) -> dict[str, Any]:
         return dict(content)
     facts = KNOWN[name]
     classes = given.get("classes", facts.classes) if isinstance(given, Mapping) else facts.classes
-    words = {"name": "synthetic", "samples": facts.samples, "classes": classes, "channels": facts.channels}
-    return {**content, "dataset": words}
+    dataset = {"name": "synthetic", "samples": facts.samples, "classes": classes, "channels": facts.channels}
+    return {**content, "dataset": dataset}
 
 
 def tiny(config: Config, ranks: int, output: str) -> Config:
@@ -60,7 +60,7 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
     facts = _facts(config.dataset)
     samples = facts.samples
     phases = [_tiny(config, number, samples, ranks) for number in range(len(config.phases))]
-    few = max(phase.batch_size for phase in phases) * ranks * STEPS_KEPT
+    few = max(phase.batch_size for phase in phases) * ranks * STEPS_GENERATED
     side = max(phase.input_size for phase in phases)
     options = {"classes": facts.classes, "channels": facts.channels, "side": side, "samples": few}
     options["test_samples"] = 2 * ranks
@@ -78,7 +78,7 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
 
 
 def _facts(dataset: DatasetRecord) -> Facts:
-    """Return what the generated data have as well; a data set of one's own is made to find out."""
+    """Return the properties that generated data need; a user's own data set is loaded for that."""
     if dataset.name == "synthetic":
         given = {key: dataset.options.get(key, default) for key, default in options_of(synthetic).items()}
         return Facts(given["samples"], given["classes"], given["channels"])
@@ -87,7 +87,7 @@ def _facts(dataset: DatasetRecord) -> Facts:
 
 
 def checked(path: str, config: Config) -> Iterator[str]:
-    """Yield what a dry run of a configuration has shown, and what it has not."""
+    """Yield lines on what a dry run of a configuration has checked, and what it has not."""
     for number, phase in enumerate(config.phases, 1):
         length = f"{phase.epochs} epochs" if phase.steps is None else f"{phase.steps} steps"
         reducer = config.reducer_name(phase)
@@ -118,7 +118,7 @@ def _tiny(config: Config, number: int, samples: int, ranks: int) -> Phase:
 
 
 def _first_rate(phase: Phase, number: int, samples: int, ranks: int) -> Linear:
-    """Return the rate of the phase's first step, after a look at the whole schedule."""
+    """Return the rate of the phase's first step, after a check of the whole schedule."""
     global_batch = phase.batch_size * ranks
     epoch_steps = samples // global_batch
     if epoch_steps == 0:

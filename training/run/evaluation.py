@@ -1,4 +1,4 @@
-"""What an epoch comes to: right answers of the test part, and what all ranks did, added up."""
+"""The result of an epoch: correct answers on the test part, and the sums over all ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from training.run.totals import EpochAccumulator
 
 @dataclass(frozen=True)
 class Answers:
-    """Right answers of all ranks to ``samples``, whose label came first, or among the first five."""
+    """Correct answers of all ranks on ``samples``: label ranked first, or among the first five."""
 
     correct: int | None
     correct_of_five: int | None
@@ -27,9 +27,9 @@ NOT_TESTED = Answers(None, None, 0)
 
 
 def evaluate(learner: Learner, batches: Iterable[Any]) -> Answers:
-    """Return the answers to the test part, each sample counted once; all ranks call it together.
+    """Return the answers on the test part, each sample counted once; collective.
 
-    ``batches``: those of this rank. Ranks have the same statistics of the inputs from here on.
+    ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
     """
     world, counted = learner.topology.world, np.zeros(3, np.int64)
     average_statistics(learner.model, world)
@@ -50,7 +50,7 @@ def add_up(
     *,
     run_seconds: float,
 ) -> EpochResult:
-    """Return what all ranks did in an epoch, and count its bytes in the phase; they call it together."""
+    """Return the result of an epoch over all ranks, and add its bytes to the phase; collective."""
     topology = learner.topology
     dense = bytes_sent("dense", topology.nodes, topology.world.rank, learner.gradients.size).inter
     sums = accumulator.over_ranks(topology.world, dense)

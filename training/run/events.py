@@ -1,6 +1,6 @@
-"""What happens in a run: the lines that tell a user of it, and its record in ``metrics.jsonl``.
+"""The events of a run: their lines for the user, and their records in ``metrics.jsonl``.
 
-:mod:`training.process.progress` shows the lines, :class:`training.run.metrics.RunFolder` keeps the records.
+:mod:`training.process.progress` shows the lines, :class:`training.run.metrics.RunFolder` writes the records.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,16 +23,16 @@ from training.run.summary import EpochResult, Ranks, epoch_line
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell. ``kind``: of its record, which has all fields unless an event says otherwise."""
+    """An event to report. ``kind``: of its record, which has all fields unless an event overrides it."""
 
     kind: ClassVar[str]
 
     def lines(self) -> Iterable[str]:
-        """Return the lines that stay on the screen."""
+        """Return the lines that remain on the screen."""
         return ()
 
     def record(self) -> dict[str, Any]:
-        """Return what ``metrics.jsonl`` holds of it beside its kind."""
+        """Return the fields of its record in ``metrics.jsonl``, without the kind."""
         return asdict(self)
 
 
@@ -40,7 +40,7 @@ class Event:
 
 
 def introduction(data: Data, learner: Learner) -> str:
-    """Return the first line of a run: what is trained, with what, on whom."""
+    """Return the first line of a run: data set, model and ranks."""
     config, topology = learner.config, learner.topology
     nodes = [len(node) for node in topology.nodes]
     samples = f"{len(data.training):,} training and {len(data.test):,} test samples"
@@ -54,9 +54,9 @@ def introduction(data: Data, learner: Learner) -> str:
 
 @dataclass(frozen=True)
 class RunBegun(Event):
-    """A process begins a run, or goes on with one.
+    """A process begins a run, or resumes one.
 
-    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, what gradients travel by; ``none`` on one rank.
+    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, the transport of gradients; ``none`` on one rank.
     ``reducers``: of the phases, with their options.
     """
 
@@ -71,7 +71,7 @@ class RunBegun(Event):
 
     @classmethod
     def of(cls, identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> "RunBegun":
-        """Return the beginning of a run by this process; ``on_gpus``: gradients stay there."""
+        """Return the beginning of a run by this process; ``on_gpus``: gradients stay on GPUs."""
         transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
         return cls(
             identity=identity,
@@ -91,7 +91,7 @@ class RunBegun(Event):
 
 @dataclass(frozen=True)
 class ReducerChosen(Event):
-    """``reducer: auto`` has become another one, for a phase."""
+    """The reducer that ``reducer: auto`` chose for a phase."""
 
     kind = "choice"
     phase: int
@@ -108,7 +108,7 @@ class ReducerChosen(Event):
 
 @dataclass(frozen=True)
 class NormsShared(Event):
-    """How ranks share the work of computing norms."""
+    """How ranks share the computation of norms."""
 
     kind = "norms"
     reason: str
@@ -120,7 +120,7 @@ class NormsShared(Event):
 
 @dataclass(frozen=True)
 class OnGPUs(Event):
-    """Gradients stay on the GPUs that ``ranks`` have; or not, and ``why_not``."""
+    """Whether gradients stay on the GPUs of ``ranks``; ``why_not``: the reason if not."""
 
     kind = "gpus"
     ranks: int
@@ -137,7 +137,7 @@ class OnGPUs(Event):
 
 
 def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
-    """Yield what was chosen where the configuration leaves the choice."""
+    """Yield the choices that the configuration left open."""
     if why_not_on_gpus is not None or learner.topology.world.arrays is not np:
         yield OnGPUs(learner.topology.world.size, learner.config.transport, why_not_on_gpus)
     for number, choice in learner.choices.items():
@@ -154,7 +154,7 @@ def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """The run goes on ``at`` a place of a checkpoint. ``changes``: a line for what is not as it was."""
+    """The run resumes ``at`` the position of a checkpoint. ``changes``: a line for each difference."""
 
     kind = "resume"
     checkpoint: str
@@ -164,8 +164,8 @@ class Resumed(Event):
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
         at = self.at
-        place = f"step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
-        yield f"resumed from {self.checkpoint}: {place}"
+        position = f"step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
+        yield f"resumed from {self.checkpoint}: {position}"
         yield from self.changes
 
     def record(self) -> dict[str, Any]:
@@ -185,13 +185,13 @@ class Prepared(Event):
 
 
 def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None) -> str:
-    """Return where a run is after a step; ``seconds_left``: until the last step of the phase, if known."""
+    """Return the live line after a step; ``seconds_left``: until the end of the phase, if known."""
     phase = phases[at.phase]
     reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
     left = ""
     if seconds_left is not None:
-        whose = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
-        left = f"  {timedelta(seconds=round(seconds_left))} left{whose}"
+        of_phase = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
+        left = f"  {timedelta(seconds=round(seconds_left))} left{of_phase}"
     return (
         f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
         f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){left}"
@@ -200,7 +200,7 @@ def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_lef
 
 @dataclass(frozen=True)
 class StepTaken(Event):
-    """A step, as rank 0 took it. ``step``: of its phase. ``loss``: of its samples, if it was finite."""
+    """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite."""
 
     kind = "step"
     epoch: int
@@ -219,7 +219,7 @@ class StepTaken(Event):
     def of(
         cls, at: Position, loss: float, report: Report, hyperparameters: StepHyperparameters, learner: Learner
     ) -> "StepTaken":
-        """Return the step after which a run is ``at`` a place, with the loss scale of the step to come."""
+        """Return the event of the step that led to ``at``, with the loss scale of the next step."""
         return cls(
             epoch=at.run_epoch,
             step=at.phase_steps,
@@ -237,7 +237,7 @@ class StepTaken(Event):
 
 @dataclass(frozen=True)
 class Switched(Event):
-    """Another phase has another reducer, which takes over the residual of the one before."""
+    """A phase has another reducer, which takes over the residual of the previous one."""
 
     kind = "switch"
     before: str
@@ -252,7 +252,7 @@ class Switched(Event):
 
 @dataclass(frozen=True)
 class Stalled(Event):
-    """The ranks stood still before the first step of a phase."""
+    """The ranks stalled before the first step of a phase."""
 
     kind = "stall"
     phase: int
@@ -270,7 +270,7 @@ class EpochEnded(Event):
 
     @classmethod
     def of(cls, result: EpochResult, phases: Sequence[PhaseRun], at: Position) -> "EpochEnded":
-        """Return the epoch whose last step a run is ``at``; those to come are counted as phases are now."""
+        """Return the event of the epoch that ends ``at``; later epochs are counted by the current phases."""
         now, *later = phases[at.phase :]
         to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
         width = max(len(phase.result.reducer or "") for phase in phases)
@@ -294,7 +294,7 @@ def target_line(result: EpochResult, target: Target) -> str:
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint was made after ``steps`` of the run."""
+    """A checkpoint was written after ``steps`` of the run."""
 
     kind = "checkpoint"
     steps: int
@@ -303,7 +303,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True)
 class CacheRead(Event):
-    """What all ranks have read, from the levels of the cache and from storage."""
+    """The reads of all ranks, from the levels of the cache and from storage."""
 
     kind = "cache"
     reads: Reads

@@ -1,4 +1,4 @@
-"""A model that learns on all ranks together: what one step of training does, and what lies between phases."""
+"""Data-parallel training of a model: one training step, and the change from one phase to the next."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +32,7 @@ POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed
 
 @dataclass(frozen=True)
 class StepHyperparameters:
-    """What a step is taken with."""
+    """The hyperparameters of a step."""
 
     learning_rate: float
     momentum: float | None
@@ -41,7 +41,7 @@ class StepHyperparameters:
 class Learner:
     """Model, optimizer and reducer of one rank.
 
-    ``config`` is the configuration with what was chosen from ``profile`` written out, ``choices`` why.
+    ``config`` has the choices made from ``profile`` written out, ``choices`` their reasons.
     """
 
     def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
@@ -67,16 +67,16 @@ class Learner:
         self._backwards: dict[tuple[Any, ...], Backward] = {}
 
     def _norms_of_steps(self) -> StepNorms | None:
-        """Return what has the norms of LARS on several ranks before its update."""
+        """Return the object that computes LARS's norms on several ranks before its update."""
         settings = self.config.optimizer
         if self.topology.world.size == 1 or not isinstance(settings, Lars):
             return None
         return StepNorms(self.variables, self.gradients, settings.norms)
 
     def _norms_in_update(self) -> Norms | None:
-        """Return what computes norms of LAMB's moments, in host memory of several ranks.
+        """Return the object that computes the norms of LAMB's moments, in host memory of several ranks.
 
-        They come with its update: one rank, and each GPU, computes its own in the graph.
+        They are part of its update: a single rank, and each GPU, computes its own in the graph.
         """
         settings, world = self.config.optimizer, self.topology.world
         if world.size == 1 or world.arrays is not np or not isinstance(settings, Lamb):
@@ -84,7 +84,7 @@ class Learner:
         return Norms(self.gradients.sizes, world, partition=settings.norms)
 
     def how_norms_are_computed(self) -> list[str]:
-        """Return a line for each way, where ranks could share that work."""
+        """Return a line for each computation that ranks could share."""
         if self.topology.world.size == 1 or not self.config.optimizer.adapts:
             return []
         numbered = list(enumerate(self.config.phases, 1))
@@ -109,34 +109,34 @@ class Learner:
         )
 
     def _make_optimizer(self, *, sharded: bool) -> None:
-        """Make the optimizer, with the state of the one before."""
+        """Create the optimizer, with the state of the previous one."""
         state = None if self.optimizer is None else self.optimizer_state()
         self.optimizer = _with_slots_for_momentum(self.config).make()
         if sharded:
             self.optimizer = ShardedUpdate(self.optimizer, self.topology.world)
         else:
             self.optimizer.norms = self._norms if self._step_norms is None else self._step_norms.given
-        # Built before any step is traced: what is built inside a trace stays frozen in it.
+        # Built before any step is traced: variables created inside a trace would be constants in it.
         self.optimizer.build(self.variables)
         self._update = Update(self.variables, self.optimizer, self.average)
         if state is not None:
             self.restore_optimizer(state)
 
     def optimizer_state(self) -> Any:
-        """Return iterations and slots by name, whole; where it is sharded all ranks call it together."""
+        """Return iterations and slots by name, in full; collective where the state is sharded."""
         if isinstance(self.optimizer, ShardedUpdate):
             return self.optimizer.full_state()
         return state_of(self.optimizer, self.variables)
 
     def restore_optimizer(self, state: Any) -> None:
-        """Give the optimizer what ``optimizer_state`` returned."""
+        """Restore what ``optimizer_state`` returned."""
         if isinstance(self.optimizer, ShardedUpdate):
             self.optimizer.load_full_state(state)
         else:
             restore(self.optimizer, self.variables, state)
 
     def backward_of(self, phase: Phase, channels: int) -> Backward:
-        """Return what computes the gradients of a phase; phases of equal inputs share it."""
+        """Return the compiled gradient computation of a phase; phases of equal inputs share it."""
         size = phase.input_size
         shape = (phase.batch_size // self.config.accumulate, size, size, channels)
         key = shape, phase.label_smoothing
@@ -146,9 +146,9 @@ class Learner:
         return self._backwards[key]
 
     def begin(self, phase: Phase) -> float | None:
-        """Take over what a phase has of its own; return the norm of the residual that changes the reducer.
+        """Apply the settings of a phase; return the norm of the residual passed to its new reducer.
 
-        ``None`` where the reducer stays. All ranks call it together.
+        ``None`` if the reducer does not change. Collective.
         """
         config, residual = self.config.reducer_config(phase), None
         if config != self.gradients.config:
@@ -159,11 +159,11 @@ class Learner:
         return residual
 
     def residual_norm(self) -> float:
-        """Return the norm of what this rank's reducer holds back."""
+        """Return the norm of the residual of this rank's reducer."""
         return float(np.linalg.norm(to_host(self.gradients.reducer.residual)))
 
     def set_density(self, density: float) -> None:
-        """Select another share of the gradient from the next step on."""
+        """Set the density from the next step on."""
         reducer: Any = self.gradients.reducer
         if reducer.density != density:
             reducer.set_density(density)
@@ -171,10 +171,10 @@ class Learner:
     def step(
         self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
-        """Learn from one batch; return the loss of this rank's samples, and what the reducer did.
+        """Train on one batch; return the loss of this rank's samples, and the reducer's report.
 
-        A step in which any rank's gradient was not finite changes nothing but the loss scale, and the random
-        states of the model.
+        A step with a non-finite gradient on any rank changes only the loss scale and the random states of
+        the model.
         """
         images, *more = np.split(batch.images, self.config.accumulate)
         labels, *more_labels = np.split(batch.labels, self.config.accumulate)
@@ -196,7 +196,7 @@ class Learner:
         return loss, report
 
     def _clip(self, mean: Any) -> None:
-        """Scale the mean down to ``clip_norm``, in place, on all ranks alike."""
+        """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""
         if (most := self.config.clip_norm) is None:
             return
         if self._norm_of is None:
@@ -210,13 +210,13 @@ class Learner:
             self.optimizer.momentum.assign(hyperparameters.momentum)
 
     def tested(self) -> AbstractContextManager[None]:
-        """Let the model have the weights that are tested: their average, where one is kept."""
+        """Set the model to the weights that are tested: their moving average, if there is one."""
         return nullcontext() if self.average is None else self.average.in_place()
 
 
 @contextmanager
 def _policy(name: str) -> Iterator[None]:
-    """Let layers that are made inside the block compute in this precision, and no others."""
+    """Let only layers created inside the block compute in this precision."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
@@ -226,9 +226,9 @@ def _policy(name: str) -> Iterator[None]:
 
 
 def _with_slots_for_momentum(config: Config) -> Optimizer:
-    """Return the optimizer's settings, with a momentum where any phase has one.
+    """Return the optimizer's settings, with a momentum if any phase has one.
 
-    Every step sets its own; but what is made with none has no room for a velocity.
+    Every step sets its own value, but an optimizer created without momentum has no velocity slots.
     """
     settings = config.optimizer
     if getattr(settings, "momentum", None) == 0 and any(phase.momentum for phase in config.phases):
@@ -239,7 +239,7 @@ def _with_slots_for_momentum(config: Config) -> Optimizer:
 def _accumulated(
     backward: Backward, loss: float, gradient: Any, more: list[tuple[Any, Any]]
 ) -> tuple[float, Any]:
-    """Return the mean loss and gradient of a part that is there and of those to come."""
+    """Return the mean loss and gradient of a part that is computed and of the remaining ones."""
     for images, labels in more:
         own_loss, own_gradient = backward(images, labels)
         loss += own_loss

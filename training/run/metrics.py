@@ -1,4 +1,4 @@
-"""What a run leaves behind: a folder with its configuration, its metrics, its checkpoints and its weights."""
+"""The output of a run: a folder with its configuration, its metrics, its checkpoints and its weights."""
 
 import io
 import json
@@ -35,14 +35,14 @@ class RunFolder:
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
     ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``checkpoint``, ``cache``
     (:mod:`training.run.events`) and ``summary``, each with ``seconds`` since this process opened the folder;
-    those of ``summary`` are of all the training. What is not finite is ``null`` there. ``summary.json`` is
-    there when the run has ended.
+    those of ``summary`` are of the whole training. Non-finite numbers are ``null``. ``summary.json`` is
+    written when the run has ended.
 
-    Where metrics cannot be written any more, one line says so and training goes on.
+    If metrics cannot be written any more, one warning is printed and training continues.
     """
 
     def __init__(self, config: Config, path: Path | None = None) -> None:
-        """Make a new folder, or with ``path`` go on in that one.
+        """Create a new folder, or continue in ``path``.
 
         Raises ``ValueError`` where it cannot be written, and :class:`training.run.run_lock.RunIsAlive` where
         another process trains in it.
@@ -59,8 +59,8 @@ class RunFolder:
         self._missing: Counter[str] = Counter()
         self._start = time.perf_counter()
 
-    def keep(self, config: Config) -> None:
-        """Write ``config.yaml``; a ``ValueError`` says why it cannot be."""
+    def write_config(self, config: Config) -> None:
+        """Write ``config.yaml``; raise ``ValueError`` with the reason if that fails."""
         with unwritable(f"{self.path / CONFIG}: expected room for it"):
             self.write_file(CONFIG, config.to_yaml())
 
@@ -87,11 +87,11 @@ class RunFolder:
             ) from error
 
     def write_file(self, name: str, content: str) -> None:
-        """Write a file wholly or not at all; ``OSError`` where the disk is full."""
+        """Write a file atomically; raise ``OSError`` if the disk is full."""
         write_whole(self.path / name, content.encode())
 
     def attempt(self, name: str, write: Callable[[], None]) -> None:
-        """Write something that training can do without: of a full disk it is told once a file."""
+        """Write an optional file: a full disk causes one warning per file."""
         try:
             write()
         except OSError as error:
@@ -103,7 +103,7 @@ class RunFolder:
                 )
 
     def end(self, summary: Summary, ranks: Ranks) -> None:
-        """Note what the run came to: it is not gone on with any more."""
+        """Write the result of the run: it is not resumed any more."""
         on = {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
         content = {"accuracy": summary.accuracy, **asdict(summary), **on}
         self.write("summary", **content)
@@ -120,15 +120,15 @@ class RunFolder:
 
 
 class _Lines:
-    """A file to which whole lines are appended: of one that cannot be, nothing is left."""
+    """A file to which lines are appended atomically: a line that fails leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
-        # Without a buffer: what was not written would be tried again when the file is closed.
+        # Unbuffered: otherwise closing the file would retry what could not be written.
         self._file = path.open("a+b", buffering=0)
         self._drop_half_a_line()
 
     def _drop_half_a_line(self) -> None:
-        """Remove what a crash has left of a last line."""
+        """Remove the incomplete last line that a crash has left."""
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - 1))
         if self._file.read(1) not in (b"", b"\n"):
@@ -136,7 +136,7 @@ class _Lines:
             self._file.truncate(self._file.readall().rfind(b"\n") + 1)
 
     def append(self, line: bytes) -> None:
-        """Write a line, all of it or nothing; ``OSError`` where the disk is full."""
+        """Write a line completely or not at all; raise ``OSError`` if the disk is full."""
         end, rest = self._file.seek(0, os.SEEK_END), memoryview(line)
         try:
             while rest:
@@ -151,7 +151,7 @@ class _Lines:
 
 
 class _InMemory(io.BytesIO):
-    """A file in memory that Keras takes for one of weights, by its name."""
+    """A file in memory whose name makes Keras treat it as a weights file."""
 
     def __str__(self) -> str:
         return WEIGHTS
@@ -159,7 +159,7 @@ class _InMemory(io.BytesIO):
 
 @contextmanager
 def unwritable(expected: str) -> Iterator[None]:
-    """Raise an ``OSError`` of the block as a ``ValueError`` of one line, before training begins."""
+    """Re-raise an ``OSError`` of the block as a ``ValueError`` of one line, before training begins."""
     try:
         yield
     except OSError as error:
@@ -167,9 +167,9 @@ def unwritable(expected: str) -> Iterator[None]:
 
 
 def to_resume(config: Config) -> Path | None:
-    """Return the folder of the run to go on with, if ``resume`` asks for one.
+    """Return the folder of the run to resume, if ``resume`` asks for one.
 
-    Raises ``ValueError`` where it names a folder that is none of a run, and where that run is still trained.
+    Raises ``ValueError`` if it names a folder that is not a run's, or a run that is still being trained.
     """
     if config.resume == "never":
         return None
@@ -184,7 +184,7 @@ def to_resume(config: Config) -> Path | None:
 
 
 def unfinished_run(config: Config) -> Path | None:
-    """Return the newest run of this name that did not end: one with checkpoints, or one that is trained."""
+    """Return the newest run of this name that did not end: with checkpoints, or still being trained."""
     runs = [
         path
         for path in Path(config.output).glob(f"{config.name}-*")
@@ -196,13 +196,13 @@ def unfinished_run(config: Config) -> Path | None:
 
 
 def _is_of(path: Path, name: str) -> bool:
-    """Tell a run of ``a`` from one of ``a-b``: the rest of the name is its time."""
+    """Distinguish a run of ``a`` from one of ``a-b``: the rest of the name is its time."""
     stamp = path.name.removeprefix(f"{name}-")
     return stamp[:15].replace("-", "").isdigit() and (path / METRICS).exists()
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """Make ``parent/name-<time>``, with a number behind it where that is taken."""
+    """Create ``parent/name-<time>``, with a number appended if that exists."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     parent.mkdir(parents=True, exist_ok=True)
     attempt = 0
@@ -217,12 +217,12 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of a run wholly or not at all, readable as ``umask`` says: results are to be shown."""
+    """Write a file of a run atomically, with the permissions of ``umask``: results may be shared."""
     files.write_atomic(path, content, is_private=False)
 
 
 def _identity(path: Path) -> str:
-    """Return the identity of a run, which is made when it begins."""
+    """Return the identity of a run, which is created when it begins."""
     try:
         return str(json.loads(path.read_bytes())["identity"])
     except FileNotFoundError:
@@ -234,7 +234,7 @@ def _identity(path: Path) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Return records, lists and strings with what is no text in them escaped: names of files may be bytes."""
+    """Return records, lists and strings with undecodable characters escaped: file names may be bytes."""
     if isinstance(value, Mapping):
         return {key: _printable(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The norms of a run's steps, where its gradients lie: what LARS needs, and what a mean is clipped by."""
+"""The norms in a training step, computed where gradients are stored: those of LARS, and for clipping."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -17,9 +17,9 @@ from pto.norms import Float64, Way, sum_of_squares
 
 
 def norm_of(size: int, arrays: ModuleType) -> Callable[[Float32], float]:
-    """Return what computes the norm of vectors of ``size`` entries; equal ones have equal norms on all ranks.
+    """Return a function for the norm of vectors of ``size`` entries; equal vectors have equal norms.
 
-    ``arrays``: the module whose arrays they are, NumPy or CuPy.
+    ``arrays``: the array module, NumPy or CuPy.
     """
     if arrays is np:
         return lambda vector: float(sum_of_squares(vector) ** 0.5)
@@ -30,9 +30,9 @@ def norm_of(size: int, arrays: ModuleType) -> Callable[[Float32], float]:
 class StepNorms:
     """The sums of squares of weights and mean gradient that LARS needs, computed before its update.
 
-    In host memory all ranks share the work, as ``way`` says (:class:`pto.Norms`). A GPU reads its memory
-    faster than ranks exchange messages: each computes all, with two kernels. ``given`` is what the optimizer
-    reads, ``reason`` says how the sums are computed. Each step that counts calls ``give``.
+    In host memory all ranks share the work, as set by ``way`` (:class:`pto.Norms`). A GPU reads its memory
+    faster than ranks exchange messages: each computes all, with two kernels. The optimizer reads ``given``;
+    ``reason`` describes how the sums are computed. Each step that is not skipped calls ``give``.
     """
 
     def __init__(self, variables: Sequence[Any], gradients: DistributedGradients, way: Way) -> None:
@@ -46,7 +46,7 @@ class StepNorms:
             self._squares = _on_gpu(variables, sizes, world.arrays)
 
     def give(self, mean: Any) -> None:
-        """Give the optimizer the sums; all ranks call it together, with the mean that it will apply."""
+        """Give the optimizer the sums; collective, with the mean that it will apply."""
         self.given.give(self._squares(mean))
 
 

@@ -1,4 +1,4 @@
-"""The reducers, the model and the data set of one's own that a configuration names: imported, and checked.
+"""Import and check the user's own reducers, model and data set that a configuration names.
 
 Loading a configuration imports none of them; a run, a dry run and ``tune`` begin with this step.
 """
@@ -22,9 +22,9 @@ from training.models import MODELS, check_model
 
 
 def import_parts(config: Config) -> Config:
-    """Return the configuration with the options of one's own reducers written out and checked.
+    """Return the configuration with the options of the user's own reducers written out and checked.
 
-    Import paths begin in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
+    Import paths start in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
     beginning with the key, where a part cannot be imported, is of another kind or takes other options.
     """
     reducers = {

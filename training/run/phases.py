@@ -1,4 +1,4 @@
-"""What a phase of a run needs ready: its batches, its compiled step, its schedules."""
+"""The resources of a phase of a run: its batches, its compiled step, its schedules."""
 
 import threading
 from contextlib import suppress
@@ -52,12 +52,12 @@ class PhaseRun:
             )
 
     def hyperparameters(self, step: int) -> StepHyperparameters:
-        """Return what step ``step`` of the phase is taken with."""
+        """Return the hyperparameters of step ``step`` of the phase."""
         momentum = None if self.momentum is None else momentum_at(self.momentum, step, self.steps)
         return StepHyperparameters(self.rate.at(step, self.steps), momentum)
 
     def density(self, epoch: int) -> float | None:
-        """Return the density of an epoch of the phase; ``None`` where its reducer has none."""
+        """Return the density of an epoch of the phase; ``None`` if its reducer has none."""
         reducer, warmup = self.phase.reducer, self.phase.density_warmup
         last = None if reducer is None else reducer.density
         if last is None or warmup is None:
@@ -65,13 +65,13 @@ class PhaseRun:
         densities = warmup.densities(last)
         return densities[epoch] if epoch < len(densities) else last
 
-    def place(self, position: Position) -> Position:
-        """Return a position in the phase that was told in steps of perhaps other batches, in its own."""
+    def converted(self, position: Position) -> Position:
+        """Return a position in the phase in its own steps; it may count steps of another batch size."""
         here = position.in_world(self.global_batch, self.epoch_steps)
         return here if self.phase.steps is None else replace(here, phase_steps=position.phase_steps)
 
     def fill_ahead(self) -> None:
-        """Begin to read what the phase keeps, in the background, unless that is under way."""
+        """Start filling the phase's cache in the background, unless that is under way."""
         if self._filling is None:
             self._filling = threading.Thread(target=self._fill, name="fill ahead", daemon=True)
             self._filling.start()
@@ -81,11 +81,11 @@ class PhaseRun:
             if self._closing.is_set():
                 raise _Over
 
-        with suppress(Exception):  # what went wrong, training meets and tells when it asks for the sample
+        with suppress(Exception):  # training reports the error when it reads the sample
             self.data.fill(report)
 
     def close(self) -> None:
-        """Give the node's folders back; a second time does nothing."""
+        """Release the node's folders; idempotent."""
         if self._filling is not None:
             self._closing.set()
             self._filling.join()
@@ -93,7 +93,7 @@ class PhaseRun:
 
 
 class _Over(Exception):
-    """Ends a filling."""
+    """Stops filling the cache."""
 
 
 def _reducer_name(config: Config, phase: Phase) -> str:

@@ -1,4 +1,4 @@
-"""What a run is made with: its command, and the versions of what it uses."""
+"""The provenance of a run: its command, and the versions of the packages that it uses."""
 
 import platform
 import shlex
@@ -15,12 +15,12 @@ from training.config.secrets import mask
 
 
 def command() -> str:
-    """Return the command line of this process as a shell takes it, its secrets masked."""
+    """Return the shell command line of this process, its secrets masked."""
     return shlex.join(mask(sys.argv))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that decides what a run computes, by name."""
+    """Return the versions of all packages that affect the results of a run, by name."""
     return {
         "cloudtrain": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""The ranks' copies of one model: made equal, kept equal, checked.
+"""The model replicas of the ranks: broadcast, synchronized, checked.
 
 Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2. One rank needs none.
 """
@@ -13,7 +13,7 @@ from commlib.agreement import differing, digest
 
 
 def broadcast_weights(model: Any, comm: Communicator) -> None:
-    """Give every rank the weights of rank 0.
+    """Broadcast the weights of rank 0.
 
     Weights, not all variables: the states of random generators must differ between ranks.
     """
@@ -25,7 +25,7 @@ def broadcast_weights(model: Any, comm: Communicator) -> None:
 
 
 def average_statistics(model: Any, comm: Communicator) -> None:
-    """Give every rank the mean of the ranks' BatchNormalization statistics."""
+    """Average the BatchNormalization statistics over all ranks."""
     statistics = model.non_trainable_weights
     if not statistics or comm.size == 1:
         return
@@ -39,7 +39,7 @@ def average_statistics(model: Any, comm: Communicator) -> None:
 
 
 def check_equal_weights(model: Any, comm: Communicator) -> None:
-    """Raise :class:`commlib.RanksDisagree` where the ranks' trainable weights differ by a bit."""
+    """Raise :class:`commlib.RanksDisagree` if the ranks' trainable weights differ in any bit."""
     own = digest(variable.numpy().tobytes() for variable in model.trainable_variables)
     if others := differing(comm.allgather_ints([own])[:, 0]):
         raise RanksDisagree(f"the weights of ranks {others} differ from those of rank 0")

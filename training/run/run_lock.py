@@ -1,4 +1,4 @@
-"""Who trains a run: one process at a time holds the lock of the run's folder, for as long as it lives."""
+"""The lock of a run's folder: at most one process trains a run at a time."""
 
 import fcntl
 import io
@@ -13,7 +13,7 @@ from pathlib import Path
 from training.process.job import log_error
 
 LOCK = "lock"
-_PATIENCE_SECONDS = 1.0  # another may hold it for a moment, to see whether anybody does
+_PATIENCE_SECONDS = 1.0  # a process that only checks the lock holds it for a moment
 
 
 class RunIsAlive(ValueError):
@@ -23,9 +23,9 @@ class RunIsAlive(ValueError):
 class RunLock:
     """The lock of a run's folder, held until :meth:`release` or the end of this process, however it ends.
 
-    It is an ``flock`` on the file ``lock``, which nobody but its owner may open, and which is never removed.
+    It is an ``flock`` on the file ``lock``, which only its owner may open, and which is never removed.
     Over NFS it holds between hosts where the mount passes locks on (all but ``nolock`` and ``local_lock``).
-    Raises :class:`RunIsAlive` where another process holds it. A file system without locks is warned of.
+    Raises :class:`RunIsAlive` where another process holds it. A file system without locks causes a warning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class RunLock:
         if not self._is_taken(path):
             self._file.close()
             raise RunIsAlive(f"resume: {_holder(path)}")
-        with suppress(OSError):  # the disk is full: it is the lock that counts
+        with suppress(OSError):  # the disk is full: the lock works without its contents
             self._note(f"{json.dumps(_of_this_process())}\n".encode())
 
     def _is_taken(self, path: Path) -> bool:
@@ -49,7 +49,7 @@ class RunLock:
         self._file.write(content)
 
     def release(self) -> None:
-        """Let others train this run; a second time does nothing."""
+        """Release the lock; idempotent."""
         if not self._file.closed:
             with suppress(OSError):
                 self._note(b"")
@@ -59,7 +59,7 @@ class RunLock:
 def holder_of(folder: Path) -> str | None:
     """Return one line about the process that trains the run of a folder, ``None`` where none does."""
     path = folder / LOCK
-    with suppress(OSError):  # there is no such file yet, or no lock to be had: RunLock tells of that
+    with suppress(OSError):  # there is no such file yet, or no locks: RunLock warns of that
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             is_free = _locked(descriptor, fcntl.LOCK_SH, 0.0)
@@ -70,12 +70,12 @@ def holder_of(folder: Path) -> str | None:
 
 
 def _opened(path: str, _: int) -> int:
-    # To be written, too: over NFS only such a file is locked exclusively.
+    # Opened for writing, too: NFS locks only such a file exclusively.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _locked(descriptor: int, operation: int, patience_seconds: float) -> bool:
-    """Take a lock within some time; return whether it was to be had."""
+    """Try to take a lock for some time; return whether that succeeded."""
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
@@ -94,7 +94,7 @@ def _of_this_process() -> dict[str, str | int]:
 
 
 def _holder(path: Path) -> str:
-    """Return who trains a run, as the file of its lock says."""
+    """Return the process that trains a run, from the contents of its lock file."""
     try:
         found = json.loads(path.read_bytes())
         who = f"process {found['process']} on {found['host']}, since {found['since']}"

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is due, what of the run it holds, and how the run goes on with it."""
+"""The checkpoints of a run: when one is due, what it contains, and how the run resumes from it."""
 
 import json
 import time
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run goes on, and with what of its epoch: nothing where the world has another size than then."""
+    """Where a run resumes; with the sums of its epoch so far, unless the number of ranks has changed."""
 
     position: Position
     accumulator: EpochAccumulator | None
@@ -32,9 +32,9 @@ class Resumption:
 
 
 class Saving:
-    """Makes the checkpoints of a run in the folder ``path``, and takes back the newest.
+    """Writes the checkpoints of a run to the folder ``path``, and restores the newest.
 
-    ``run``: the identity of the run; that of rank 0 counts.
+    ``run``: the identity of the run; that of rank 0 is used.
     """
 
     def __init__(self, path: Path, settings: Checkpointing, learner: Learner, run: str) -> None:
@@ -53,7 +53,7 @@ class Saving:
     def save(
         self, position: Position, summary: Summary, accumulator: EpochAccumulator, *, best: bool
     ) -> CheckpointSaved:
-        """Write a checkpoint; all ranks call it together."""
+        """Write a checkpoint; collective."""
         start = time.perf_counter()
         shared = shared_state(self._learner)
         shared |= {"position": as_tree(position), "summary": asdict(summary)}
@@ -62,10 +62,10 @@ class Saving:
         return CheckpointSaved(position.steps, time.perf_counter() - start)
 
     def resume(self, phases: Sequence[PhaseRun], summary: Summary) -> Resumption | None:
-        """Give learner and ``summary`` what the newest checkpoint holds that can be used, if there is one.
+        """Restore learner and ``summary`` from the newest usable checkpoint, if there is one.
 
-        All ranks call it together. One that is damaged is left out with a line; raises ``ValueError`` where
-        no other is left, and where the checkpoint is of another model or optimizer.
+        Collective. A damaged one is skipped with a warning; raises ``ValueError`` if none is usable, and
+        if the checkpoint is of another model or optimizer.
         """
         rank = self._learner.topology.world.rank
         for checkpoint in self._checkpoints.complete():
@@ -84,7 +84,7 @@ class Saving:
         return None
 
     def _usable(self, checkpoint: Checkpoint, function: Callable[[], Result]) -> Result | None:
-        """Return ``function()``, or ``None`` on all ranks where any of them finds the checkpoint damaged."""
+        """Return ``function()``, or ``None`` on all ranks if any of them finds the checkpoint damaged."""
         result, problem = None, None
         try:
             result = function()
@@ -95,18 +95,18 @@ class Saving:
     def _take_over(
         self, checkpoint: Checkpoint, found: "_Contents", phases: Sequence[PhaseRun]
     ) -> Resumption:
-        """Give the learner what a checkpoint holds."""
+        """Restore the learner from a checkpoint."""
         before = found.position
         phase = phases[min(before.phase, len(phases) - 1)]
         lines = self._restore(checkpoint, phase, before)
-        position = phase.place(before)
+        position = phase.converted(before)
         event = Resumed(checkpoint.path.name, lines + _moved(before, position, phase), position)
         return Resumption(position, found.accumulator, event)
 
     def _restore(self, checkpoint: Checkpoint, phase: PhaseRun, at: Position) -> list[str]:
-        """Give the learner what a checkpoint holds; return a line for what is not as it was."""
+        """Restore the learner from a checkpoint; return a line for each difference."""
         self._learner.begin(phase.phase)
-        # A density is a setting of the reducer: the state to come is of the epoch that it was made in.
+        # The density is a setting of the reducer: it is set to that of the checkpoint's epoch first.
         density = phase.density(at.epoch if at.step else max(0, at.epoch - 1))
         if density is not None:
             self._learner.set_density(density)
@@ -115,7 +115,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a checkpoint holds besides the learner. ``accumulator``: where the world has the same size."""
+    """A checkpoint's data besides the learner. ``accumulator``: if the number of ranks is the same."""
 
     position: Position
     summary: Summary
@@ -123,7 +123,7 @@ class _Contents:
 
 
 def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
-    """Return it; :class:`Damaged` where the checkpoint holds something else."""
+    """Return it; raise :class:`Damaged` if the checkpoint contains something else."""
     shared: Any = checkpoint.shared
     own: Any = checkpoint.own
     with readable(checkpoint.path / SHARED):
@@ -139,7 +139,7 @@ def _divides(every: int | None, number: int) -> bool:
 
 
 def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
-    """Return a line that tells where an epoch goes on, where its steps take another number of samples."""
+    """Return a line with the step at which an epoch resumes if the global batch size has changed."""
     if before == after:
         return []
     return [

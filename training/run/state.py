@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how a run takes it back."""
+"""The state of a run in a checkpoint, and how it is restored."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,16 +26,16 @@ class OtherModel(ValueError):
 
 
 class OtherOptimizer(ValueError):
-    """A checkpoint is of another optimizer; one line says what was expected."""
+    """A checkpoint is of another optimizer; one line with what was expected."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come.
+    """The position of a run.
 
     ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
-    ``steps``: of the run. ``samples``: of the epoch, all ranks together. ``run_epoch``: epochs of the run
-    that are over, on which the order of the samples and their crops depend.
+    ``steps``: of the run. ``samples``: of the epoch, over all ranks. ``run_epoch``: completed epochs of the
+    run, on which the order of the samples and their crops depend.
     """
 
     phase: NonNegativeInt = 0
@@ -47,7 +47,7 @@ class Position:
     run_epoch: NonNegativeInt = 0
 
     def after_step(self, samples: int) -> "Position":
-        """Return the place one step further, in which all ranks together learnt from ``samples``.
+        """Return the position after a step that took ``samples`` over all ranks.
 
         >>> Position(step=2, phase_steps=7, steps=9, samples=64).after_step(32)
         Position(phase=0, epoch=0, step=3, phase_steps=8, steps=10, samples=96, run_epoch=0)
@@ -61,15 +61,15 @@ class Position:
         )
 
     def after_epoch(self) -> "Position":
-        """Return where the next epoch of the phase begins."""
+        """Return the beginning of the next epoch of the phase."""
         return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
 
     def after_phase(self) -> "Position":
-        """Return where the next phase begins."""
+        """Return the beginning of the next phase."""
         return Position(self.phase + 1, steps=self.steps, run_epoch=self.run_epoch)
 
     def in_world(self, global_batch: int, epoch_steps: int) -> "Position":
-        """Return the same place where steps take ``global_batch`` samples: none of the epoch is read again.
+        """Return the same position in steps of ``global_batch`` samples: no sample is read twice in an epoch.
 
         >>> Position(epoch=1, step=3, phase_steps=13, steps=13, samples=24).in_world(16, 5)
         Position(phase=0, epoch=1, step=2, phase_steps=7, steps=13, samples=32, run_epoch=0)
@@ -80,7 +80,7 @@ class Position:
 
 
 def shared_state(learner: Learner) -> dict[str, Tree]:
-    """Return what all ranks hold alike; all of them call it together."""
+    """Return the state that is equal on all ranks; collective."""
     return {
         "weights": {each.path: each.numpy() for each in learner.model.weights},
         "optimizer": dict(learner.optimizer_state()),
@@ -91,21 +91,21 @@ def shared_state(learner: Learner) -> dict[str, Tree]:
 
 
 def own_state(learner: Learner) -> dict[str, Tree]:
-    """Return what only this rank holds: reducer and random states, and its statistics of the inputs."""
+    """Return the state of this rank alone: reducer, random generators, BatchNormalization statistics."""
     reducer: Any = learner.gradients.reducer
     return {
         "reducer": reducer.state_dict(),
         "random": [each.numpy() for each in _random_states(learner)],
-        # Each rank's own until they are averaged, at the end of an epoch.
+        # They differ between ranks until they are averaged at the end of an epoch.
         "statistics": [each.numpy() for each in learner.model.non_trainable_weights],
     }
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Raise :class:`~training.checkpoint.serialization.Damaged` for what no run has written.
+    """Raise :class:`~training.checkpoint.serialization.Damaged` if the contents are not those of a run.
 
-    Its bytes are those that were written, by their digest: another program has written them.
+    The digest of the bytes is correct: another program has written them.
     """
     try:
         yield
@@ -120,7 +120,7 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:
-    """Give a learner what a checkpoint holds; return a line for what is not as it was.
+    """Restore a learner from a checkpoint; return a line for each difference.
 
     The learner is in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed,
     :class:`OtherOptimizer`, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds
@@ -153,7 +153,7 @@ def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     _assign("statistics", learner.model.non_trainable_weights, own["statistics"])
     _assign("random", _random_states(learner), own["random"])
     state = own["reducer"]
-    dense_residual(state, learner.gradients.size)  # what any reducer's state has, this one has
+    dense_residual(state, learner.gradients.size)  # raises if the state is not a reducer's
     try:
         learner.gradients.reducer.load_state_dict(state)
     except ValueError as error:  # the configuration names another reducer now, or other nodes
@@ -163,7 +163,7 @@ def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
 
 
 def _assign(name: str, variables: Sequence[Any], values: Sequence[Array]) -> None:
-    """Give variables their values; raise ``ValueError`` unless those are arrays of their shapes and types."""
+    """Assign values to variables; raise ``ValueError`` unless they are arrays of these shapes and dtypes."""
     if len(variables) != len(values):
         raise ValueError(f"{name}: expected {len(variables)} arrays, got {len(values)}")
     for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
@@ -213,7 +213,7 @@ def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[
 
 
 def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
-    """Give the reducer the residuals of the ranks of ``world_size`` that this one stands for."""
+    """Add to the reducer the residuals of the ranks of ``world_size`` that this rank takes over."""
     size, world = learner.gradients.size, learner.topology.world
     residual = merged(
         lambda rank: dense_residual(state_of(rank), size),
@@ -226,7 +226,7 @@ def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
 
 
 def dense_residual(state: Any, size: int) -> Float32:
-    """Return the residual that a reducer's state holds, as a vector of all ``size`` entries."""
+    """Return the residual in a reducer's state, as a dense vector of ``size`` entries."""
     vector = zeros(size)
     if state["carried"] is not None:
         vector += state["carried"]
@@ -237,7 +237,7 @@ def dense_residual(state: Any, size: int) -> Float32:
 
 
 def _random_states(learner: Learner) -> list[Any]:
-    """Return the states of dropout and its like: variables of the model that are no weights."""
+    """Return the states of random generators (dropout): variables of the model that are not weights."""
     weights = {id(each) for each in learner.model.weights}
     return [each for each in learner.model.variables if id(each) not in weights]
 
@@ -255,5 +255,5 @@ def _check_weights(learner: Learner, saved: Any) -> None:
 
 
 def as_tree(position: Position) -> Tree:
-    """Return a position as a checkpoint holds it."""
+    """Return a position as it is stored in a checkpoint."""
     return asdict(position)

@@ -1,6 +1,6 @@
 """The compiled halves of a step: from images to one flat gradient, and from its mean to new weights.
 
-What ranks do with each other comes between the two, in Python: no graph waits for a message.
+Communication comes between the two, in Python: no graph waits for a message.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 def _losses(logits: Any, labels: Any, smoothing: float) -> Any:
-    """Return the cross-entropy of each sample; ``smoothing`` of the weight goes to all classes alike."""
+    """Return the cross-entropy of each sample; ``smoothing`` of the weight is shared by all classes."""
     exact = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if not smoothing:
         return exact
@@ -31,10 +31,10 @@ def _losses(logits: Any, labels: Any, smoothing: float) -> Any:
 class Backward:
     """Loss and gradient of one input and batch size, one graph for it.
 
-    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of what it takes. ``scale``: what the
-    loss is scaled by, where it is.
+    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of its input. ``scale``: the loss
+    scale, if any.
 
-    ``found``: the statistics of the inputs as the latest call found them, see :meth:`put_back`.
+    ``found``: the BatchNormalization statistics before the latest call, see :meth:`put_back`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Backward:
     ) -> None:
         labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
         variables = [variable.value for variable in model.trainable_variables]
-        # Moving averages of BatchNormalization: a forward pass changes them, before anybody sees a NaN.
+        # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._statistics = [variable.value for variable in model.non_trainable_weights]
 
         @tf.function(input_signature=[inputs, labels])
@@ -64,7 +64,7 @@ class Backward:
         self._inputs = inputs
         self._is_prepared = False
         self.found: list[Any] = []
-        # What a forward pass changes: statistics of BatchNormalization, states of random generators.
+        # State that a forward pass changes: statistics of BatchNormalization, states of random generators.
         self._changed = [each.value for each in model.variables if not each.trainable]
 
     def __call__(self, images: Array, labels: Array) -> tuple[float, Any]:
@@ -73,12 +73,12 @@ class Backward:
         return float(loss), flat
 
     def put_back(self, found: Sequence[Any]) -> None:
-        """Give the model the statistics that a call has ``found``: that of a step that does not count."""
+        """Restore the statistics from before the latest call (``found``), for a step that is skipped."""
         for variable, value in zip(self._statistics, found, strict=True):
             variable.assign(value)
 
     def prepare(self) -> None:
-        """Compile and run it once, and leave all as it was: the first step is as fast as the others."""
+        """Compile and run it once without changing any state: the first step is as fast as the others."""
         if self._is_prepared:
             return
         self._is_prepared = True
@@ -90,7 +90,7 @@ class Backward:
 
 
 class Update:
-    """Gives an optimizer the mean gradient. ``average``: moves with the weights, see :class:`Average`."""
+    """Applies the mean gradient with an optimizer. ``average``: updated as well, see :class:`Average`."""
 
     def __init__(self, variables: Sequence[Any], optimizer: Any, average: "Average | None" = None) -> None:
         shapes = [tuple(variable.shape) for variable in variables]
@@ -105,14 +105,14 @@ class Update:
         self._update = update
 
     def __call__(self, mean: Float32) -> None:
-        """Move the weights; ``mean``: float32 of NumPy or CuPy, one entry for each trainable weight."""
+        """Update the weights; ``mean``: float32 of NumPy or CuPy, one entry for each trainable weight."""
         self._update(tensor_of(mean))
 
 
 class Average:
-    """The exponential moving average of the trainable weights: with it a model is tested.
+    """The exponential moving average of the trainable weights, with which a model is tested.
 
-    After each step ``a = momentum·a + (1 − momentum)·w``; it begins with the first weights.
+    After each step ``a = momentum·a + (1 − momentum)·w``; it starts at the initial weights.
     """
 
     def __init__(self, variables: Sequence[Any], momentum: float) -> None:
@@ -121,18 +121,18 @@ class Average:
         self.averages = [tf.Variable(variable, trainable=False) for variable in self._variables]
 
     def follow(self) -> None:
-        """Move towards the weights; part of a graph."""
+        """Update the average; part of a graph."""
         for average, variable in zip(self.averages, self._variables, strict=True):
             average.assign_sub((1 - self._momentum) * (average - variable))
 
     def restart(self) -> None:
-        """Begin with the weights as they are now."""
+        """Set the average to the current weights."""
         for average, variable in zip(self.averages, self._variables, strict=True):
             average.assign(variable)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model have the averages as its weights inside the block."""
+        """Use the averages as the model's weights inside the block."""
         self._exchange()
         try:
             yield
@@ -147,7 +147,7 @@ class Average:
 
 
 class Forward:
-    """Counts right answers."""
+    """Counts correct answers."""
 
     def __init__(self, model: keras.Model) -> None:
         self._forward = tf.function(lambda images: model(images, training=False), reduce_retracing=True)
@@ -155,9 +155,9 @@ class Forward:
     def right(self, images: Array, labels: Array, counts: Array) -> npt.NDArray[np.int64]:
         """Return how many of the samples that count have their label first, and among the first five.
 
-        Classes of equal logits come in their order, those that are no number last of all.
+        Classes of equal logits are ranked by index, NaNs last.
         """
         logits = np.nan_to_num(np.asarray(self._forward(images)), nan=-np.inf)
-        places = np.argsort(-logits, axis=1, kind="stable")[:, :5]
-        hits = (places == labels[:, None])[counts]
+        top_five = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+        hits = (top_five == labels[:, None])[counts]
         return np.array([hits[:, :1].any(axis=1).sum(), hits.any(axis=1).sum()], np.int64)

@@ -1,4 +1,4 @@
-"""What a run ends with, and how it is told."""
+"""The summary of a run, and how it is reported."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,7 +20,7 @@ class Ranks:
 
     @classmethod
     def of(cls, topology: Topology) -> "Ranks":
-        """Return those of a topology; all of them call it together."""
+        """Return the ranks of a topology; collective."""
         hosts = dict.fromkeys(topology.world.allgather_objects(topology.world.host))
         return cls(topology.world.size, [len(node) for node in topology.nodes], list(hosts))
 
@@ -39,11 +39,11 @@ class Ranks:
 
 @dataclass
 class PhaseResult:
-    """What one phase did: ``sent`` and ``dense`` are inter-node payload bytes of all ranks together.
+    """The result of one phase: ``sent`` and ``dense`` are inter-node payload bytes over all ranks.
 
-    ``dense`` is what the reducer of that name, a ring, would have sent in as many steps. ``reducer`` is
-    ``None`` on one rank, which exchanges nothing. ``skipped_steps``: those that changed nothing, as some
-    rank's gradient was not finite.
+    ``dense`` is what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is ``None``
+    on one rank, which exchanges nothing. ``skipped_steps``: steps with a non-finite gradient on any rank,
+    which changed nothing.
     """
 
     reducer: str | None
@@ -53,12 +53,12 @@ class PhaseResult:
     dense: int = 0
     skipped_steps: int = 0
     stall_seconds: float | None = None
-    """How long the boundary before it kept the ranks from training, at least 0; ``None`` for the first."""
+    """Seconds that training stalled at the boundary before it, at least 0; ``None`` for the first."""
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """One epoch of all ranks together. ``loss``: mean over the steps whose loss was finite, if any was.
+    """One epoch over all ranks. ``loss``: mean over the steps whose loss was finite, if any.
 
     ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
     where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
@@ -82,7 +82,7 @@ class EpochResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share of the test samples that were answered right."""
+        """Return the share of the test samples whose label was ranked first."""
         return None if self.correct is None else self.correct / self.samples
 
     @property
@@ -91,17 +91,17 @@ class EpochResult:
         return None if self.correct_of_five is None else self.correct_of_five / self.samples
 
     def share(self, metric: str) -> float | None:
-        """Return the share of the test samples that counts for ``metric``, ``"top1"`` or ``"top5"``."""
+        """Return the accuracy by ``metric``, ``"top1"`` or ``"top5"``."""
         return self.accuracy if metric == "top1" else self.accuracy_of_five
 
 
 @dataclass
 class Summary:
-    """The test accuracy after the last epoch that was tested, and what every phase did.
+    """The test accuracy after the last tested epoch, and the result of every phase.
 
-    ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the metric
-    that counts. ``reached``: whether the target was. ``residual_norm``: norm of rank 0's residual, which is
-    not in the weights.
+    ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the
+    target's metric. ``reached``: whether the target was reached. ``residual_norm``: norm of rank 0's
+    residual, which is not in the weights.
     """
 
     correct: int = 0
@@ -115,7 +115,7 @@ class Summary:
 
     @property
     def accuracy(self) -> float:
-        """Return the share of the test samples that were answered right."""
+        """Return the share of the test samples whose label was ranked first."""
         return self.correct / self.samples if self.samples else 0.0
 
     @property
@@ -124,7 +124,7 @@ class Summary:
         return self.correct_of_five / self.samples if self.samples else 0.0
 
     def judge(self, result: EpochResult, target: Target | None) -> bool:
-        """Note what an epoch reached, and return whether it is the best so far; equal on all ranks."""
+        """Record the result of an epoch, and return whether it is the best so far; equal on all ranks."""
         share = result.share("top1" if target is None else target.metric)
         if result.correct is None or share is None:
             return False
@@ -136,7 +136,7 @@ class Summary:
         return is_best
 
     def restore(self, before: "Summary") -> None:
-        """Take over another; phases that are not there any more are left out."""
+        """Take over another summary; phases that no longer exist are left out."""
         for field_ in fields(self):
             if field_.name != "phases":
                 setattr(self, field_.name, getattr(before, field_.name))
@@ -146,7 +146,7 @@ class Summary:
 
 
 def megabytes(count: float) -> str:
-    """Return a number of bytes in MB, two places.
+    """Return a number of bytes in MB, with two decimals.
 
     >>> megabytes(1_234_567)
     '1.23 MB'
@@ -155,7 +155,7 @@ def megabytes(count: float) -> str:
 
 
 def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
-    """Return the line that stays of an epoch; ``width`` is that of the reducers' names, 0 without any."""
+    """Return the line of an epoch; ``width`` is that of the reducers' names, 0 without any."""
     loss = "nan" if result.loss is None else f"{result.loss:.3f}"
     between = ""
     if result.dense_inter_bytes:
@@ -177,16 +177,16 @@ def _share(phase: PhaseResult) -> str:
 
 
 def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
-    """Yield a line where training stood still between phases for as long as anybody would notice."""
+    """Yield a line if training stalled between phases for at least ``STALL_SECONDS``."""
     stalls = {number: phase.stall_seconds or 0.0 for number, phase in enumerate(phases, 1)}
     long = {number: seconds for number, seconds in stalls.items() if seconds >= STALL_SECONDS}
-    told = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
-    if told:
-        yield f"training stood still between phases: {', '.join(told)}"
+    reported = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
+    if reported:
+        yield f"training stood still between phases: {', '.join(reported)}"
 
 
 def closing_lines(summary: Summary, ranks: Ranks, folder: str) -> Iterator[str]:
-    """Yield what a user wants to know at the end."""
+    """Yield the lines at the end of a run."""
     yield (
         f"test accuracy {summary.accuracy:.1%} ({summary.correct} of {summary.samples}), "
         f"trained in {summary.seconds:.0f} s by {ranks}"

@@ -1,4 +1,4 @@
-"""What an epoch has added up, on one rank and over all of them."""
+"""The sums of an epoch, on one rank and over all ranks."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -10,7 +10,7 @@ from training.checkpoint.serialization import Tree
 
 @dataclass(frozen=True)
 class EpochTotals:
-    """What all ranks have done in an epoch. ``loss``: mean of those that were finite, if any was."""
+    """The sums of an epoch over all ranks. ``loss``: mean of the finite losses, if any."""
 
     loss: float | None
     sent: LinkBytes
@@ -19,7 +19,7 @@ class EpochTotals:
 
 @dataclass
 class EpochAccumulator:
-    """What an epoch has added up so far, on this rank. ``seconds``: of each step that this process made."""
+    """The sums of an epoch so far, on this rank. ``seconds``: of each step that this process made."""
 
     losses: float = 0.0
     finite: int = 0
@@ -37,7 +37,7 @@ class EpochAccumulator:
             self.finite += 1
 
     def over_ranks(self, comm: Communicator, dense_step_bytes: int) -> EpochTotals:
-        """Return the sums of all ranks, equal on all; they call it together.
+        """Return the sums over all ranks, equal on all; collective.
 
         ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
         """
@@ -47,5 +47,5 @@ class EpochAccumulator:
         return EpochTotals(losses / finite if finite else None, LinkBytes(intra, inter), dense)
 
     def as_tree(self) -> Tree:
-        """Return what a checkpoint holds: all but the seconds."""
+        """Return what is stored in a checkpoint: all but the seconds."""
         return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}

@@ -1,4 +1,4 @@
-"""A run: phase after phase, epoch after epoch, tested, recorded and kept."""
+"""A run: the loop over phases and epochs, with tests, records and checkpoints."""
 
 import time
 from contextlib import nullcontext
@@ -35,18 +35,18 @@ SKIPPED_STEPS_IN_A_ROW = 20
 
 
 class TrainingDiverged(RuntimeError):
-    """So many steps in a row were not finite that going on is a waste."""
+    """Too many consecutive steps were not finite."""
 
 
 class Trainer:
     """One run of a configuration, or of a file that holds one, on all ranks of this job.
 
-    ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are made where they
-    are not given. ``config`` is the configuration with what was chosen from the profile written out,
-    ``model`` the Keras model. Raises a ``ValueError`` of one line where the run cannot be.
+    ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are created if
+    not given. ``config`` is the configuration with the choices from the profile written out, ``model`` the
+    Keras model. Raises a ``ValueError`` of one line if the run is impossible.
 
-    A second one in the same process can read the checkpoints of the first only after
-    ``keras.utils.clear_session()``: they name weights as Keras does, which counts its layers.
+    A second run in the same process can read the checkpoints of the first only after
+    ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Trainer:
         ]
         self.position = Position()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
-        self._tally = EpochAccumulator()
+        self._accumulator = EpochAccumulator()
         self._left = TimeLeft()
         self._saving: Saving | None = None
         self._dawnbench: DawnBench | None = None
@@ -84,7 +84,7 @@ class Trainer:
         self._began = self._boundary = self._last = self._first_step_end = time.perf_counter()
 
     def fit(self) -> Summary:
-        """Train, tell of it, leave a folder behind, return what it came to; all ranks call it together."""
+        """Train, report progress, write the run's folder and return the summary; collective."""
         comm, folder = self.topology.world, None
 
         def open_folder() -> tuple[Path, bool]:
@@ -101,20 +101,20 @@ class Trainer:
     def begin(
         self, folder: RunFolder | None, progress: Progress, path: Path, *, resume: bool = False
     ) -> None:
-        """Get ready to train; rank 0 writes to ``folder``, whose path all know, and the others have none.
+        """Prepare training; only rank 0 has a ``folder`` and writes to it, all know its path.
 
-        ``resume``: go on with the newest checkpoint there; what rank 0 says counts. Raises ``ValueError``
-        where it is of another model.
+        ``resume``: from the newest checkpoint there; rank 0's value is used. Raises ``ValueError`` if that
+        is of another model.
         """
         self.folder, self.progress = folder, progress
         resume = on_rank0(self.topology.world, lambda: resume)
         self.ranks = Ranks.of(self.topology)
         if folder is not None:
             on_gpus = self.topology.world.arrays is not np
-            self._tell(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
+            self._report(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
         progress.say(events.introduction(self.data, self.learner))
         for event in events.choices(self.learner, self._why_not_on_gpus):
-            self._tell(event)
+            self._report(event)
         if self.config.checkpoints is not None:
             run = "" if folder is None else folder.identity
             self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner, run)
@@ -122,11 +122,11 @@ class Trainer:
                 self._resume(self._saving)
             elif self.config.resume != "never":
                 progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
-        self._keep_records()  # not before: where a checkpoint is refused, the folder is as it was
+        self._write_records()  # last: if a checkpoint is refused, the folder is unchanged
         self._prepare()
 
     def run(self) -> Summary:
-        """Train all phases that are left."""
+        """Train all remaining phases."""
         self._began = time.perf_counter() - self.summary.seconds
         try:
             while not self.summary.reached and self.position.phase < len(self.phases):
@@ -138,13 +138,13 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- before
 
-    def _keep_records(self) -> None:
-        """Write what the run's folder has from its beginning; all ranks call it together."""
+    def _write_records(self) -> None:
+        """Write the files that the run's folder has from its beginning; collective."""
         computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
 
         def write() -> None:
             assert self.folder is not None
-            self.folder.keep(self.config)
+            self.folder.write_config(self.config)
             if self.config.target is not None:
                 with unwritable(f"{self.folder.path}: expected room for its records"):
                     self._dawnbench = DawnBench(self.folder, self.config, computed_on)
@@ -152,27 +152,27 @@ class Trainer:
         on_rank0(self.topology.world, write)
 
     def _resume(self, saving: Saving) -> None:
-        """Go on where the newest checkpoint was made; all ranks call it together."""
+        """Resume from the newest checkpoint; collective."""
         resumption = saving.resume(self.phases, self.summary)
         if resumption is None:
             self.progress.say("resume: there is no checkpoint yet: the run begins again")
             return
         self.position = resumption.position
-        self._tally = resumption.accumulator or self._tally
-        self._tell(resumption.event)
+        self._accumulator = resumption.accumulator or self._accumulator
+        self._report(resumption.event)
 
     def _prepare(self) -> None:
-        """Compile the steps of all phases to come: at the boundaries nobody waits for that."""
+        """Compile the steps of all remaining phases, so that phase boundaries need no compilation."""
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        self._tell(events.Prepared(time.perf_counter() - start))
+        self._report(events.Prepared(time.perf_counter() - start))
 
     # ------------------------------------------------------------------------------------- phases
 
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
-        self._left = TimeLeft()  # steps of other phases take other times
+        self._left = TimeLeft()  # step times differ between phases
         while self.position.phase_steps < phase.steps and not self.summary.reached:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
@@ -188,15 +188,15 @@ class Trainer:
         before = self.phases[phase.number - 1].result.reducer
         residual = self.learner.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
-            self._tell(events.Switched(before, phase.result.reducer, residual))
+            self._report(events.Switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
-        """Read what a phase keeps, in the background, so that its first epoch finds it."""
+        """Fill a phase's cache in the background, before its first epoch."""
         if number < len(self.phases) and self.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:
-        """Train on the batches of an epoch that are left, then test."""
+        """Train on the remaining batches of an epoch, then test."""
         at = self.position
         if (density := phase.density(at.epoch)) is not None:
             self.learner.set_density(density)
@@ -205,24 +205,24 @@ class Trainer:
             self.train_step(phase, batch)
             if self.position.phase_steps == phase.steps:
                 break
-        if phase.number > 0 and self.position.phase_steps == len(self._tally.seconds):
+        if phase.number > 0 and self.position.phase_steps == len(self._accumulator.seconds):
             self._note_stall(phase)
         self._finish_epoch(phase)
 
     def train_step(self, phase: PhaseRun, batch: Any) -> None:
-        """Learn from one batch; all ranks call it together."""
+        """Train on one batch; collective."""
         at = self.position
         hyperparameters = phase.hyperparameters(at.phase_steps)
         loss, report = self.learner.step(phase.backward, batch, hyperparameters)
         now = time.perf_counter()
-        self._tally.add(loss, report, now - self._last)
+        self._accumulator.add(loss, report, now - self._last)
         self._left.add(now - self._last)
         self._last = now
         if at.phase_steps == 0:
             self._first_step_end = now
         self.position = at.after_step(phase.global_batch)
         self._watch_for_skipped_steps(phase, report, hyperparameters)
-        self._tell_step(phase, loss, report, hyperparameters)
+        self._report_step(phase, loss, report, hyperparameters)
         if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
             self._save()
             self._last = time.perf_counter()
@@ -239,24 +239,24 @@ class Trainer:
             )
 
     def _note_stall(self, phase: PhaseRun) -> None:
-        """Note how long after the end of the phase before the first step ended, but for a step."""
-        waited = self._first_step_end - self._boundary - float(np.median(self._tally.seconds))
+        """Record the time from the end of the previous phase to that of the first step, less a step's."""
+        waited = self._first_step_end - self._boundary - float(np.median(self._accumulator.seconds))
         seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
-        self._tell(events.Stalled(phase.number, seconds))
+        self._report(events.Stalled(phase.number, seconds))
 
     # --------------------------------------------------------------------------- what an epoch ends with
 
     def _finish_epoch(self, phase: PhaseRun) -> None:
-        """Test, tell and keep what an epoch came to."""
+        """Test, report and record the result of an epoch."""
         at, config = self.position, self.config
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
         is_tested = last or number % config.evaluate_every == 0
         answers = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
         seconds = self.summary.seconds = time.perf_counter() - self._began
-        result = add_up(at.run_epoch, phase, self.learner, self._tally, answers, run_seconds=seconds)
-        self._tell_epoch(result)
-        self._tally = EpochAccumulator()
+        result = add_up(at.run_epoch, phase, self.learner, self._accumulator, answers, run_seconds=seconds)
+        self._report_epoch(result)
+        self._accumulator = EpochAccumulator()
         self.position = at.after_epoch()
         is_best = self.summary.judge(result, config.target)
         if self.summary.reached and config.target is not None:
@@ -265,26 +265,26 @@ class Trainer:
             self._save(best=is_best)
 
     def _save(self, *, best: bool = False) -> None:
-        """Write a checkpoint; all ranks call it together."""
+        """Write a checkpoint; collective."""
         if self._saving is None:
             return
         self.summary.seconds = time.perf_counter() - self._began
-        self._tell(self._saving.save(self.position, self.summary, self._tally, best=best))
+        self._report(self._saving.save(self.position, self.summary, self._accumulator, best=best))
 
     def _end(self) -> Summary:
-        """Save the weights, before anything is told that could go wrong; all ranks call it together."""
+        """Save the weights first, since reporting may fail; collective."""
         summary = self.summary
         summary.seconds = time.perf_counter() - self._began
         summary.residual_norm = self.learner.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        self._tell(events.CacheRead(self.data.read_so_far()))
+        self._report(events.CacheRead(self.data.read_so_far()))
         if self.folder is not None:
             self.folder.end(summary, self.ranks)
         return summary
 
     def _save_weights(self) -> str | None:
-        """Write the weights that were tested; return why that could not be."""
+        """Write the weights that were tested; return the error, if any."""
         assert self.folder is not None
         try:
             with self.learner.tested():
@@ -293,23 +293,23 @@ class Trainer:
             return str(error)
         return None
 
-    # ------------------------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------------------------ reporting
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         for line in event.lines():
             self.progress.say(line)
         if self.folder is not None:
             self.folder.write(event.kind, **event.record())
 
-    def _tell_step(
+    def _report_step(
         self, phase: PhaseRun, loss: float, report: Report, hyperparameters: StepHyperparameters
     ) -> None:
         left = self._left.of(phase.steps - self.position.phase_steps)
         self.progress.update(events.live_line(self.phases, self.position, loss, left))
         if self.position.steps % self.config.log_every == 0:
-            self._tell(events.StepTaken.of(self.position, loss, report, hyperparameters, self.learner))
+            self._report(events.StepTaken.of(self.position, loss, report, hyperparameters, self.learner))
 
-    def _tell_epoch(self, result: EpochResult) -> None:
-        self._tell(events.EpochEnded.of(result, self.phases, self.position))
+    def _report_epoch(self, result: EpochResult) -> None:
+        self._report(events.EpochEnded.of(result, self.phases, self.position))
         if self._dawnbench is not None:
             self._dawnbench.add(result)
