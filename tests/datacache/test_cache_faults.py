@@ -171,7 +171,7 @@ def test_folders_that_cannot_be_made_are_said_once_each_and_training_reads_throu
         warnings.simplefilter("always")
         cache = cache_of(pictures, tmp_path)
         assert_equal(epoch(cache), right)
-    assert len([each for each in said if "of the cache is done without" in str(each.message)]) == 2
+    assert len([each for each in said if "of the cache is not used" in str(each.message)]) == 2
 
 
 def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limit(
