@@ -404,7 +404,7 @@ def test_a_residual_that_would_overflow_is_refused_and_changes_nothing(ranks, ki
 
 
 @pytest.mark.world_sizes(3)
-def test_a_state_of_another_reducer_world_or_layout_is_refused(ranks, kind):
+def test_a_state_of_another_reducer_or_world_is_refused(ranks, kind):
     name, options = kind
 
     def body(comm):

@@ -5,6 +5,7 @@ That velocities are not lost is in ``tests/test_wrappers.py``, for every sparse 
 
 import pytest
 
+from commlib import REDUCERS
 from tests.reducers.test_promises import (  # noqa: F401 - collected here with the cases below
     check_bytes,
     test_a_bad_number_voids_the_step_on_every_rank_and_changes_nothing,
@@ -38,5 +39,7 @@ def case(request):
 way = kind = case
 
 
-def test_bytes_are_within_the_formula(ranks, case):
-    check_bytes(ranks.run(lambda comm: train(comm, *case, 1000, 2)), 1000, is_exact=False)
+def test_accounting_meets_the_formula(ranks, case):
+    name, options = case
+    seen = ranks.run(lambda comm: train(comm, name, options, 1000, 2))
+    check_bytes(seen, 1000, REDUCERS[name].cost.is_exact and ranks.size > 1)

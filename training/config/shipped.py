@@ -1,5 +1,6 @@
 """The configurations that ship with the package, found by name: ``digits`` wherever a file may be named."""
 
+import os.path  # whose questions are answered by no for a name too long for a file
 from pathlib import Path
 
 from commlib.errors import UnknownName, look_up
@@ -16,7 +17,7 @@ def located(given: str | Path) -> Path:
     Raises ``ConfigurationError`` for an unknown name. What looks like a path is returned unchanged.
     """
     path = Path(given)
-    if path.suffix or len(path.parts) != 1 or (path.exists() and not path.is_dir()):
+    if path.suffix or len(path.parts) != 1 or (os.path.exists(path) and not os.path.isdir(path)):
         return path
     try:
         return look_up(
@@ -30,4 +31,4 @@ def included(path: Path, name: str) -> Path:
     """Return the file that ``include: NAME`` in ``path`` means: next to it, else one that ships."""
     own = path.parent / name
     shipped = FOLDER / name
-    return shipped if shipped.is_file() and not own.exists() else own
+    return shipped if os.path.isfile(shipped) and not os.path.exists(own) else own
