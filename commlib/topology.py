@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +75,7 @@ class Topology:
     def __enter__(self) -> "Topology":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self.close()
 

@@ -118,13 +118,7 @@ class DataCache:
         return self._build(crop, specs)
 
     def exchange(
-        self,
-        order: Order,
-        comm: Comm,
-        epoch: int,
-        *,
-        start: int = 0,
-        remainder: Remainder = "drop",
+        self, order: Order, comm: Comm, epoch: int, *, start: int = 0, remainder: Remainder = "drop"
     ) -> int:
         """Fetch the remote samples of an epoch, from step ``start`` on, from the nodes that store them.
 

@@ -253,9 +253,8 @@ class Parallel:
         """Raise ``DependsOnRank`` on all ranks if any rank's result differs from its owner's."""
         gathered = self._layout.separate(self._exchange(self._own_part(items)))
         here = [np.asarray(self._operation(*item)) for item in items]
-        differing = [
-            i for i, (own, other) in enumerate(zip(here, gathered, strict=True)) if not _same(own, other)
-        ]
+        pairs = enumerate(zip(here, gathered, strict=True))
+        differing = [i for i, (own, other) in pairs if not _same(own, other)]
         everywhere = self._comm.allgather_objects(differing)
         if not any(everywhere):
             return

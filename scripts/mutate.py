@@ -99,9 +99,8 @@ def forget_kernels(tree: Path, file: str) -> None:
     users = [tree / file]
     for user in users:  # which grows
         module = re.escape(".".join(user.relative_to(tree).with_suffix("").parts))
-        users += [
-            path for path, text in texts.items() if path not in users and re.search(rf"\b{module}\b", text)
-        ]
+        new = {path: text for path, text in texts.items() if path not in users}
+        users += [path for path, text in new.items() if re.search(rf"\b{module}\b", text)]
         for kernel in (user.parent / "__pycache__").glob(f"{user.stem}.*.nb?"):
             kernel.unlink()
 
@@ -162,9 +161,7 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
                 del seconds[name]
         try:
             ready = [fault for fault in faults if fault.area in seconds]
-            futures = [
-                pool.submit(examine, each, areas[each.area], tree, seconds[each.area]) for each in ready
-            ]
+            futures = [pool.submit(examine, one, areas[one.area], tree, seconds[one.area]) for one in ready]
             results = [future.result() for future in futures]
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -246,10 +246,8 @@ def communication(
 def figure_7(size: int) -> dict[str, float]:
     """Return the predicted seconds at ``size`` entries of 16 bits, by reducer; ours, of no paper, last."""
     paper = HITOPKCOMM
-    return {
-        name: communication(name, paper.cluster, size, paper.density, HALF).seconds
-        for name in (*paper.reducers, "hioktopk")
-    }
+    names = (*paper.reducers, "hioktopk")
+    return {name: communication(name, paper.cluster, size, paper.density, HALF).seconds for name in names}
 
 
 def figure_7_table() -> Table:
@@ -274,9 +272,8 @@ def figure_8_table() -> Table:
     for size in HITOPKCOMM.sizes:
         step = communication("hitopk", HITOPKCOMM.cluster, size, HITOPKCOMM.density, FULL)
         share = f"{step.inter / step.seconds:.0%}"
-        rows.append(
-            (f"{size // 1_000_000} M entries", milliseconds(step.intra), milliseconds(step.inter), share)
-        )
+        cells = (milliseconds(step.intra), milliseconds(step.inter), share)
+        rows.append((f"{size // 1_000_000} M entries", *cells))
     return Table("figure 8", ("`hitopk`", "ms inside", "ms between", "share between"), tuple(rows))
 
 
@@ -516,9 +513,7 @@ STATEMENTS = (
 
 def rates_table() -> Table:
     """Return the rate and the computing of each fit."""
-    rows = tuple(
-        (each.name, f"{1 / each.link.beta / 1e9:.2f}", milliseconds(each.computing)) for each in fits()
-    )
+    rows = tuple((fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits())
     return Table("rates", ("rate", "GB/s", "computing, ms a step"), rows)
 
 

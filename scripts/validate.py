@@ -30,27 +30,14 @@ from commlib.tuning.profile import Profile
 from training.bench.record import command, machine
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE, PICTURES = (
-    ROOT / "benchmarks" / "results",
-    ROOT / "docs" / "validation.md",
-    ROOT / "docs" / "validation",
-)
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
 SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
 WITHIN = 1.1  # what a pick may take longer than the best
 WARM_UP_STEPS, STEPS = 1, 2
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
-COLORS = [
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-    "#000000",
-    "#999999",
-    "#8c564b",
-    "#bcbd22",
-]
+COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
+COLORS += ["#999999", "#8c564b", "#bcbd22"]
 
 
 @dataclass(frozen=True, order=True)
@@ -150,9 +137,8 @@ def measured() -> dict[tuple[Cell, str, str | None], float]:
 def profiles() -> dict[tuple[float, int], Profile]:
     """Return what ``cloudtrain tune`` measured, by the rate of the cluster and its ranks."""
     paths = newest("profile-*.json")
-    return {
-        (gbit(path.stem.split("-")[-2]), int(path.stem.split("-")[-1])): Profile.load(path) for path in paths
-    }
+    words = {path: path.stem.split("-") for path in paths}
+    return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in words.items()}
 
 
 def profile(cell: Cell) -> Profile:
@@ -190,9 +176,8 @@ def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -
         return seconds[WARM_UP_STEPS:]
 
     ranks = list(cell.ranks_of_nodes)
-    return median(
-        map(max, zip(*simulated.run(body, sum(ranks), ranks, given.network, cores=cores), strict=True))
-    )
+    taken = simulated.run(body, sum(ranks), ranks, given.network, cores=cores)
+    return median(map(max, zip(*taken, strict=True)))
 
 
 @cache
@@ -222,9 +207,7 @@ def predict(cores: int) -> Iterator[Comparison]:
 def densities_of(cell: Cell) -> list[float]:
     """Return the densities that were measured beside this one, the largest first."""
     alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
-    found = {
-        each.density for each, _, _ in measured() if (each.gbit, each.ranks_of_nodes, each.size) == alike
-    }
+    found = {row.density for row, _, _ in measured() if (row.gbit, row.ranks_of_nodes, row.size) == alike}
     return sorted(found, reverse=True)
 
 
@@ -314,17 +297,8 @@ def of_picks(given: Sequence[Pick]) -> str:
         )
         for pick in given
     ]
-    header = (
-        "Gbit/s",
-        "nodes × ranks",
-        "entries",
-        "density",
-        "picked",
-        "ms",
-        "fastest measured",
-        "ms",
-        "ratio",
-    )
+    columns = "Gbit/s, nodes × ranks, entries, density, picked, ms, fastest measured, ms, ratio"
+    header = columns.split(", ")
     return table(header, rows)
 
 

@@ -155,10 +155,7 @@ def make_gpu_codec(name: str) -> Codec:
 
 
 def sum_sparse(
-    vectors: Sequence[SparseVector],
-    *,
-    dense: Callable[[int], Float32] | None = None,
-    room: Room = new_array,
+    vectors: Sequence[SparseVector], *, dense: Callable[[int], Float32] | None = None, room: Room = new_array
 ) -> SparseVector:
     """Return what :func:`commlib.vectors.sum_sparse` does; sums of sparse vectors are always new arrays.
 

@@ -116,9 +116,8 @@ class AverageMetrics(DistributedCallback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Replace the numbers in ``logs`` by their means."""
         logs = {} if logs is None else logs
-        own = {
-            name: float(value) for name, value in logs.items() if isinstance(value, (int, float, np.number))
-        }
+        numbers = (int, float, np.number)
+        own = {name: float(value) for name, value in logs.items() if isinstance(value, numbers)}
         trained = self._trained or self._counted()
         weights = {name: self._tested if name.startswith("val_") else trained for name in own}
         everywhere = self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))

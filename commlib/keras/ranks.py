@@ -73,10 +73,8 @@ class Ranks:
         own = [_digest_of(variable.numpy()) for variable in variables]
         digests = np.array(self.gather(f"a comparison of {len(own)} variables", own), np.int64)
         unlike = digests != digests[0]
-        return {
-            int(number): np.flatnonzero(unlike[:, number]).tolist()
-            for number in np.flatnonzero(unlike.any(axis=0))
-        }
+        found = np.flatnonzero(unlike.any(axis=0))
+        return {int(number): np.flatnonzero(unlike[:, number]).tolist() for number in found}
 
     def expect_equal(self, variables: Sequence[Any]) -> None:
         """Raise ``RanksDisagree`` on all ranks where a variable is not the same on all of them."""

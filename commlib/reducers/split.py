@@ -108,9 +108,8 @@ class SplitReducer(SelectingReducer):
         Where one of them is dense, so is the vector, and plain float32 arrive in their place in it.
         """
         sizes = [high - low for low, high in self._ranges]
-        is_dense = [
-            0 < codec.message_bytes(size, size) == length for size, length in zip(sizes, lengths, strict=True)
-        ]
+        pairs = zip(sizes, lengths, strict=True)
+        is_dense = [0 < codec.message_bytes(size, size) == length for size, length in pairs]
         if not any(is_dense):
             with self.measure(self.link):
                 messages = gather_messages(self.comm, message, lengths, self.workspace)

@@ -8,7 +8,7 @@ results are bitwise equal on all ranks, in all runs, and on all transports.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,9 +67,7 @@ class Communicator(ABC):
     def __enter__(self: Own) -> Own:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self.close()
 

@@ -106,10 +106,8 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     That is what the cost model predicts, times the ratio of measured to predicted seconds in those trials
     of the candidate that are nearest to this case in size and density; without any, in those of others.
     """
-    ratios = {
-        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate).seconds
-        for trial in profile.trials
-    }
+    predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in profile.trials}
+    ratios = {trial: trial.seconds / step.seconds for trial, step in predicted.items()}
     expected = {}
     for candidate in candidates():
         own = [trial for trial in ratios if trial.candidate == candidate]
@@ -158,7 +156,6 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
         return f"{seconds[candidate] * 1e3:.3g} ms {'measured' if candidate in measured else 'expected'}"
 
     kind = "dense" if is_sparse else "sparse"
-    line = (
-        f"{best}: {described(best)} a step, the best {kind} one ({other}) {described(other)}; {case}, {rate}"
-    )
+    ours, theirs = described(best), described(other)
+    line = f"{best}: {ours} a step, the best {kind} one ({other}) {theirs}; {case}, {rate}"
     return "; ".join(each for each in (line, left_out()) if each)

@@ -94,10 +94,7 @@ class StoredArrays(StoredSource):
         head = io.BytesIO(self._storage.read(file.path, 0, min(file.size, HEADER_BYTES)))
         try:
             version = npy.read_magic(head)
-            read = {
-                (1, 0): npy.read_array_header_1_0,
-                (2, 0): npy.read_array_header_2_0,
-            }[version]
+            read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
             shape, fortran, dtype = read(head)
         except (ValueError, KeyError) as error:
             raise ValueError(f"{path}: expected a .npy file: {error}") from error

@@ -56,13 +56,10 @@ class StoredSource(Source):
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
-        of_files, starts, sizes = (
-            column[ids].tolist() for column in (manifest.file, manifest.start, manifest.sizes)
-        )
-        return [
-            Range(manifest.files[file], start, size)
-            for file, start, size in zip(of_files, starts, sizes, strict=True)
-        ]
+        columns = (manifest.file, manifest.start, manifest.sizes)
+        of_files, starts, sizes = (column[ids].tolist() for column in columns)
+        rows = zip(of_files, starts, sizes, strict=True)
+        return [Range(manifest.files[file], start, size) for file, start, size in rows]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
         """See :meth:`Source.read`; near samples share a request, requests run in parallel."""

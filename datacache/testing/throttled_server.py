@@ -193,11 +193,8 @@ def _text(text: str, kind: str, status: str = "200 OK") -> _Response:
 def _file(path: Path, wanted: str | None) -> _Response:
     """Return a file, or the range ``wanted``, as in "bytes=100-199" or "bytes=100-"."""
     facts = path.stat()
-    headers = {
-        "Content-Type": "application/octet-stream",
-        "Accept-Ranges": "bytes",
-        "ETag": f'"{_version(facts)}"',
-    }
+    tag = f'"{_version(facts)}"'
+    headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": tag}
     start, end, status = 0, facts.st_size, "200 OK"
     found = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
     if found:

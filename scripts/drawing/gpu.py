@@ -52,9 +52,7 @@ def types_of(records: Iterable[Record]) -> list[str]:
 
 def of_entry(records: Iterable[Record], entry: str) -> list[Record]:
     """Return the records of a type of entries, the shortest vectors first."""
-    return sorted(
-        (each for each in records if each.case["entry"] == entry), key=lambda each: each.case["size"]
-    )
+    return sorted((row for row in records if row.case["entry"] == entry), key=lambda row: row.case["size"])
 
 
 def curves(records: Sequence[Record], longest: int = LONGEST) -> list[Curve]:

@@ -33,26 +33,14 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
     yield table(header, ([*place_of(each), f"`{each.subject}`", *numbers_of(each)] for each in norms))
     chosen = [each for each in norms if each.subject == "auto"]
     yield "What `auto` chose:\n"
-    yield "".join(
-        f"- {', '.join(place_of(each))} ranks: {each.more['choice']['reason']}\n" for each in chosen
-    )
+    yield "".join(f"- {', '.join(place_of(row))} ranks: {row.more['choice']['reason']}\n" for row in chosen)
     yield "The largest load of a rank over the mean; `by layer` is HiTopKComm's partition:\n"
     header = ["network", "ranks", *(f"`{name}`" for name in PARTITIONS), "× better balanced"]
     yield table(header, ([*place_of(each), *balances(each)] for each in chosen))
     if lars:
         yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
-        header = [
-            "network",
-            "ranks",
-            "norms",
-            "baseline",
-            "CPU ms",
-            "its",
-            "× less",
-            "ms",
-            "its",
-            "× as fast",
-        ]
+        numbers = ["CPU ms", "its", "× less", "ms", "its", "× as fast"]
+        header = ["network", "ranks", "norms", "baseline", *numbers]
         rows = ([*place_of(each), f"`{each.subject}`", f"`{each.peer}`", *numbers_of(each)] for each in lars)
         yield table(header, rows)
 

@@ -24,9 +24,8 @@ def tables(results: Results) -> Iterator[str]:
             by_peer = {record.peer: record for record in own}
             seconds = next(iter(by_peer.values())).seconds
             ratios = [times(by_peer[peer].ratio) if peer in by_peer else NOTHING for peer in peers]
-            rows.append(
-                [f"`{subject}`", f"{size:,}", percent(density), milliseconds(seconds.median), *ratios]
-            )
+            cells = [f"`{subject}`", f"{size:,}", percent(density), milliseconds(seconds.median)]
+            rows.append([*cells, *ratios])
         header = ["selector", "entries", "density", "ms", *(f"× {peer}" for peer in peers)]
         yield f"Entries: {law}.\n"
         yield table(header, rows)

@@ -18,11 +18,12 @@ Entries = Mapping[int, float]  # value by index; all the other entries are zero
 
 @dataclass(frozen=True)
 class Step:
-    """What one step left behind: the mean, and by rank its residual and the bytes that it sent."""
+    """What one step left behind: the mean and its entries as reported, by rank residual and bytes sent."""
 
     mean: dict[int, float]
     residuals: list[dict[int, float]]
     sent: list[LinkBytes]
+    applied: int
 
     @property
     def sent_between_nodes(self) -> list[int]:
@@ -60,15 +61,17 @@ def run(
         seen = []
         for gradients in steps:
             mean = reducer.reduce(vector(size, gradients[comm.rank]))
-            seen.append((non_zeros(mean), non_zeros(reducer.residual), reducer.last.traffic.sent))
+            report = reducer.last
+            seen.append((non_zeros(mean), non_zeros(reducer.residual), report.traffic.sent, report.applied))
         return seen
 
     by_rank = simulated.run(body, len(steps[0]))
     results = []
     for seen in zip(*by_rank, strict=True):
-        means, residuals, sent = zip(*seen, strict=True)
+        means, residuals, sent, applied = zip(*seen, strict=True)
         assert all(mean == means[0] for mean in means)
-        results.append(Step(means[0], list(residuals), list(sent)))
+        assert len(set(applied)) == 1
+        results.append(Step(means[0], list(residuals), list(sent), applied[0]))
     return results
 
 
@@ -374,6 +377,7 @@ def test_hitopk_on_two_nodes_of_two_ranks():
     # Stream 0 (ranks 0 and 2) adds up {3: 16}, stream 1 (ranks 1 and 3) {8: −9, 11: 8}.
     (step,) = run("hitopk", 16, 1, [HITOPK_2X2], ranks_per_node=2, shards=2)
     assert step.mean == {3: 4, 8: -2.25, 11: 2}
+    assert step.applied == 3
     # What a node added up and did not select stays with the owner of the shard.
     assert step.residuals == [{0: 4, 1: 1}, {8: 5, 10: -2}, {2: 7}, {9: 1, 11: 3}]
     # Inside: 8 values of the other's shard, then the sums of the own shard. Between: one entry.
@@ -388,6 +392,16 @@ def test_hitopk_adds_the_residual_of_the_shard_to_the_nodes_next_sum():
     # Stream 0: {0: 10} and {2: 7}. Stream 1: {8: 5} of rank 1 and {11: 3} of rank 3.
     assert step.mean == {0: 2.5, 2: 1.75, 8: 1.25, 11: 0.75}
     assert step.residuals == [{1: 1}, {10: -2}, {0: 2}, {9: 1}]
+
+
+def test_hitopk_skips_a_step_where_one_shard_of_the_sum_is_infinite():
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), size=16, density=0.25)
+        # Each node's sum of the first shard is finite, that of both nodes is not; the second shard is zero.
+        reducer.reduce(vector(16, {3: 3e38} if comm.rank % 2 else {}))
+        return reducer.last.finite, bool(reducer.residual.any())
+
+    assert simulated.run(body, 4) == [(False, False)] * 4
 
 
 def test_hitopk_on_uneven_nodes_has_as_many_shards_as_the_smallest_node():

@@ -54,7 +54,7 @@ SCENARIOS = {
             two_phases(f"reducer: hitopk, density: 0.05, {RATE}", f"reducer: dense, {RATE}"),
             "model=resnet8",  # its statistics are each rank's own between two tests
         ),
-        stops=(17, 25),
+        stops=(17,),
     ),
     "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
         (

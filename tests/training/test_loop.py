@@ -209,6 +209,7 @@ def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path
         assert (variable.numpy() != value).any()
 
 
+@pytest.mark.large
 def test_lars_with_batches_of_512_reaches_the_accuracy_of_sgd_with_batches_of_64(tmp_path):
     alone = ["ranks_per_node=null", "cache={}", f"output={tmp_path}", "evaluate_every=60", "reducer=dense"]
     lars = ["phases.0.batch_size=512"]  # in place of four ranks of 128

@@ -121,9 +121,8 @@ def _measure(setting: Setting) -> Iterator[Record]:
     seconds |= _alternate({FIRST: _first_epochs(setting), FIRST_UNCACHED: _uncached(setting)}, runs)
     with one_core():
         alone = setting.cache(CacheDirs(setting.work / "disk", setting.memory), threads=1)
-        seconds |= _alternate(
-            {ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), setting.kept_batches)}, runs
-        )
+        count = setting.kept_batches
+        seconds |= _alternate({ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), count)}, runs)
     case: dict[str, Any] = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
     case |= {"rate": RATE, "latency_seconds": LATENCY_SECONDS, "quick": setting.quick}
     for subject, peers in PEERS.items():

@@ -37,11 +37,7 @@ class Promise:
     bucket: int | None = None
 
 
-INEXACT = {
-    "gaussian": Promise(0.75, 2),
-    "reused": Promise(0.5, 2),
-    "bucketed": Promise(1, 1, bucket=512),
-}
+INEXACT = {"gaussian": Promise(0.75, 2), "reused": Promise(0.5, 2), "bucketed": Promise(1, 1, bucket=512)}
 
 
 def check_selection(name: str, vector: Float32, largest: Order, selected: SparseVector) -> None:

@@ -235,9 +235,7 @@ def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterato
 
 def best_algorithm(probed: Iterable[JSONRecord]) -> str:
     """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
-    fastest = min(
-        probed, key=lambda reported: reported["peer_seconds"]["median"] / reported["seconds"]["median"]
-    )
+    fastest = min(probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"])
     return str(fastest["case"]["mpi_algorithm"])
 
 
@@ -282,11 +280,8 @@ def _last_line(lines: Iterable[str]) -> str:
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
     reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
     own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
-    return (
-        next(iter(own or reported[-1:]), "nothing was said")
-        .removeprefix("cloudtrain: ")
-        .removeprefix("cluster: ")
-    )
+    line = next(iter(own or reported[-1:]), "nothing was said")
+    return line.removeprefix("cloudtrain: ").removeprefix("cluster: ")
 
 
 def _is_noise(line: str) -> bool:

@@ -63,10 +63,8 @@ def interleave(
             between += 1
             taken[name].append(_turn(topology, candidate))
     world = topology.world
-    return {
-        name: Interleaved(list(zip(*world.allgather_objects(own[WARM_UP_RUNS:]), strict=True)))
-        for name, own in taken.items()
-    }
+    reported = {name: world.allgather_objects(own[WARM_UP_RUNS:]) for name, own in taken.items()}
+    return {name: Interleaved(list(zip(*each, strict=True))) for name, each in reported.items()}
 
 
 def _turn(topology: Topology, candidate: Callable[[], object]) -> Turn:

@@ -26,10 +26,8 @@ class Failed(Exception):
 
 def command_line(ranks: int, words: Sequence[str]) -> list[str]:
     """Return the command that runs ``cloudtrain`` with these words on all ranks."""
-    return [
-        *(str(BESIDE_PYTHON / "mpirun"), *FLAGS, "-np", str(ranks)),
-        *(str(BESIDE_PYTHON / "cloudtrain"), *words),
-    ]
+    mpirun, cloudtrain = str(BESIDE_PYTHON / "mpirun"), str(BESIDE_PYTHON / "cloudtrain")
+    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *words]
 
 
 def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
@@ -41,12 +39,7 @@ def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
     environment = {**os.environ, **ONE_THREAD}
     try:
         process = subprocess.Popen(
-            command_line(ranks, words),
-            env=environment,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            errors="replace",
+            command_line(ranks, words), env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
     except FileNotFoundError:
         raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None

@@ -210,16 +210,7 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
 
 def _print(records: Sequence[Record]) -> None:
     """Print a table for each operation and number of ranks."""
-    header = [
-        "network",
-        "way",
-        "CPU\nms a rank",
-        "busiest\nms",
-        "baseline",
-        "× less\nCPU",
-        "ms",
-        "× as fast",
-    ]
+    header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
     for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""

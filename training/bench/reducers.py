@@ -105,10 +105,8 @@ def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurem
 def _in_full(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
     """Return the record with a prediction, and the memory that the reducer takes, for which it runs again."""
     record = _record(plan, candidate, nodes, taken)
-    more = {
-        "prediction": _prediction(plan, candidate, nodes),
-        "memory": {"dense_vectors": _dense_vectors(plan, candidate)},
-    }
+    memory = {"dense_vectors": _dense_vectors(plan, candidate)}
+    more = {"prediction": _prediction(plan, candidate, nodes), "memory": memory}
     return replace(record, more=record.more | more)
 
 

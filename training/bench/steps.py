@@ -41,11 +41,7 @@ CLOCKS = {
             meaning="of the messages, as the α-β model predicts, slowest rank",
         ),
         Clock(
-            "wall",
-            lambda comm: comm.now(),
-            max,
-            closes=True,
-            meaning="from barrier to barrier, slowest rank",
+            "wall", lambda comm: comm.now(), max, closes=True, meaning="from barrier to barrier, slowest rank"
         ),
         Clock(
             "cpu",
@@ -144,7 +140,5 @@ def interleave(
             if number in steps:
                 assert reducer.last is not None
                 taken[candidate].append(Step(seconds, reducer.last))
-    return {
-        candidate: Measurement(list(zip(*comm.allgather_objects(own), strict=True)), clock)
-        for candidate, own in taken.items()
-    }
+    reported = {candidate: comm.allgather_objects(own) for candidate, own in taken.items()}
+    return {name: Measurement(list(zip(*each, strict=True)), clock) for name, each in reported.items()}

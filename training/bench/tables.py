@@ -30,9 +30,8 @@ def _print_in_full(records: Sequence[Record]) -> None:
         "predicted: by the cost model, messages only. sent: payload of the busiest rank.",
         "memory: what a rank holds besides its gradient, in vectors as long as that",
     ]
-    print_table(
-        f"{_title(records[0])}, clock: {clock.name}{_quick(records[0])}", header, map(_row, records), notes
-    )
+    title = f"{_title(records[0])}, clock: {clock.name}{_quick(records[0])}"
+    print_table(title, header, map(_row, records), notes)
 
 
 def _row(record: Record) -> list[str]:

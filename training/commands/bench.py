@@ -3,61 +3,54 @@
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from training.commands.help import Group
 
 benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object a line instead of tables")]
-Quick = Annotated[bool, typer.Option("--quick", help="smaller sizes: ends within a minute")]
+AsJson = Annotated[bool, Option("--json", help="one JSON object a line instead of tables")]
+Quick = Annotated[bool, Option("--quick", help="smaller sizes: ends within a minute")]
 
 # Of ``bench reducers``: training/bench/options.py checks the combinations.
-SimulatedRanks = Annotated[int | None, typer.Option("-np", "--ranks", help="simulated ranks [8]")]
-RanksPerNode = Annotated[int | None, typer.Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")]
-Sizes = Annotated[
-    list[int] | None, typer.Option("--size", help="entries; --cluster: may be repeated [1000000]")
-]
+SimulatedRanks = Annotated[int | None, Option("-np", "--ranks", help="simulated ranks [8]")]
+RanksPerNode = Annotated[int | None, Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")]
+Sizes = Annotated[list[int] | None, Option("--size", help="entries; --cluster: may be repeated [1000000]")]
 Densities = Annotated[
-    list[float] | None, typer.Option("--density", help="to select; --cluster: may be repeated [0.01]")
+    list[float] | None, Option("--density", help="to select; --cluster: may be repeated [0.01]")
 ]
-Reducers = Annotated[list[str] | None, typer.Option("--reducer", help="may be repeated [all]")]
-Wires = Annotated[
-    list[str] | None, typer.Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")
-]
-ReducerSteps = Annotated[int | None, typer.Option(help="to time, after two to warm up [5; 20]")]
-InterGbit = Annotated[float, typer.Option(help="Gbit/s of a node's card")]
-InterMicroseconds = Annotated[float, typer.Option(help="latency between nodes")]
-IntraGbit = Annotated[float, typer.Option(help="Gbit/s between two ranks of a node")]
-IntraMicroseconds = Annotated[float, typer.Option(help="latency inside a node")]
-Peers = Annotated[
-    bool, typer.Option("--peers", help="against plain NumPy transcriptions instead of against dense")
-]
+Reducers = Annotated[list[str] | None, Option("--reducer", help="may be repeated [all]")]
+Wires = Annotated[list[str] | None, Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")]
+ReducerSteps = Annotated[int | None, Option(help="to time, after two to warm up [5; 20]")]
+InterGbit = Annotated[float, Option(help="Gbit/s of a node's card")]
+InterMicroseconds = Annotated[float, Option(help="latency between nodes")]
+IntraGbit = Annotated[float, Option(help="Gbit/s between two ranks of a node")]
+IntraMicroseconds = Annotated[float, Option(help="latency inside a node")]
+Peers = Annotated[bool, Option("--peers", help="against plain NumPy transcriptions instead of against dense")]
 AllReduce = Annotated[
-    bool, typer.Option("--allreduce", help="against MPI's and Horovod's all-reduce, on real ranks")
+    bool, Option("--allreduce", help="against MPI's and Horovod's all-reduce, on real ranks")
 ]
 Horovod = Annotated[
-    bool, typer.Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
+    bool, Option("--horovod/--no-horovod", help="with --allreduce: start TensorFlow and Horovod")
 ]
 Cluster = Annotated[
-    bool, typer.Option("--cluster", help="--allreduce on nodes of an emulated cluster (needs root)")
+    bool, Option("--cluster", help="--allreduce on nodes of an emulated cluster (needs root)")
 ]
-Nodes = Annotated[int | None, typer.Option(help="of the cluster [4]")]
-Rates = Annotated[
-    list[str] | None, typer.Option("--rate", help="of its links; may be repeated [1gbit, 10gbit]")
-]
+Nodes = Annotated[int | None, Option(help="of the cluster [4]")]
+Rates = Annotated[list[str] | None, Option("--rate", help="of its links; may be repeated [1gbit, 10gbit]")]
 Algorithm = Annotated[
-    str | None, typer.Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
+    str | None, Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
 ]
-Timeout = Annotated[float | None, typer.Option(help="seconds that a job on it may take [3600]")]
+Timeout = Annotated[float | None, Option(help="seconds that a job on it may take [3600]")]
 
 
 @benches.command("selection")
 def bench_selection(
-    sizes: Annotated[list[int] | None, typer.Option("--size", help="entries; may be repeated")] = None,
+    sizes: Annotated[list[int] | None, Option("--size", help="entries; may be repeated")] = None,
     densities: Annotated[
-        list[float] | None, typer.Option("--density", help="share to select; may be repeated")
+        list[float] | None, Option("--density", help="share to select; may be repeated")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or gpu")] = "cpu",
+    device: Annotated[str, Option(help="cpu or gpu")] = "cpu",
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
@@ -116,7 +109,7 @@ def bench_reducers(
 
 @benches.command("cache")
 def bench_cache(
-    samples: Annotated[int | None, typer.Option(min=300, help="pictures to generate [10000]")] = None,
+    samples: Annotated[int | None, Option(min=300, help="pictures to generate [10000]")] = None,
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
@@ -132,12 +125,12 @@ def bench_cache(
 @benches.command("pto")
 def bench_pto(
     ranks: Annotated[
-        list[int] | None, typer.Option("-np", "--ranks", help="to start; may be repeated [2, 4]")
+        list[int] | None, Option("-np", "--ranks", help="to start; may be repeated [2, 4]")
     ] = None,
     networks: Annotated[
-        list[str] | None, typer.Option("--network", help="whose shapes; may be repeated [all]")
+        list[str] | None, Option("--network", help="whose shapes; may be repeated [all]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="to time, after two to warm up [21]")] = None,
+    steps: Annotated[int | None, Option(help="to time, after two to warm up [21]")] = None,
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
@@ -151,10 +144,7 @@ def bench_pto(
 
 
 @benches.command("train")
-def bench_train(
-    as_json: AsJson = False,
-    quick: Quick = False,
-) -> None:
+def bench_train(as_json: AsJson = False, quick: Quick = False) -> None:
     """Time steps of the training loop against bare ones.
 
     And the way of a gradient into one vector and back.

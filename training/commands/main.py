@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from commlib.version import __version__
 from training.commands.bench import benches
@@ -19,28 +20,26 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
+    str, Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
 ]
 LaunchedConfig = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="CONFIG",
         help="a YAML file, or a name, such as digits; or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="override the file: density=0.05")
-]
-Hosts = Annotated[str | None, typer.Option("-H", help="host:slots,… (this machine without it)")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
+Hosts = Annotated[str | None, Option("-H", help="host:slots,… (this machine without it)")]
 Interface = Annotated[
-    str | None, typer.Option(help="which connects the hosts, such as eth0 (found out without it)")
+    str | None, Option(help="which connects the hosts, such as eth0 (found out without it)")
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+    Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
 ]
 CachedConfig = Annotated[
-    str | None, typer.Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
+    str | None, Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
 ]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
@@ -58,7 +57,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -75,7 +74,7 @@ def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = Fal
 @app.command(cls=ProgramCommand)
 def launch(
     context: typer.Context,
-    ranks: Annotated[int, typer.Option("-np", min=1, help="number of ranks")],
+    ranks: Annotated[int, Option("-np", min=1, help="number of ranks")],
     config: LaunchedConfig = None,
     overrides: Overrides = None,
     hosts: Hosts = None,
@@ -105,22 +104,20 @@ def launch(
 @app.command()
 def tune(
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
+        str | None, Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[
-        int | None, typer.Option("-np", min=1, help="start so many ranks through horovodrun")
-    ] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
-        str | None, typer.Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
+        str | None, Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
+        str | None, Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+        str | None, Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
     ] = None,
 ) -> None:
     """Measure links and kernels of a job's ranks, for `reducer: auto`.

@@ -40,11 +40,7 @@ class Request:
 
     def arguments(self) -> list[str]:
         """Return the command-line arguments of this request on one rank of a job."""
-        options = {
-            "--ranks-per-node": self.layout,
-            "--profile": self.profile,
-            "--transport": self.transport,
-        }
+        options = {"--ranks-per-node": self.layout, "--profile": self.profile, "--transport": self.transport}
         given = [word for name, value in options.items() if value is not None for word in (name, value)]
         return ["tune", *given, *([self.path, *self.overrides] if self.path else [])]
 
@@ -180,10 +176,7 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
     size = on_rank0(topology.world, lambda: _weights_of(config))
-    return [
-        Case(f"phase {number}: ", size, config.density_of(phase))
-        for number, phase in enumerate(config.phases, 1)
-    ]
+    return [Case(f"phase {i}: ", size, config.density_of(phase)) for i, phase in enumerate(config.phases, 1)]
 
 
 def _weights_of(config: Config) -> int:

@@ -58,13 +58,7 @@ from training.config.reducers import (
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import (
-    ConfigurationError,
-    Count,
-    Density,
-    Positive,
-    describe,
-)
+from training.config.schema import ConfigurationError, Count, Density, Positive, describe
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
 
@@ -223,9 +217,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_with_warnings(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    path: str | Path, overrides: Sequence[str] = (), change: Callable[[dict[str, Any]], dict[str, Any]] = dict
 ) -> Loaded:
     """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` overrides.
 

@@ -4,10 +4,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    model_validator,
-)
+from pydantic import ConfigDict, model_validator
 
 from training.config.parts import imported, part_in
 from training.config.reducers import CodecName, GivenReducer, ReducerKeys, SelectorName

@@ -23,9 +23,8 @@ from training.process.loopback import preloading
 from training.process.progress import LIVE_MARK, LIVE_VARIABLE, Screen
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
-SAID_ALREADY = re.compile(
-    r"MPI_ABORT was invoked|prterun (has exited due to|detected that one or more) process"
-)
+ENDED = r"prterun (has exited due to|detected that one or more) process"
+SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
 # printed occasionally by mpirun when it ends ranks of which one has just exited
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
 HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")

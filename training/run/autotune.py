@@ -92,15 +92,12 @@ def choose_reducers(
         assert profile is not None
         densities = {number: config.density_of(config.phases[number]) for number in config.automatic}
         try:
-            return {
-                number: choose(profile, topology.nodes, size, density)
-                for number, density in densities.items()
-            }
+            nodes = topology.nodes
+            return {number: choose(profile, nodes, size, density) for number, density in densities.items()}
         except UNPREDICTABLE as error:
             path = profile_path(config.profile, topology)
-            expected = (
-                f"expected a profile from which steps can be predicted ({type(error).__name__}: {error})"
-            )
+            why = f"{type(error).__name__}: {error}"
+            expected = f"expected a profile from which steps can be predicted ({why})"
             raise ValueError(one_line(f"{path}: {expected}; to measure again: {remedy}")) from error
 
     return on_rank0(topology.world, choices)

@@ -28,9 +28,8 @@ class DawnBench:
         self._folder = folder
         folder.write_file(ABOUT, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
         path = folder.path / LINES
-        self._lines = (
-            [line.split("\t") for line in path.read_text().splitlines()[1:]] if path.exists() else []
-        )
+        rows = path.read_text().splitlines()[1:] if path.exists() else []
+        self._lines = [row.split("\t") for row in rows]
         self._write()
 
     def add(self, result: EpochResult) -> None:

@@ -47,9 +47,8 @@ class Learner:
     def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
         self.topology = topology
         with _policy(POLICIES[config.precision]):
-            self.model = config.model.make(
-                dataset.channels, dataset.classes, normalised=config.normalise is not None
-            )
+            normalised = config.normalise is not None
+            self.model = config.model.make(dataset.channels, dataset.classes, normalised=normalised)
         self.variables = self.model.trainable_variables
         broadcast_weights(self.model, topology.world)
         self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
@@ -97,16 +96,12 @@ class Learner:
     def _how_all_norms_are_computed(self) -> str:
         if self._step_norms is not None:
             return self._step_norms.reason
-        return (
-            "norms in the graph of each GPU, in float32" if self._norms is None else self._norms.choice.reason
-        )
+        norms = self._norms
+        return "norms in the graph of each GPU, in float32" if norms is None else norms.choice.reason
 
     def _shards(self, phase: Phase) -> bool:
-        return (
-            self.config.optimizer.sharded
-            and not self.config.is_sparse(phase)
-            and self.topology.world.size > 1
-        )
+        is_alone = self.topology.world.size == 1
+        return self.config.optimizer.sharded and not self.config.is_sparse(phase) and not is_alone
 
     def _make_optimizer(self, *, sharded: bool) -> None:
         """Create the optimizer, with the state of the previous one."""

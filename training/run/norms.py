@@ -58,6 +58,4 @@ def _on_host(variables: Sequence[Any], sizes: Sequence[int], norms: Norms) -> Ca
 def _on_gpu(variables: Sequence[Any], sizes: Sequence[int], arrays: ModuleType) -> Callable[[Any], Float64]:
     plan = SegmentSquares(sizes)
     read = tf.function(lambda: tf.concat([tf.reshape(each.value, [-1]) for each in variables], axis=0))
-    return lambda mean: np.stack(
-        [to_host(plan.squares(vector)) for vector in (array_of(read(), arrays), mean)]
-    )
+    return lambda mean: np.stack([to_host(plan.squares(each)) for each in (array_of(read(), arrays), mean)])

@@ -27,9 +27,8 @@ def import_parts(config: Config) -> Config:
     Import paths start in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
     beginning with the key, where a part cannot be imported, is of another kind or takes other options.
     """
-    reducers = {
-        f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in enumerate(config.phases)
-    }
+    phases = enumerate(config.phases)
+    reducers = {f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in phases}
     names = [config.dataset.name, config.model.name, *reducers.values()]
     if any(map(is_import_path, names)) and (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)

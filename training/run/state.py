@@ -61,7 +61,11 @@ class Position:
         )
 
     def after_epoch(self) -> "Position":
-        """Return the beginning of the next epoch of the phase."""
+        """Return the beginning of the next epoch of the phase.
+
+        >>> Position(step=2, phase_steps=7, steps=9, samples=64, run_epoch=3).after_epoch()
+        Position(phase=0, epoch=1, step=0, phase_steps=7, steps=9, samples=0, run_epoch=4)
+        """
         return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
 
     def after_phase(self) -> "Position":

@@ -71,9 +71,8 @@ class Trainer:
         self.learner = Learner(config, self.topology, data.dataset, profile)
         self.config = self.learner.config
         self.model = self.learner.model
-        self.phases = [
-            PhaseRun(number, phase, data, self.learner) for number, phase in enumerate(self.config.phases)
-        ]
+        phases = enumerate(self.config.phases)
+        self.phases = [PhaseRun(number, phase, data, self.learner) for number, phase in phases]
         self.position = Position()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
         self._accumulator = EpochAccumulator()
