@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
-from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, sum_sparse
+from commlib.vectors import VALUE_BYTES, delta, index_dtype, is_finite, partition, sum_sparse
 from tests.extent import examples
 
 
@@ -76,6 +76,15 @@ def test_from_dense_and_back_is_the_same(seed, size, share):
     if not vector.is_dense:
         np.testing.assert_array_equal(vector.indices, np.flatnonzero(dense))
         assert vector.indices.dtype == np.int32
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("size", "place"), [(1, 0), (4095, 4094), (4096, 4095), (4097, 4096), (9000, 5000)])
+def test_what_is_not_finite_is_found_wherever_it_is(size, place, bad):
+    vector = np.zeros(size, np.float32)
+    assert is_finite(vector)
+    vector[place] = bad
+    assert not is_finite(vector)
 
 
 def test_from_dense_keeps_what_is_not_finite():
