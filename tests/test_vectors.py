@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
+from commlib.entries import TILE
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, is_finite, partition, sum_sparse
 from tests.extent import examples
 
@@ -236,7 +237,24 @@ def test_subtracting_the_selected_entries_leaves_zero_there_and_the_rest_alone(s
     assert np.delete(left, selected.indices).tobytes() == np.delete(accumulated, selected.indices).tobytes()
 
 
-# ------------------------------------------------------------- top_k and divided_by
+def test_sums_in_two_tiles_are_apart():
+    vectors = [sparse(50_000, {5: 1, 5 + TILE: 10})] * 3
+    assert sum_sparse(vectors).indices_or_range.tolist() == [5, 5 + TILE]
+    assert sum_sparse(vectors).values.tolist() == [3, 30]
+
+
+# ------------------------------------------------------------- slice, without, top_k and divided_by
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense])
+def test_a_slice_counts_from_its_beginning(representation):
+    part = representation(sparse(20, {3: 1, 5: 2, 8: 3, 9: 4})).slice(5, 9)
+    assert part.to_dense().tolist() == [2, 0, 0, 3]
+
+
+def test_without_leaves_the_entries_that_the_other_has_not():
+    left = sparse(20, {1: 1, 5: 2, 8: 3, 19: 4}).without(sparse(20, {0: 9, 5: 9, 6: 9, 8: 9}))
+    assert (left.indices_or_range.tolist(), left.values.tolist()) == ([1, 19], [1, 4])
 
 
 @pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
