@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
-from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition, sum_sparse
+from commlib.entries import TILE
+from commlib.vectors import VALUE_BYTES, delta, index_dtype, is_finite, partition, sum_sparse
 from tests.extent import examples
 
 
@@ -76,6 +77,15 @@ def test_from_dense_and_back_is_the_same(seed, size, share):
     if not vector.is_dense:
         np.testing.assert_array_equal(vector.indices, np.flatnonzero(dense))
         assert vector.indices.dtype == np.int32
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("size", "place"), [(1, 0), (4095, 4094), (4096, 4095), (4097, 4096), (9000, 5000)])
+def test_what_is_not_finite_is_found_wherever_it_is(size, place, bad):
+    vector = np.zeros(size, np.float32)
+    assert is_finite(vector)
+    vector[place] = bad
+    assert not is_finite(vector)
 
 
 def test_from_dense_keeps_what_is_not_finite():
@@ -227,7 +237,24 @@ def test_subtracting_the_selected_entries_leaves_zero_there_and_the_rest_alone(s
     assert np.delete(left, selected.indices).tobytes() == np.delete(accumulated, selected.indices).tobytes()
 
 
-# ------------------------------------------------------------- top_k and divided_by
+def test_sums_in_two_tiles_are_apart():
+    vectors = [sparse(50_000, {5: 1, 5 + TILE: 10})] * 3
+    assert sum_sparse(vectors).indices_or_range.tolist() == [5, 5 + TILE]
+    assert sum_sparse(vectors).values.tolist() == [3, 30]
+
+
+# ------------------------------------------------------------- slice, without, top_k and divided_by
+
+
+@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense])
+def test_a_slice_counts_from_its_beginning(representation):
+    part = representation(sparse(20, {3: 1, 5: 2, 8: 3, 9: 4})).slice(5, 9)
+    assert part.to_dense().tolist() == [2, 0, 0, 3]
+
+
+def test_without_leaves_the_entries_that_the_other_has_not():
+    left = sparse(20, {1: 1, 5: 2, 8: 3, 19: 4}).without(sparse(20, {0: 9, 5: 9, 6: 9, 8: 9}))
+    assert (left.indices_or_range.tolist(), left.values.tolist()) == ([1, 19], [1, 4])
 
 
 @pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])

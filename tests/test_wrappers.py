@@ -99,6 +99,20 @@ def test_masking_starts_the_velocity_of_what_was_sent_again(size):
         assert residual.tolist() == [0, 6, 0]
 
 
+def test_masking_in_nodes_starts_the_velocity_of_what_was_applied_again():
+    """As above in each of two shards, of which a node sends one entry; its owner has the residual."""
+
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), 6, density=1 / 3)
+        corrected = MomentumCorrection(reducer, 0.5)
+        means = [corrected.reduce(np.array([8, 6, 0] * 2, np.float32)).tolist() for _ in range(3)]
+        return means, corrected.residual.tolist()
+
+    for rank, (means, residual) in enumerate(simulated.run(body, 4)):
+        assert means == [[8, 0, 0] * 2, [0, 15, 0] * 2, [20, 0, 0] * 2]
+        assert residual == ([0] * 3 + [0, 12, 0] if rank % 2 else [0, 12, 0] + [0] * 3)
+
+
 def test_one_rank_has_plain_momentum_with_and_without_masking(ranks):
     def body(comm):
         alone = Topology(comm.split(comm.rank))

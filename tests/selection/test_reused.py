@@ -31,6 +31,12 @@ def test_the_count_is_bounded_however_gradients_grow_or_shrink(growth):
     assert all(50 <= count <= 200 for count in counts)
 
 
+def test_less_than_half_of_k_is_selected_again():
+    selector, vector = Reused(every=1000), np.arange(1, 1001, dtype=np.float32)
+    # The threshold is 901: so many reach it, and 40 would be too few.
+    assert [selector.select(vector - less, 100).nnz for less in (0, 40, 60)] == [100, 60, 100]
+
+
 def test_ties_do_not_select_everything():
     selector = Reused()
     counts = [selector.select(np.full(1000, value, np.float32), 10).nnz for value in (1, 1, 2, 0, 0)]

@@ -406,13 +406,28 @@ def test_what_another_reducer_held_back_is_not_lost(tmp_path, capsys):
     assert run.position.steps == 8
 
 
+def test_a_checkpoint_of_the_end_of_a_density_warm_up_is_taken_as_it_is(tmp_path):
+    warmup = "phases.0.density_warmup={start: 0.25, epochs: 1}"
+    words = ("reducer=hitopk", "density=0.05", warmup, "checkpoints={every_epochs: 1}")
+    path = fit_until(7, tmp_path, *words)
+    run = trainer(tmp_path, *words, "resume=auto")
+    run.fit()
+    (resumed,) = kinds(path, "resume")
+    assert (resumed["steps"], resumed["changes"]) == (7, [])
+    assert run.learner.gradients.reducer.density == 0.05
+
+
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
-    whole = trainer(tmp_path / "whole", "average=0.5")
+    words = ("average=0.5", "optimizer=adam", "phases.0.learning_rate=0.001")
+    whole = trainer(tmp_path / "whole", *words)
     whole.fit()
+    (path,) = (tmp_path / "whole").iterdir()
     (tmp_path / "stopped").mkdir()
-    fit_until(7, tmp_path / "stopped", "average=0.5")
-    averaged = trainer(tmp_path / "stopped", *RESUMABLE, "resume=auto", "average=0.5")
+    stopped = fit_until(7, tmp_path / "stopped", *words)  # the last checkpoint is in the middle of an epoch
+    averaged = trainer(tmp_path / "stopped", *RESUMABLE, "resume=auto", *words)
     averaged.fit()
+    losses = [[epoch["loss"] for epoch in kinds(folder, "epoch")] for folder in (path, stopped)]
+    assert losses[0] == losses[1]
     for one, other in zip(whole.model.weights, averaged.model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     assert whole.learner.average is not None
