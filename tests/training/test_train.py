@@ -28,7 +28,7 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
         *("config.yaml", "lock", "metrics.jsonl", "model.weights.h5", "run.json", "summary.json")
     ]
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert [phase["reducer"] for phase in config["phases"]] == ["hitopk", "dense"]
+    assert [phase["reducer"]["name"] for phase in config["phases"]] == ["hitopk", "dense"]
 
     lines = lines_of(tmp_path)
     assert (lines[0]["kind"], lines[0]["ranks"], lines[0]["nodes"]) == ("run", 4, [2, 2])

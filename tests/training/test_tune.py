@@ -376,14 +376,14 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     first, second = yaml.safe_load((folder / "config.yaml").read_text())["phases"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (choice,) = [line for line in lines if line["kind"] == "choice"]
-    assert REDUCERS[first["reducer"]].sparse
-    assert (choice["phase"], choice["reducer"]) == (0, first["reducer"])
-    assert choice["options"]["wire"] == first["wire"]
+    assert REDUCERS[first["reducer"]["name"]].sparse
+    assert (choice["phase"], choice["reducer"]) == (0, first["reducer"]["name"])
+    assert choice["options"]["wire"] == first["reducer"]["wire"]
     assert choice["predicted_seconds"] < choice["predicted_dense_seconds"]
     assert f"phase 1: auto picks {choice['reason']}\n" in result.stdout
-    assert second["reducer"] == "dense"
+    assert second["reducer"]["name"] == "dense"
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    assert [line["reducer"] for line in epochs] == [first["reducer"], "dense"]
+    assert [line["reducer"] for line in epochs] == [first["reducer"]["name"], "dense"]
     assert 0 < epochs[0]["sent_inter_bytes"] < epochs[0]["dense_inter_bytes"] / 10
 
 

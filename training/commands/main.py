@@ -26,7 +26,7 @@ LaunchedConfig = Annotated[
     str | None,
     Argument(
         metavar="CONFIG",
-        help="a YAML file, or a name, such as digits; or any program: -- python my.py [ARGUMENT]...",
+        help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
