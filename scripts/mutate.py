@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "*.egg-info", "runs")
 PYTEST = "-x -q -n 0 --tb=no -rfE -p no:cacheprovider --hypothesis-seed=0 --timeout=100"
 MARKERS = "not launch and not cluster and not gpu"
 SPARE_SECONDS = 60  # that tests with a fault may take beyond twice those without: then it hangs
-NO_TESTS = 5  # pytest's exit status
+WITHOUT_RESULT = {5: "no test is chosen", -signal.SIGKILL: "killed", -signal.SIGTERM: "killed"}
 CAUGHT, SURVIVED, UNUSABLE = "caught", "SURVIVED", "does not apply"
 
 
@@ -118,8 +119,10 @@ def run_tests(tree: Path, area: Area, only: str = "", seconds: float | None = No
         )
     except subprocess.TimeoutExpired:
         return CAUGHT, f"no end within {seconds:.0f} s"
-    if done.returncode in (0, NO_TESTS):
-        return (SURVIVED, "") if done.returncode == 0 else (UNUSABLE, "no test is chosen")
+    if done.returncode == 0:
+        return SURVIVED, ""
+    if done.returncode in WITHOUT_RESULT:
+        return UNUSABLE, WITHOUT_RESULT[done.returncode]
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]
     return CAUGHT, failed[1] if failed else "".join(last)
