@@ -12,6 +12,7 @@ array([1., 0., 1., 0., 0., 0., 0., 0.], dtype=float32)
 """
 
 from commlib import cost, transport
+from commlib.engine import Engine, Future
 from commlib.errors import (
     CommlibError,
     InvalidArgument,
@@ -20,6 +21,7 @@ from commlib.errors import (
     RanksDisagree,
     UnknownName,
 )
+from commlib.fusion import Buckets
 from commlib.network import Link, Network
 from commlib.prediction import Prediction, bytes_sent, predict
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
@@ -34,9 +36,12 @@ __all__ = [
     "CODECS",
     "REDUCERS",
     "SELECTORS",
+    "Buckets",
     "Codec",
     "CommlibError",
     "Communicator",
+    "Engine",
+    "Future",
     "InvalidArgument",
     "Link",
     "LinkBytes",

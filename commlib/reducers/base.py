@@ -34,10 +34,11 @@ class Options:
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
-    A subclass defines ``sparse`` and ``_reduce``; see docs/reducers.md for an example. Its options are
-    keyword-only parameters of its constructor, which passes those of its base class on as ``**options``:
-    ``make_reducer`` and configurations check options by this signature. It stores them as a frozen dataclass,
-    ``options``, which is compared between ranks. The constructor sends nothing: ``synchronize`` does, once.
+    A subclass defines ``sparse`` and ``_reduce``, and with state of its own also ``_commit`` and ``_discard``;
+    see docs/own_parts.md for an example. Its options are keyword-only parameters of its constructor, which
+    passes those of its base class on as ``**options``: ``make_reducer`` and configurations check options by
+    this signature. It stores them as a frozen dataclass, ``options``, which is compared between ranks. The
+    constructor sends nothing: ``synchronize`` does, once.
 
     ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``arrays``: the module
     whose arrays gradient, mean and residual are, NumPy, or CuPy if the topology's transport sends those.
@@ -73,6 +74,17 @@ class Reducer(ABC):
         means to hold more than two. With ``out``, a contiguous array of that shape and type apart from
         ``gradient``, the mean is written there, is returned, and belongs to the caller.
         """
+        mean = self.propose(gradient, out)
+        if self.last is not None and self.last.finite:
+            self.commit()
+        return mean
+
+    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+        """Return the mean as ``reduce`` does, and leave the change of state to ``commit`` or ``discard``.
+
+        For steps of several parts, each with a reducer, that count only if all of them are finite. A step
+        that is not finite, by ``last.finite``, is discarded already.
+        """
         vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
         made = self._means.take() if out is None else Mean(checked_out(out, vector, self.arrays))
         self._step_mean = made
@@ -82,8 +94,19 @@ class Reducer(ABC):
             self._step_mean = None
         return made.result(mean, out)
 
+    def commit(self) -> None:
+        """Take over the state that the proposed step leads to; once, after a ``propose`` that was finite."""
+        self._carried = None
+        if self.topology.world.size > 1:
+            self._commit()
+
+    def discard(self) -> None:
+        """Forget the proposed step: residual and all other state are those from before it."""
+        if self.topology.world.size > 1:
+            self._discard()
+
     def _step(self, vector: Float32) -> Float32 | None:
-        """Take a step and report it; return the mean, or ``None`` where the step is skipped."""
+        """Propose a step and report it; return the mean, or ``None`` where the step is skipped."""
         if not self._is_synchronized:
             self.synchronize()
         before = self.topology.traffic
@@ -95,8 +118,8 @@ class Reducer(ABC):
             outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
         self.steps += 1
         finite = outcome.mean is not None
-        if finite:
-            self._carried = None
+        if not finite:
+            self.discard()
         traffic = self.topology.traffic - before
         self.last = Report(finite, outcome.selected, outcome.applied, traffic, self._stopwatch.seconds)
         return outcome.mean
@@ -113,10 +136,16 @@ class Reducer(ABC):
 
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:
-        """Run the algorithm on two ranks or more, and change the state only if all ranks are finite.
+        """Run the algorithm on two ranks or more, up to its change of state.
 
         The mean is made in ``self.step_mean``; the gradient is not changed.
         """
+
+    def _commit(self) -> None:  # noqa: B027 - not every reducer has state of its own
+        """Change the state as the latest ``_reduce`` wants it."""
+
+    def _discard(self) -> None:  # noqa: B027
+        """Undo what the latest ``_reduce`` has changed of the state, if anything."""
 
     def _alone(self, gradient: Float32) -> Outcome:
         """Apply everything: the step of a single rank."""
@@ -175,6 +204,10 @@ class Reducer(ABC):
     def synchronize(self) -> None:
         """Check that the reducer is the same on all ranks: before its first step; all call it together."""
         self.synchronize_step(True)
+        self.mark_synchronized()
+
+    def mark_synchronized(self) -> None:
+        """Note that the settings were compared as part of another reducer's, which holds this one."""
         self._is_synchronized = True
 
     def synchronize_step(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:

@@ -78,7 +78,8 @@ class SelectingReducer(SparseReducer):
         self.comm, self.peers, self.link, self.length = layout.comm, layout.peers, layout.link, layout.length
         self.k = entries(self.density, self.length)
         self._encoded = 0  # messages of the step that is under way
-        self._selected = SparseVector.empty(self.length, self.arrays)
+        self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
+        self._state_before = self.state, self.selector.state_dict()
         with memory_errors(self):
             self._residual = self.arrays.zeros(self.length, np.float32)
             self._spare = self.arrays.empty(self.length, np.float32)  # the next residual is made in it
@@ -100,21 +101,23 @@ class SelectingReducer(SparseReducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         self._encoded = 0
+        self._state_before = self.state, self.selector.state_dict()
         collected, accumulated = self.layout.collect(self, gradient), self._spare
-        state, selector_state = self.state, self.selector.state_dict()
         selected, finite = self.select(collected, self._residual, self.k, out=accumulated)
         if finite:
             with self.measure("combine"):
                 selected.subtract_from(accumulated)
         combined = self._combine(selected, finite)
-        outcome = Outcome(None) if combined is None else self.layout.spread(self, combined, selected.nnz)
-        if outcome.mean is None:
-            self.state = state
-            self.selector.load_state_dict(selector_state)
-        else:
-            self._residual, self._spare = accumulated, self._residual
-            self._selected = selected
-        return outcome
+        self._proposed = selected
+        return Outcome(None) if combined is None else self.layout.spread(self, combined, selected.nnz)
+
+    def _commit(self) -> None:
+        self._residual, self._spare = self._spare, self._residual
+        self._selected = self._proposed
+
+    def _discard(self) -> None:
+        self.state, selector_state = self._state_before
+        self.selector.load_state_dict(selector_state)
 
     @abstractmethod
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:

@@ -43,6 +43,7 @@ class ReducerWrapper(Reducer):
         super().__init__(reducer.topology, reducer.size)
         self.reducer = reducer
         self.steps, self.last = reducer.steps, reducer.last
+        self._proposed: Float32 | None = None  # the mean of a step that is neither committed nor discarded
         if any(type(inner) is type(self) for inner in self._inner()):
             raise InvalidArgument(f"reducer: expected one without {type(self).__name__}, got it inside")
 
@@ -51,16 +52,27 @@ class ReducerWrapper(Reducer):
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
-    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
-        """See :meth:`commlib.Reducer.reduce`."""
+    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+        """See :meth:`commlib.Reducer.propose`."""
         if not self._is_synchronized:
             self.synchronize()
         vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
-        mean = self.reducer.reduce(self._before(vector), out)
+        mean = self.reducer.propose(self._before(vector), out)
         self.steps, self.last = self.reducer.steps, self.reducer.last
-        if self.last is not None and self.last.finite:
-            self._after(mean)
+        self._proposed = mean if self.last is not None and self.last.finite else None
         return mean
+
+    def commit(self) -> None:
+        """See :meth:`commlib.Reducer.commit`."""
+        self.reducer.commit()
+        assert self._proposed is not None, "a step was proposed"
+        self._after(self._proposed)
+        self._proposed = None  # its memory may be used again
+
+    def discard(self) -> None:
+        """See :meth:`commlib.Reducer.discard`."""
+        self.reducer.discard()
+        self._proposed = None
 
     def _before(self, gradient: Float32) -> Float32:
         """Return what the wrapped reducer is given; the gradient is not changed."""
@@ -96,11 +108,10 @@ class ReducerWrapper(Reducer):
         """See :meth:`commlib.Reducer.add_residual`; it is neither clipped nor part of a velocity."""
         self.reducer.add_residual(residual)
 
-    def synchronize(self) -> None:
-        """See :meth:`commlib.Reducer.synchronize`; the wrapped reducer's settings are among these."""
-        super().synchronize()
-        for inner in self._inner():
-            inner._is_synchronized = True
+    def mark_synchronized(self) -> None:
+        """See :meth:`commlib.Reducer.mark_synchronized`; the wrapped reducer's settings are among these."""
+        super().mark_synchronized()
+        self.reducer.mark_synchronized()
 
     def settings(self) -> dict[str, Any]:
         """Return the wrapped reducer's settings, and under this one's name its options."""

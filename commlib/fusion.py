@@ -1,0 +1,166 @@
+"""Buckets: contiguous parts of a gradient that are reduced on their own, and count as one step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from commlib.errors import InvalidArgument
+from commlib.reducers.arguments import added_residual
+from commlib.reducers.base import Reducer
+from commlib.reducers.report import Outcome, Report, StageSeconds
+from commlib.topology import Traffic
+from commlib.vectors import VALUE_BYTES, Float32, Index
+
+
+def bucket_bounds(sizes: Sequence[int], most_bytes: int) -> list[int]:
+    """Return the bounds, in entries, of the buckets of variables of ``sizes`` entries: one more than buckets.
+
+    Backpropagation yields the gradients of the last variables first, so buckets are filled from the end. None
+    has more than ``most_bytes`` of float32 values, but for a variable that alone has more.
+
+    >>> bucket_bounds([10, 20, 30, 5], most_bytes=4 * 40)
+    [0, 30, 65]
+    """
+    if most_bytes < 1:
+        raise InvalidArgument(f"bucket_bytes: expected at least 1, got {most_bytes!r}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    bounds = [ends[-1]]
+    for low, variable_low in zip(ends[-2::-1], ends[-3::-1] + [0], strict=False):
+        if low < bounds[0] and VALUE_BYTES * (bounds[0] - variable_low) > most_bytes:
+            bounds.insert(0, low)
+    return bounds if bounds[0] == 0 else [0, *bounds]
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """Return the report of a step from those of its buckets."""
+    seconds = StageSeconds()
+    for each in reports:
+        for stage in fields(seconds):
+            setattr(seconds, stage.name, getattr(seconds, stage.name) + getattr(each.seconds, stage.name))
+    return Report(
+        finite=all(each.finite for each in reports),
+        selected=sum(each.selected for each in reports),
+        applied=sum(each.applied for each in reports),
+        traffic=sum((each.traffic for each in reports), Traffic()),
+        seconds=seconds,
+    )
+
+
+class Buckets(Reducer):
+    """Reducers of the parts of one gradient, in the order of its entries; to its user they are one reducer.
+
+    ``reducers``: of one topology, each of one bucket. A step is finite for all of them or for none.
+    ``slices``: the entries of each bucket. ``reduce`` takes one bucket after the other, the last one first;
+    :class:`commlib.engine.Engine` takes each when it is submitted.
+    """
+
+    def __init__(self, reducers: Sequence[Reducer]) -> None:
+        if not reducers:
+            raise InvalidArgument("reducers: expected at least one, got none")
+        super().__init__(reducers[0].topology, sum(reducer.size for reducer in reducers))
+        self.reducers = list(reducers)
+        bounds = np.cumsum([0, *(reducer.size for reducer in reducers)]).tolist()
+        self.slices = [slice(low, high) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]  # of a class it is known without an object
+        """Whether the buckets are sparse."""
+        return self.reducers[0].sparse
+
+    @property
+    def density(self) -> float:
+        """The density of the next step."""
+        density: float = self.reducers[0].density  # type: ignore[attr-defined]  # sparse reducers have one
+        return density
+
+    def set_density(self, density: float) -> None:
+        """See :meth:`commlib.Reducer.set_density`."""
+        for reducer in self.reducers:
+            reducer.set_density(density)
+        self._shared = None
+
+    def _reduce(self, gradient: Float32) -> Outcome:
+        mean = self.step_mean.overwrite()
+        for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
+            reducer.propose(gradient[part], out=mean[part])
+        report = merged(self.reports)
+        self._stopwatch.seconds = report.seconds
+        return Outcome(mean if report.finite else None, report.selected, report.applied)
+
+    def _alone(self, gradient: Float32) -> Outcome:
+        return self._reduce(gradient)
+
+    @property
+    def reports(self) -> list[Report]:
+        """What each bucket did in its latest step."""
+        return [reducer.last for reducer in self.reducers if reducer.last is not None]
+
+    def settle(self, means: Sequence[Float32]) -> None:
+        """End a step that was proposed to the ``reducers`` one by one: commit it, or discard it.
+
+        It is discarded where one of them is not finite, and ``means`` are filled with NaN. All ranks know of
+        every bucket whether it is finite on all of them: nothing is exchanged.
+        """
+        self.steps += 1
+        self.last = merged(self.reports)
+        if self.last.finite:
+            self.commit()
+            return
+        self.discard()
+        for mean in means:
+            mean.fill(np.nan)
+
+    def commit(self) -> None:
+        """See :meth:`commlib.Reducer.commit`."""
+        for reducer in self.reducers:
+            reducer.commit()
+
+    def discard(self) -> None:
+        """See :meth:`commlib.Reducer.discard`."""
+        for reducer, report in zip(self.reducers, self.reports, strict=True):
+            if report.finite:  # the others have discarded theirs
+                reducer.discard()
+
+    def sent_indices(self, mean: Float32) -> Index:
+        """See :meth:`commlib.Reducer.sent_indices`."""
+        pairs = zip(self.reducers, self.slices, strict=True)
+        return np.concatenate([reducer.sent_indices(mean[part]) + part.start for reducer, part in pairs])
+
+    @property
+    def residual(self) -> Float32:
+        """See :attr:`commlib.Reducer.residual`."""
+        residual: Float32 = self.arrays.concatenate([reducer.residual for reducer in self.reducers])
+        return residual
+
+    def add_residual(self, residual: Float32) -> None:
+        """See :meth:`commlib.Reducer.add_residual`."""
+        whole = added_residual(None, residual, self.size, self.arrays)
+        for reducer, part in zip(self.reducers, self.slices, strict=True):
+            reducer.add_residual(whole[part])
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by name; of each bucket in ``buckets``."""
+        return super().settings() | {"buckets": [reducer.settings() for reducer in self.reducers]}
+
+    def mark_synchronized(self) -> None:
+        """See :meth:`commlib.Reducer.mark_synchronized`; the settings of all buckets are among these."""
+        super().mark_synchronized()
+        for reducer in self.reducers:
+            reducer.mark_synchronized()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`commlib.Reducer.state_dict`; ``buckets`` are the states of each."""
+        return super().state_dict() | {"buckets": [reducer.state_dict() for reducer in self.reducers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`commlib.Reducer.load_state_dict`."""
+        super().load_state_dict(state)
+        for reducer, each in zip(self.reducers, state["buckets"], strict=True):
+            reducer.load_state_dict(each)
+
+    def close(self) -> None:
+        """See :meth:`commlib.Reducer.close`."""
+        for reducer in self.reducers:
+            reducer.close()

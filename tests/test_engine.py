@@ -1,0 +1,211 @@
+"""The engine: buckets in the background, in one order on all ranks, to the same bits as without it."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
+from commlib.engine import Engine
+from commlib.errors import UseAfterClose
+from commlib.fusion import Buckets
+from commlib.reducers import REDUCERS
+from commlib.transport import simulated
+from tests.extent import examples
+
+SIZES = [3, 500, 41, 1]
+WRAPPERS = {
+    "momentum_correction": [{"name": "momentum_correction", "momentum": 0.5}],
+    "local_clipping": [{"name": "local_clipping", "norm": 3.0}],
+}
+CASES = {
+    **{name: (name, {"density": 0.05} if reducer.sparse else {}) for name, reducer in REDUCERS.items()},
+    **{name: ("hitopk", {"density": 0.05, "wrappers": wrappers}) for name, wrappers in WRAPPERS.items()},
+    "oktopk-gap+fp16": ("oktopk", {"density": 0.05, "wire": "gap+fp16", "reevaluate_every": 2}),
+}
+STEPS = 4
+
+
+def buckets_of(comm, name, options, sizes=SIZES):
+    """The buckets of a gradient on this rank, on nodes of two ranks."""
+    topology = Topology(comm, ranks_per_node=2)
+    return Buckets([make_reducer(name, topology, size, **options) for size in sizes])
+
+
+def drawn(rank, step, size):
+    """A gradient that differs between ranks and steps."""
+    return np.random.default_rng([rank, step, size]).standard_t(2, size).astype(np.float32)
+
+
+def submit_all(engine, gradient, order):
+    """Submit the buckets of a gradient in an order; return their means and the flat one."""
+    buckets = engine.buckets
+    futures = {
+        number: engine.submit(buckets.reducers[number], gradient[buckets.slices[number]]) for number in order
+    }
+    return np.concatenate([futures[number].result() for number in range(len(buckets.reducers))])
+
+
+@pytest.mark.world_sizes(1, 3, 4)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_engine_gives_the_bits_of_buckets_reduced_in_the_foreground(ranks, case):
+    def body(comm):
+        plain, overlapped = buckets_of(comm, *case), buckets_of(comm, *case)
+        with Engine(overlapped) as engine:
+            for step in range(STEPS):
+                gradient = drawn(comm.rank, step, plain.size)
+                if step == 2 and comm.rank == comm.size - 1:
+                    gradient[1] = np.nan
+                order = np.random.default_rng([comm.rank, step]).permutation(len(SIZES)).tolist()
+                mean = submit_all(engine, gradient, order)
+                assert mean.tobytes() == plain.reduce(gradient).tobytes()
+                assert plain.last.finite == overlapped.last.finite == (step != 2)
+                assert np.isnan(mean).all() == (step == 2)
+                assert overlapped.last.traffic == plain.last.traffic
+                assert overlapped.last.selected == plain.last.selected
+                assert overlapped.steps == plain.steps == step + 1
+        assert overlapped.residual.tobytes() == plain.residual.tobytes()
+        return engine.order
+
+    orders = ranks.run(body)
+    assert orders == [orders[0]] * ranks.size
+    assert sorted(orders[0]) == list(range(len(SIZES)))
+
+
+@pytest.mark.world_sizes(3)
+def test_the_order_is_that_of_the_first_step_on_rank_0(ranks):
+    def body(comm):
+        with Engine(buckets_of(comm, "dense", {})) as engine:
+            order = [2, 0, 3, 1] if comm.rank == 0 else [0, 1, 2, 3]
+            submit_all(engine, drawn(comm.rank, 0, engine.buckets.size), order)
+            submit_all(engine, drawn(comm.rank, 1, engine.buckets.size), [3, 1, 2, 0])
+            return engine.order[0], sorted(engine.order)
+
+    # the other three are submitted while the first is reduced, or after it
+    assert ranks.run(body) == [(2, [0, 1, 2, 3])] * ranks.size
+
+
+def test_random_orders_sizes_and_delays_end_with_the_bits_of_the_foreground():
+    generator = np.random.default_rng(20261122)
+    for _ in range(examples(1000)):
+        world, seed = int(generator.integers(1, 6)), int(generator.integers(1 << 30))
+        sizes = generator.integers(1, 60, int(generator.integers(1, 6))).tolist()
+        name = str(generator.choice(list(REDUCERS)))
+        options = {"density": 0.2} if REDUCERS[name].sparse else {}
+
+        def body(comm, sizes=sizes, seed=seed, name=name, options=options):
+            plain, overlapped = (buckets_of(comm, name, options, sizes) for _ in range(2))
+            with Engine(overlapped) as engine:
+                for step in range(3):
+                    gradient = drawn(comm.rank, step, plain.size)
+                    own = np.random.default_rng([seed, comm.rank, step])
+                    futures = []
+                    for number in own.permutation(len(sizes)).tolist():
+                        time.sleep(float(own.choice([0, 0, 1e-4, 1e-3])))
+                        part = overlapped.slices[number]
+                        futures.append((part, engine.submit(overlapped.reducers[number], gradient[part])))
+                    mean = np.empty_like(gradient)
+                    for part, future in futures:
+                        mean[part] = future.result()
+                    assert mean.tobytes() == plain.reduce(gradient).tobytes()
+            return mean.tobytes()
+
+        assert len(set(simulated.run(body, world))) == 1
+
+
+def test_two_jobs_in_one_process_have_engines_of_their_own():
+    results = {}
+
+    def body(comm):
+        name = "hitopk" if comm.size == 2 else "gtopk"
+        with Engine(buckets_of(comm, name, {"density": 0.1})) as engine:
+            for step in range(STEPS):
+                mean = submit_all(engine, drawn(comm.rank, step, engine.buckets.size), range(len(SIZES)))
+        return mean.tobytes()
+
+    def job(key, world):
+        results[key] = simulated.run(body, world)
+
+    jobs = [threading.Thread(target=job, args=(("together", world), world)) for world in (2, 3)]
+    for each in jobs:
+        each.start()
+    for each in jobs:
+        each.join()
+    for world in (2, 3):
+        job("alone", world)
+        assert results["together", world] == results["alone"]
+
+
+class Failing(REDUCERS["dense"]):
+    """Fails in its second step, on rank 1 alone."""
+
+    def _reduce(self, gradient):
+        if self.steps == 1 and self.topology.world.rank == 1:
+            raise MemoryError("no room for a message")
+        return super()._reduce(gradient)
+
+
+def test_an_exception_in_the_thread_is_raised_where_the_step_is_waited_for_and_ends_the_other_ranks():
+    seen = {}
+
+    def body(comm):
+        topology = Topology(comm)
+        engine = Engine(Buckets([Failing(topology, 5), make_reducer("dense", topology, 7)]))
+        submit_all(engine, drawn(comm.rank, 0, 12), [1, 0])
+        try:
+            submit_all(engine, drawn(comm.rank, 1, 12), [0, 1])
+        except BaseException as error:
+            seen[comm.rank] = type(error)
+            engine.close()
+            raise
+
+    with pytest.raises(MemoryError, match="no room for a message"):
+        simulated.run(body, 3)
+    assert seen == {0: PeerFailed, 1: MemoryError, 2: PeerFailed}
+
+
+@pytest.mark.world_sizes(1)
+def test_a_reducer_of_another_engine_or_one_submitted_twice_is_refused(ranks):
+    def body(comm):
+        buckets = buckets_of(comm, "dense", {}, [2, 3])
+        with Engine(buckets) as engine:
+            with pytest.raises(InvalidArgument, match="reducer: expected one of the engine's 2, got another"):
+                engine.submit(make_reducer("dense", Topology(comm), 2), np.ones(2))
+            first = engine.submit(buckets.reducers[0], np.ones(2))
+            with pytest.raises(InvalidArgument, match="reducer: bucket 0 was submitted in this step already"):
+                engine.submit(buckets.reducers[0], np.ones(2))
+            engine.submit(buckets.reducers[1], np.ones(3))
+            return first.result().tolist()
+
+    assert ranks.run(body) == [[1.0, 1.0]]
+
+
+@pytest.mark.world_sizes(1)
+def test_a_closed_engine_takes_nothing_and_leaves_nobody_waiting(ranks):
+    def body(comm):
+        engine = Engine(buckets_of(comm, "dense", {}, [2, 3]))
+        future = engine.submit(engine.buckets.reducers[0], np.ones(2))
+        engine.close()
+        with pytest.raises(UseAfterClose, match="closed before the step was over"):
+            future.result()
+        with pytest.raises(UseAfterClose, match="the engine was closed"):
+            engine.submit(engine.buckets.reducers[1], np.ones(3))
+        return engine.buckets.steps
+
+    assert ranks.run(body) == [0]
+
+
+@pytest.mark.world_sizes(2)
+def test_means_that_are_still_held_are_not_overwritten(ranks):
+    def body(comm):
+        with Engine(buckets_of(comm, "dense", {}, [2, 3])) as engine:
+            held = []
+            for step in range(4):
+                futures = [
+                    engine.submit(each, np.full(each.size, float(step))) for each in engine.buckets.reducers
+                ]
+                held.append([future.result() for future in futures])
+            return [[mean.tolist() for mean in means] for means in held]
+
+    assert ranks.run(body)[0] == [[[step] * 2, [step] * 3] for step in range(4)]
