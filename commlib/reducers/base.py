@@ -34,8 +34,8 @@ class Options:
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
-    A subclass defines ``sparse`` and ``_reduce``, and with state of its own also ``_commit`` and ``_discard``;
-    see docs/own_parts.md for an example. Its options are keyword-only parameters of its constructor, which
+    A subclass defines ``sparse`` and ``_reduce``, and with state of its own ``_commit`` and ``_discard``; see
+    docs/own_parts.md for an example. Its options are keyword-only parameters of its constructor, which
     passes those of its base class on as ``**options``: ``make_reducer`` and configurations check options by
     this signature. It stores them as a frozen dataclass, ``options``, which is compared between ranks. The
     constructor sends nothing: ``synchronize`` does, once.
