@@ -15,9 +15,10 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -64,6 +65,8 @@ class Engine:
     over them. ``busy_seconds``: how long the thread took for the buckets of the latest step;
     ``waited_seconds``: how long results of it were waited for.
 
+    ``guard``: a context in which the thread takes each step, such as a watchdog's.
+
     A context manager. ``close()`` ends the thread; reducers and topology stay open.
     """
 
@@ -74,6 +77,7 @@ class Engine:
         self._numbers = {id(reducer): number for number, reducer in enumerate(buckets.reducers)}
         self._means = [Means(reducer.size, reducer.arrays) for reducer in buckets.reducers]
         self._submitted: dict[int, _Submission] = {}  # of the step that is under way, in the order of arrival
+        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = 0  # that are over
         self._error: BaseException | None = None
         self._is_closed = False
@@ -140,24 +144,34 @@ class Engine:
 
     def _step(self) -> bool:
         """Reduce all buckets of a step, and settle it; return false where the engine was closed."""
-        busy, means = 0.0, []
-        for turn in range(len(self._numbers)):
-            if turn == len(self.order) and not self._record_next():
+        if self._wait_for(lambda: self._submitted or None) is None:
+            return False
+        with self.guard():
+            means = self._reduce()
+            if means is None:
                 return False
-            number = self.order[turn]
-            submission = self._wait_for(partial(self._submitted.get, number))
-            if submission is None:
-                return False
-            start = time.perf_counter()
-            means.append(self.buckets.reducers[number].propose(submission.gradient, out=submission.out))
-            busy += time.perf_counter() - start
-        self.buckets.settle(means)
+            self.buckets.settle(means)
         with self._changed:
-            self.busy_seconds = busy
             self._submitted.clear()
             self._steps += 1
             self._changed.notify_all()
         return True
+
+    def _reduce(self) -> list[Float32] | None:
+        """Return the means of all buckets of a step, proposed; none where the engine was closed."""
+        busy, means = 0.0, []
+        for turn in range(len(self._numbers)):
+            if turn == len(self.order) and not self._record_next():
+                return None
+            number = self.order[turn]
+            submission = self._wait_for(partial(self._submitted.get, number))
+            if submission is None:
+                return None
+            start = time.perf_counter()
+            means.append(self.buckets.reducers[number].propose(submission.gradient, out=submission.out))
+            busy += time.perf_counter() - start
+        self.busy_seconds = busy
+        return means
 
     def _record_next(self) -> bool:
         """Record the bucket that rank 0 gets next as the next in the order; false where it was closed."""

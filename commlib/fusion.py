@@ -1,17 +1,23 @@
 """Buckets: contiguous parts of a gradient that are reduced on their own, and count as one step."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from commlib.errors import InvalidArgument
+from commlib.agreement import differences, differing, digest
+from commlib.errors import InvalidArgument, RanksDisagree
+from commlib.reducers import make_reducer, part_of_wrapper
 from commlib.reducers.arguments import added_residual
 from commlib.reducers.base import Reducer
 from commlib.reducers.report import Outcome, Report, StageSeconds
-from commlib.topology import Traffic
+from commlib.topology import Topology, Traffic
+from commlib.transport.base import Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index
+
+NUMBER_OF_A_LAYER = re.compile(r"_\d+(?=/|:|$)")
 
 
 def bucket_bounds(sizes: Sequence[int], most_bytes: int) -> list[int]:
@@ -33,6 +39,25 @@ def bucket_bounds(sizes: Sequence[int], most_bytes: int) -> list[int]:
     return bounds if bounds[0] == 0 else [0, *bounds]
 
 
+def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ``RanksDisagree``, on all ranks, unless all have the same variables in the same order.
+
+    The numbers that Keras appends to the names of a process' second layer of a kind are not compared.
+    """
+    plain = [NUMBER_OF_A_LAYER.sub("", name) for name in names]
+    own = [f"{name} of shape {shape}" for name, shape in zip(plain, shapes, strict=True)]
+    if not differing(world.allgather_ints([digest([repr(own).encode()])])[:, 0]):
+        return
+    everywhere = world.allgather_objects(own)
+    most = max(map(len, everywhere))
+    settings = [
+        {f"number {place}": each[place] if place < len(each) else "none" for place in range(most)}
+        for each in everywhere
+    ]
+    first = differences(settings).split("; ")[0]
+    raise RanksDisagree(f"variables: expected the same on all ranks, in the same order: {first}")
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """Return the report of a step from those of its buckets."""
     seconds = StageSeconds()
@@ -46,6 +71,33 @@ def merged(reports: Sequence[Report]) -> Report:
         traffic=sum((each.traffic for each in reports), Traffic()),
         seconds=seconds,
     )
+
+
+def make_buckets(
+    name: str,
+    topology: Topology,
+    bounds: Sequence[int],
+    *,
+    wrappers: Sequence[Mapping[str, Any]] = (),
+    **options: Any,
+) -> Reducer:
+    """Return a reducer for gradients of ``bounds[-1]`` entries, which takes each bucket on its own.
+
+    ``bounds``: see :func:`bucket_bounds`; with a single bucket it is the plain reducer. The rest is as for
+    :func:`commlib.make_reducer`. Wrappers are put around each bucket's reducer: of a norm to which the whole
+    gradient would be clipped, a bucket of ``d_b`` entries gets the part ``√(d_b/d)``.
+    """
+    reducers = [
+        make_reducer(
+            name,
+            topology,
+            high - low,
+            wrappers=[part_of_wrapper(record, (high - low) / bounds[-1]) for record in wrappers],
+            **options,
+        )
+        for low, high in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+    return reducers[0] if len(reducers) == 1 else Buckets(reducers)
 
 
 class Buckets(Reducer):

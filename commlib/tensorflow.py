@@ -5,18 +5,24 @@ hand each other their memory by DLPack. TensorFlow tells nobody which streams it
 waits in between, twice a step: until the gradient is there, and until the mean is.
 """
 
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.engine import Engine, Future
 from commlib.errors import InvalidArgument
+from commlib.fusion import Buckets, bucket_bounds, check_variables, make_buckets
 from commlib.memory import ALIGNMENT_BYTES
-from commlib.reducers import Reducer, Report, make_reducer
+from commlib.reducers import Reducer, Report
 from commlib.reducers.mean import Means
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
@@ -63,6 +69,23 @@ def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     return parts
 
 
+def flattened(tensors: Sequence[Any]) -> Any:
+    """Return the entries of tensors, one after the other, as one float32 tensor."""
+    return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
+
+
+def made_at(tensors: Sequence[Any]) -> int:
+    """Return the place in the graph of the operation that yields the last of the tensors; 0 without a graph.
+
+    The tape adds the operations of backpropagation in the order in which it goes through the model.
+    """
+    if tf.executing_eagerly():
+        return 0
+    graph = tf.compat.v1.get_default_graph()
+    places = {id(operation): place for place, operation in enumerate(graph.get_operations())}
+    return max(places.get(id(tensor.op), 0) for tensor in tensors)
+
+
 def tensorflow_device(gpu: int) -> str:
     """Return TensorFlow's name of the GPU that CUDA numbers so in this process.
 
@@ -85,34 +108,69 @@ def tensorflow_device(gpu: int) -> str:
 class DistributedGradients:
     """Averages the gradients of ``variables`` over all ranks of ``topology``.
 
-    ``variables``: tf.Variables or Keras variables of static shape. ``config``: the name of a reducer and its
-    options, ``{"name": "hitopk", "density": 0.01}``. All gradients travel as one float32 vector of ``size``
-    entries, ``sizes`` of each variable. ``reducer`` is there, and ``config`` is that of it.
+    ``variables``: tf.Variables or Keras variables of static shape, the same in the same order on all ranks.
+    ``config``: the name of a reducer and its options, ``{"name": "hitopk", "density": 0.01}``. All gradients
+    travel as one float32 vector of ``size`` entries, ``sizes`` of each variable. ``reducer`` is there, and
+    ``config`` is that of it.
+
+    ``bucket_bytes``: the vector is reduced in buckets of so many bytes at most, see
+    :func:`commlib.fusion.bucket_bounds`; by default it is one. ``overlap``: each bucket is reduced in the
+    background from when the gradients of its variables are there, while others are still computed; the means
+    are the same to the bit. ``overlaps`` tells whether that is so: neither is done where there is one rank,
+    or where the vector is on GPUs.
 
     With a transport of GPUs the vector is on this rank's GPU throughout: gradients elsewhere are brought
     there by TensorFlow. Steps then run as ``tf.py_function`` on it, else as ``tf.numpy_function`` on the CPU.
     """
 
-    def __init__(self, topology: Topology, variables: Sequence[Any], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        variables: Sequence[Any],
+        config: Mapping[str, Any],
+        *,
+        bucket_bytes: int | None = None,
+        overlap: bool = False,
+    ) -> None:
         self.topology = topology
         self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
         self._shapes = [tuple(variable.shape) for variable in variables]
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self.sizes)
-        # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
-        self._means = Means(self.size, topology.world.arrays)
-        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
+        check_variables(topology.world, self._names, self._shapes)
         self._gpu: Any = None  # CuPy's device
         self._latest: Any = None  # mean on the GPU
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
+        self._bounds = [0, self.size]
+        if bucket_bytes is not None and topology.world.size > 1 and self._gpu is None:
+            self._bounds = bucket_bounds(self.sizes, bucket_bytes)
+        self.overlaps = overlap and len(self._bounds) > 2
+        # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
+        self._means = Means(self.size, topology.world.arrays)
+        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
+        self._futures: list[Future] = []  # of the step that is under way
+        self._mean: Float32 | None = None  # in which its means are made
+        self._lock = threading.Lock()
+        self._is_rehearsing = False
+        self._engine: Engine | None = None
         self.reducer = self._make(config)
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
         options = dict(config)
-        return make_reducer(options.pop("name"), self.topology, self.size, **options)
+        reducer = make_buckets(options.pop("name"), self.topology, self._bounds, **options)
+        if self.overlaps:
+            assert isinstance(reducer, Buckets)
+            self._engine = Engine(reducer)
+            self._engine.guard = lambda: self.guard()  # it is set later
+        return reducer
+
+    @property
+    def buckets(self) -> int:
+        """How many parts of the vector are reduced on their own."""
+        return len(self._bounds) - 1
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
@@ -121,13 +179,19 @@ class DistributedGradients:
         """
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
+        self._end_engine()
         before, self.reducer = self.reducer, self._make(config)
         self.reducer.add_residual(before.residual)
         before.close()
 
     def close(self) -> None:
         """Free what the reducer has made; all ranks call it together. The topology stays open."""
+        self._end_engine()
         self.reducer.close()
+
+    def _end_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
 
     def __enter__(self) -> "DistributedGradients":
         """Return it, to be closed at the end of the block."""
@@ -146,12 +210,14 @@ class DistributedGradients:
         is a scalar bool tensor: false where a NaN or an infinity on any rank made all of them skip the step.
         The memory of the means is used again for later ones after the tensors are gone, and not before.
         """
-        tensors = self._tensors(gradients)
-        flat = tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
-        results = [tf.float32, tf.bool]
-        if self._gpu is None:
+        tensors, results = self._tensors(gradients), [tf.float32, tf.bool]
+        if self.overlaps:
+            mean, finite = tf.numpy_function(self._collect, self._submit_all(tensors), results, stateful=True)
+        elif self._gpu is None:
+            flat = flattened(tensors)
             mean, finite = tf.numpy_function(self._reduce, [flat], results, stateful=True)
         else:
+            flat = flattened(tensors)
             with tf.device(self._device):
                 mean, finite = tf.py_function(self._reduce_on_gpu, [flat], results)
         mean.set_shape([self.size])
@@ -159,6 +225,67 @@ class DistributedGradients:
         parts = cut_up(mean, self._shapes)
         means = [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
         return means, finite
+
+    def submit(self, gradients: Sequence[Any]) -> list[Any]:
+        """Start the exchange of the gradients in the background, where it ``overlaps``; ``collect`` waits.
+
+        For ``tf.function``, whose graph is not held up: it has an operation for each bucket, which runs as
+        soon as the gradients of that are there. The result is there for control dependencies.
+        """
+        return self._submit_all(self._tensors(gradients))
+
+    def _submit_all(self, tensors: list[Any]) -> list[Any]:
+        """Submit the buckets in the order in which the graph yields the last of their gradients."""
+        ends = np.cumsum([0, *self.sizes])
+        parts = [
+            tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())
+        ]
+        order = sorted(range(len(parts)), key=lambda number: (made_at(parts[number]), -number))
+        return [
+            tf.numpy_function(
+                partial(self._submit, number), [flattened(parts[number])], tf.int64, stateful=True
+            )
+            for number in order
+        ]
+
+    def _submit(self, number: int, flat: Float32) -> np.int64:
+        """Give a bucket to the engine: the body of an operation, on a thread of TensorFlow's."""
+        assert self._engine is not None
+        buckets = self._engine.buckets
+        with self._lock:
+            if not self._is_rehearsing:
+                if self._mean is None:
+                    self._mean = self._means.array()
+                out = self._mean[buckets.slices[number]]
+                # The array is TensorFlow's memory, which the array keeps from being used for another tensor.
+                self._futures.append(self._engine.submit(buckets.reducers[number], flat, out))
+        return np.int64(number)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let graphs run without an exchange: what they submit is dropped."""
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+
+    def collect(self) -> tuple[Array, Report]:
+        """Wait for the means of all that was submitted; return them as :meth:`reduce_flat` does."""
+        assert self._engine is not None
+        with self._lock:
+            (futures, self._futures), (mean, self._mean) = (self._futures, []), (self._mean, None)
+        for future in futures:
+            future.result()
+        report = self.reducer.last
+        assert report is not None
+        assert mean is not None
+        hidden = max(0.0, self._engine.busy_seconds - self._engine.waited_seconds)
+        return mean, replace(report, hidden=hidden)
+
+    def _collect(self, *numbers: np.int64) -> tuple[Float32, np.bool_]:
+        mean, report = self.collect()
+        return mean, np.bool_(report.finite)
 
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients as dense tensors, with zeros for those that there are not."""

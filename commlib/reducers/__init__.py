@@ -55,6 +55,7 @@ __all__ = [
     "State",
     "check_reducer_options",
     "make_reducer",
+    "part_of_wrapper",
     "reducer_class",
     "reducer_options",
 ]
@@ -95,6 +96,12 @@ def _wrapper(record: Mapping[str, Any]) -> tuple[type[ReducerWrapper], dict[str,
     wrapper = resolve(WRAPPERS, "wrapper", name, subclass_of=ReducerWrapper)
     check_options(name, wrapper, options, positional=1)
     return wrapper, options
+
+
+def part_of_wrapper(record: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return the record of a wrapper for a part of the gradient with this share of its entries."""
+    wrapper, options = _wrapper(record)
+    return {"name": record["name"], **wrapper.options_of_part(options, share)}
 
 
 def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:

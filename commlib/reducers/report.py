@@ -27,7 +27,8 @@ class Report:
 
     ``finite``: false when a NaN or an infinity on any rank made all ranks skip the step. ``selected``:
     entries this rank selected; ``applied``: entries of the result, as held on the wire (all ``d`` where
-    it was sent dense).
+    it was sent dense). ``hidden``: seconds of the step during which the caller went on computing, of
+    :class:`commlib.Engine`.
     """
 
     finite: bool
@@ -35,6 +36,7 @@ class Report:
     applied: int
     traffic: Traffic
     seconds: StageSeconds
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ class ReducerWrapper(Reducer):
         if any(type(inner) is type(self) for inner in self._inner()):
             raise InvalidArgument(f"reducer: expected one without {type(self).__name__}, got it inside")
 
+    @classmethod
+    def options_of_part(cls, options: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return the options for a part of the gradient with this share of its entries."""
+        return dict(options)
+
     def _inner(self) -> list[Reducer]:
         """Return what is inside, the wrapped reducer first."""
         reducer = self.reducer
@@ -153,6 +158,11 @@ class LocalClipping(ReducerWrapper):
         super().__init__(reducer)
         self.options = ClippingOptions(norm)
         self._most = norm / self.topology.world.size**0.5
+
+    @classmethod
+    def options_of_part(cls, options: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return a norm such that parts of these norms have together that of the options."""
+        return {"norm": options["norm"] * share**0.5}
 
     def _before(self, gradient: Float32) -> Float32:
         largest = max(float(gradient.max()), -float(gradient.min()))

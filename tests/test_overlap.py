@@ -1,0 +1,207 @@
+"""Buckets that are reduced while a graph of TensorFlow still computes: to the same bits as without."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from commlib import RanksDisagree, Topology
+from commlib.tensorflow import DistributedGradients
+from commlib.transport import simulated
+
+LAYERS = [(7, 11), (11, 5), (5, 3)]
+BUCKET_BYTES = 4 * 60  # three buckets: 7·11 alone, 11·5 alone, 5·3
+CONFIGS = {
+    "dense": {"name": "dense"},
+    "hitopk": {"name": "hitopk", "density": 0.1},
+    "oktopk": {"name": "oktopk", "density": 0.1, "reevaluate_every": 2},
+    "corrected": {
+        "name": "allgather",
+        "density": 0.1,
+        "wrappers": [
+            {"name": "momentum_correction", "momentum": 0.5},
+            {"name": "local_clipping", "norm": 0.5},
+        ],
+    },
+}
+
+
+class Net:
+    """Three dense layers with a loss, and the gradients of a batch that depends on rank and step."""
+
+    def __init__(self):
+        self.variables = [
+            tf.Variable(
+                np.random.default_rng(number).normal(size=shape).astype(np.float32), name=f"w{number}"
+            )
+            for number, shape in enumerate(LAYERS)
+        ]
+
+    def gradients(self, inputs):
+        with tf.GradientTape() as tape:
+            outputs = inputs
+            for variable in self.variables:
+                outputs = tf.tanh(outputs @ variable)
+            loss = tf.reduce_sum(outputs**2)
+        return tape.gradient(loss, self.variables)
+
+
+def batch(rank, step):
+    """The inputs of a step of a rank."""
+    return tf.constant(np.random.default_rng([rank, step]).normal(size=(4, 7)), tf.float32)
+
+
+def trained(comm, config, *, overlap, traced, poisoned=None):
+    """Reduce the gradients of four steps; return the flat means, whether they count, and the residual."""
+    net = Net()
+    topology = Topology(comm, ranks_per_node=2)
+    options = {"bucket_bytes": BUCKET_BYTES, "overlap": overlap}
+    with DistributedGradients(topology, net.variables, config, **options) as distributed:
+        assert distributed.buckets == 3
+        assert distributed.overlaps == overlap
+
+        def step(inputs):
+            return distributed.reduce(net.gradients(inputs))
+
+        run, seen = tf.function(step) if traced else step, []
+        for number in range(4):
+            inputs = batch(comm.rank, number)
+            if number == poisoned and comm.rank == 1:
+                inputs *= np.nan
+            means, finite = run(inputs)
+            seen.append((np.concatenate([mean.numpy().ravel() for mean in means]).tobytes(), bool(finite)))
+            seen.append(distributed.reducer.last.traffic)
+        return seen, distributed.reducer.residual.tobytes()
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_overlapped_steps_have_the_bits_of_plain_ones(config, traced):
+    def run(overlap):
+        return simulated.run(lambda comm: trained(comm, config, overlap=overlap, traced=traced), world_size=3)
+
+    assert run(overlap=True) == run(overlap=False)
+
+
+def test_one_bad_bucket_skips_the_step_for_all_buckets_on_all_ranks():
+    def run(overlap):
+        return simulated.run(
+            lambda comm: trained(comm, CONFIGS["hitopk"], overlap=overlap, traced=True, poisoned=1),
+            world_size=3,
+        )
+
+    overlapped = run(overlap=True)
+    assert overlapped == run(overlap=False)
+    assert [finite for _, finite in overlapped[0][0][::2]] == [True, False, True, True]
+
+
+def test_buckets_are_submitted_in_the_order_in_which_backpropagation_yields_them():
+    def body(comm):
+        net = Net()
+        net.variables = net.variables[::-1]  # the first in the list is the last of the model
+
+        def gradients(inputs):
+            with tf.GradientTape() as tape:
+                outputs = inputs
+                for variable in net.variables[::-1]:
+                    outputs = tf.tanh(outputs @ variable)
+                loss = tf.reduce_sum(outputs)
+            return tape.gradient(loss, net.variables)
+
+        topology = Topology(comm)
+        distributed = DistributedGradients(
+            topology, net.variables, {"name": "dense"}, bucket_bytes=BUCKET_BYTES, overlap=True
+        )
+        tf.function(lambda inputs: distributed.reduce(gradients(inputs)))(batch(comm.rank, 0))
+        order = distributed._engine.order
+        distributed.close()
+        return order
+
+    # that of the last layer first, though it is the first of the variables
+    assert simulated.run(body, 2) == [[0, 1, 2]] * 2
+
+
+def test_a_rehearsal_exchanges_nothing_and_changes_nothing():
+    def body(comm):
+        net = Net()
+        with DistributedGradients(
+            Topology(comm), net.variables, CONFIGS["hitopk"], bucket_bytes=BUCKET_BYTES, overlap=True
+        ) as distributed:
+            step = tf.function(lambda inputs: distributed.submit(net.gradients(inputs)))
+            with distributed.rehearsal():
+                step(batch(comm.rank, 0))
+            assert distributed.reducer.steps == 0
+            assert distributed.topology.traffic.sent.intra == 0
+            step(batch(comm.rank, 0))
+            mean, report = distributed.collect()
+            assert distributed.reducer.steps == 1
+            return mean.tobytes(), report.finite
+
+    (first, finite), other = simulated.run(body, 2)
+    assert finite
+    assert other == (first, finite)
+
+
+def test_a_switch_hands_the_residual_of_all_buckets_on():
+    def body(comm):
+        net, topology = Net(), Topology(comm, ranks_per_node=1)
+        with DistributedGradients(
+            topology,
+            net.variables,
+            {"name": "hitopk", "density": 0.05},
+            bucket_bytes=BUCKET_BYTES,
+            overlap=True,
+        ) as distributed:
+            reduce = tf.function(distributed.reduce)
+            first, _ = reduce(net.gradients(batch(comm.rank, 0)))
+            distributed.switch({"name": "dense"})
+            second, _ = reduce([tf.zeros_like(each) for each in net.variables])
+            own = np.concatenate([each.numpy().ravel() for each in net.gradients(batch(comm.rank, 0))])
+            return np.concatenate([(a + b).numpy().ravel() for a, b in zip(first, second, strict=True)]), own
+
+    (total, own), (_, other) = simulated.run(body, 2)
+    # three float32 roundings of at most half a unit in the last place of the larger gradient
+    np.testing.assert_allclose(
+        total, (own.astype(np.float64) + other) / 2, atol=4 * 2.0**-23 * np.abs(own).max()
+    )
+
+
+def test_one_rank_or_one_bucket_overlaps_nothing():
+    def body(comm):
+        variables = Net().variables
+        small = DistributedGradients(
+            Topology(comm), variables, {"name": "dense"}, bucket_bytes=1 << 20, overlap=True
+        )
+        return small.overlaps, small.buckets
+
+    assert simulated.run(body, 2) == [(False, 1)] * 2
+    assert simulated.run(
+        lambda comm: (
+            DistributedGradients(
+                Topology(comm), Net().variables, {"name": "dense"}, bucket_bytes=4, overlap=True
+            ).overlaps
+        ),
+        1,
+    ) == [False]
+
+
+def test_variables_in_another_order_on_a_rank_are_refused_by_name():
+    def body(comm):
+        variables = Net().variables
+        order = [0, 2, 1] if comm.rank == 2 else [0, 1, 2]
+        DistributedGradients(Topology(comm), [variables[each] for each in order], {"name": "dense"})
+
+    expected = (
+        r"variables: expected the same on all ranks, in the same order: "
+        r"number 1 is 'w1:0 of shape \(11, 5\)' on ranks \[0, 1\], 'w2:0 of shape \(5, 3\)' on ranks \[2\]$"
+    )
+    with pytest.raises(RanksDisagree, match=expected):
+        simulated.run(body, 3)
+
+
+def test_numbers_that_keras_appends_to_names_may_differ_between_ranks():
+    def body(comm):
+        name = "dense/kernel" if comm.rank == 0 else "dense_12/kernel"
+        variable = tf.Variable(tf.zeros(3), name=name)
+        return DistributedGradients(Topology(comm), [variable], {"name": "dense"}).size
+
+    assert simulated.run(body, 2) == [3, 3]
