@@ -62,6 +62,8 @@ from training.config.schema import ConfigurationError, Count, Density, Positive,
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
 
+DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
+
 
 class Config(ReducerKeys):
     """A training run."""
@@ -107,6 +109,11 @@ class Config(ReducerKeys):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
+    overlap: bool = True
+    """Whether a bucket of the gradient is reduced while other layers still compute theirs."""
+    bucket_mib: Positive | None = None
+    """MiB of float32 values that a bucket has at most, unless one variable alone has more. By default from
+    the profile, where ``auto`` reads one, else 25."""
     transport: Transport = "auto"
     """``nccl``: gradients stay on GPUs; ``nccl+mpi``: but go through host memory between nodes; ``mpi``:
     always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
@@ -135,6 +142,11 @@ class Config(ReducerKeys):
         name = self.reducer_name(phase)
         reducer = class_of(name)
         return name == AUTO or (reducer is not None and reducer.sparse)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Return the bytes that a bucket of the gradient has at most."""
+        return max(1, round((self.bucket_mib or DEFAULT_BUCKET_MIB) * 2**20))
 
     @property
     def automatic(self) -> list[int]:

@@ -119,6 +119,18 @@ class NormsShared(Event):
 
 
 @dataclass(frozen=True)
+class InBuckets(Event):
+    """How the gradient is divided into buckets."""
+
+    kind = "buckets"
+    reason: str
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield self.reason
+
+
+@dataclass(frozen=True)
 class OnGPUs(Event):
     """Whether gradients stay on the GPUs of ``ranks``; ``why_not``: the reason if not."""
 
@@ -149,6 +161,7 @@ def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
             predicted_dense_seconds=choice.dense_seconds,
             reason=choice.reason,
         )
+    yield from map(InBuckets, learner.how_gradients_travel())
     yield from map(NormsShared, learner.how_norms_are_computed())
 
 
@@ -214,6 +227,7 @@ class StepTaken(Event):
     applied: int
     traffic: dict[str, Any]
     stage_seconds: dict[str, float]
+    hidden_seconds: float
 
     @classmethod
     def of(
@@ -232,6 +246,7 @@ class StepTaken(Event):
             applied=report.applied,
             traffic=asdict(report.traffic),
             stage_seconds=asdict(report.seconds),
+            hidden_seconds=report.hidden,
         )
 
 

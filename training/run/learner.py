@@ -54,7 +54,13 @@ class Learner:
         self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
         self.config = config.with_choices(self.choices)
         first = self.config.phases[0]
-        self.gradients = DistributedGradients(topology, self.variables, self.config.reducer_config(first))
+        self.gradients = DistributedGradients(
+            topology,
+            self.variables,
+            self.config.reducer_config(first),
+            bucket_bytes=self.config.bucket_bytes,
+            overlap=self.config.overlap and self.config.accumulate == 1,
+        )
         self.scale = LossScale() if config.precision == "float16" else None
         self.average = Average(self.variables, config.average) if config.average is not None else None
         self._step_norms = self._norms_of_steps()
@@ -99,6 +105,19 @@ class Learner:
         norms = self._norms
         return "norms in the graph of each GPU, in float32" if norms is None else norms.choice.reason
 
+    def how_gradients_travel(self) -> list[str]:
+        """Return a line on the buckets of the gradient, where it has several."""
+        if self.gradients.buckets == 1:
+            return []
+        when = "while other layers still compute theirs"
+        if not self.gradients.overlaps:
+            why = (
+                "overlap is off" if self.config.accumulate == 1 else f"accumulate is {self.config.accumulate}"
+            )
+            when = f"when all of it is computed ({why})"
+        most = f"{self.config.bucket_bytes / 2**20:.3g} MiB"
+        return [f"the gradient travels in {self.gradients.buckets} buckets of about {most}, {when}"]
+
     def _shards(self, phase: Phase) -> bool:
         is_alone = self.topology.world.size == 1
         return self.config.optimizer.sharded and not self.config.is_sparse(phase) and not is_alone
@@ -137,7 +156,10 @@ class Learner:
         key = shape, phase.label_smoothing
         if key not in self._backwards:
             inputs = tf.TensorSpec(shape, input_dtype(self.config))
-            self._backwards[key] = Backward(self.model, inputs, smoothing=key[1], scale=self.scale)
+            overlapped = self.gradients if self.gradients.overlaps else None
+            self._backwards[key] = Backward(
+                self.model, inputs, smoothing=key[1], scale=self.scale, overlapped=overlapped
+            )
         return self._backwards[key]
 
     def begin(self, phase: Phase) -> float | None:
@@ -177,7 +199,10 @@ class Learner:
         found = backward.found
         if more:
             loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
-        mean, report = self.gradients.reduce_flat(gradient)
+        if self.gradients.overlaps:
+            mean, report = self.gradients.collect()
+        else:
+            mean, report = self.gradients.reduce_flat(gradient)
         if report.finite:
             self._clip(mean)
             self._set(hyperparameters)

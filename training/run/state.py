@@ -231,6 +231,8 @@ def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
 
 def dense_residual(state: Any, size: int) -> Float32:
     """Return the residual in a reducer's state, as a dense vector of ``size`` entries."""
+    if "buckets" in state:
+        return np.concatenate([dense_residual(each, each["settings"]["size"]) for each in state["buckets"]])
     vector = zeros(size)
     if state["carried"] is not None:
         vector += state["carried"]

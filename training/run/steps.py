@@ -1,10 +1,10 @@
 """The compiled halves of a step: from images to one flat gradient, and from its mean to new weights.
 
-Communication comes between the two, in Python: no graph waits for a message.
+Communication comes between the two, in Python, or begins inside of the first: no graph waits for a message.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from commlib.tensorflow import cut_up, tensor_of
+from commlib.tensorflow import DistributedGradients, cut_up, flattened, tensor_of
 from commlib.vectors import Float32
 from pto.keras import LossScale
 
@@ -32,7 +32,8 @@ class Backward:
     """Loss and gradient of one input and batch size, one graph for it.
 
     ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of its input. ``scale``: the loss
-    scale, if any.
+    scale, if any. ``overlapped``: where the graph submits its gradients, bucket by bucket; it then returns
+    tokens in place of the gradient.
 
     ``found``: the BatchNormalization statistics before the latest call, see :meth:`put_back`.
     """
@@ -44,6 +45,7 @@ class Backward:
         *,
         smoothing: float = 0.0,
         scale: LossScale | None = None,
+        overlapped: DistributedGradients | None = None,
     ) -> None:
         labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
         variables = [variable.value for variable in model.trainable_variables]
@@ -57,10 +59,13 @@ class Backward:
                 loss = tf.reduce_mean(_losses(model(images, training=True), labels, smoothing))
                 scaled = loss if scale is None else scale.scaled(loss)
             gradients = tape.gradient(scaled, variables)
-            flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], axis=0)
-            return loss, flat if scale is None else scale.unscaled([flat])[0], found
+            if scale is not None:
+                gradients = scale.unscaled(gradients)
+            if overlapped is not None:
+                return loss, overlapped.submit(gradients), found
+            return loss, flattened(gradients), found
 
-        self._backward = backward
+        self._backward, self._overlapped = backward, overlapped
         self._inputs = inputs
         self._is_prepared = False
         self.found: list[Any] = []
@@ -68,7 +73,10 @@ class Backward:
         self._changed = [each.value for each in model.variables if not each.trainable]
 
     def __call__(self, images: Array, labels: Array) -> tuple[float, Any]:
-        """Return the mean loss of the samples, and its gradient: a float32 tensor, one entry a weight."""
+        """Return the mean loss of the samples, and its gradient: a float32 tensor, one entry a weight.
+
+        Where it is ``overlapped``, the gradient is submitted.
+        """
         loss, flat, self.found = self._backward(images, labels)
         return float(loss), flat
 
@@ -84,7 +92,8 @@ class Backward:
         self._is_prepared = True
         before = [variable.numpy() for variable in self._changed]
         shape = self._inputs.shape
-        self._backward(tf.zeros(shape, self._inputs.dtype), tf.zeros(shape[:1], tf.int64))
+        with nullcontext() if self._overlapped is None else self._overlapped.rehearsal():
+            self._backward(tf.zeros(shape, self._inputs.dtype), tf.zeros(shape[:1], tf.int64))
         for variable, value in zip(self._changed, before, strict=True):
             variable.assign(value)
 
