@@ -53,6 +53,7 @@ SCENARIOS = {
         (
             two_phases(f"reducer: hitopk, density: 0.05, {RATE}", f"reducer: dense, {RATE}"),
             "model=resnet8",  # its statistics are each rank's own between two tests
+            "bucket_mib=0.1",  # four buckets
         ),
         stops=(17,),
     ),
@@ -78,6 +79,7 @@ SCENARIOS = {
             ),
             "optimizer={name: lamb, weight_decay: 0.01}",
             "precision=float16",
+            "bucket_mib=0.01",
         ),
         stops=(25,),
     ),

@@ -1,0 +1,62 @@
+"""Training with buckets that are reduced in the background: weights as in plain training, to the bit."""
+
+import horovod.tensorflow as hvd
+import pytest
+
+from commlib.transport import simulated
+from tests.extent import more
+from tests.gpu.test_training import LARS, config_of, learned, two_layers
+from tests.training.small import trainer
+from training.config.config import ConfigurationError
+from training.datasets import make_dataset
+from training.models import MODELS
+
+BUCKETS = "bucket_mib=0.0005"  # 131 entries of the 586: kernels of 320 and 200, and what lies beside them
+CASES = {
+    "lars, clipped, average, oktopk": ((LARS, "clip_norm=0.01", "average=0.9"), ("oktopk", "hitopk")),
+    "scaled": (("precision=float16",), ("hitopk", "dense")),
+}
+MORE = {
+    "plain": ((), ("hitopk", "dense")),
+    "lamb": (("optimizer={name: lamb, norms: local}",), ("hioktopk", "torus2d")),
+    "updated in parts": (("optimizer={name: adamw, sharded: true}",), ("dense", "hitopk")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_model(monkeypatch):
+    monkeypatch.setitem(MODELS, "two_layers", two_layers)
+
+
+def trained(*words, reducers=("hitopk", "dense"), world_size=3, spoil=None):
+    """What every rank sees in two phases of three steps."""
+    hvd.init()
+    dataset, config = make_dataset("digits"), config_of(*words, reducers=reducers)
+    return simulated.run(lambda comm: learned(comm, config, dataset, spoil), world_size)
+
+
+@pytest.mark.parametrize("name", [*CASES, *more(*MORE)])
+def test_overlap_changes_no_bit_of_the_weights_the_reports_and_the_residuals(name):
+    words, reducers = (CASES | MORE)[name]
+    overlapped = trained(BUCKETS, *words, reducers=reducers)
+    assert overlapped == trained(BUCKETS, "overlap=false", *words, reducers=reducers)
+    assert overlapped != trained("overlap=false", *words, reducers=reducers)  # one bucket selects others
+
+
+def test_a_step_that_is_not_finite_in_one_bucket_of_one_rank_changes_no_weight():
+    spoil = (1, 1)
+    overlapped = trained(BUCKETS, spoil=spoil)
+    assert overlapped == trained(BUCKETS, "overlap=false", spoil=spoil)
+    assert [entry[0] for entry in overlapped[0][0][:3]] == [True, False, False]
+
+
+def test_with_a_gradient_in_parts_the_buckets_are_reduced_after_the_last_one(tmp_path):
+    run = trainer(tmp_path, "bucket_mib=0.0001", "accumulate=2")
+    assert not run.learner.gradients.overlaps
+    assert run.learner.how_gradients_travel() == []  # one rank has no buckets
+
+
+@pytest.mark.parametrize("size", [0, -1, "much"])
+def test_a_size_of_buckets_that_is_none_is_refused(tmp_path, size):
+    with pytest.raises(ConfigurationError, match=f"bucket_mib: expected a number above 0, got .*{size}"):
+        trainer(tmp_path, f"bucket_mib={size}")
