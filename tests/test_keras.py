@@ -275,6 +275,44 @@ def test_steps_are_the_same_however_keras_runs_them(options):
     simulated.run(body, 2)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"run_eagerly": True}, {"steps_per_execution": 2}, {"policy": "mixed_float16"}],
+    ids=["fit", "eagerly", "two-steps-at-once", "mixed_float16"],
+)
+def test_fit_with_overlap_has_the_bits_of_fit_without(options):
+    def body(comm, *, overlap):
+        inputs, targets = data(comm.rank, 4)
+        if comm.rank == 1:
+            targets[8:16] = np.nan  # a step that is skipped
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.Input((3,)), *(keras.layers.Dense(width) for width in (5, 4, 1))])
+        optimizer = DistributedOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.5),
+            Topology(comm, ranks_per_node=2),
+            {"name": "hitopk", "density": 0.3},
+            bucket_bytes=4 * 20,
+            overlap=overlap,
+        )
+        model.compile(optimizer=optimizer, loss="mse", jit_compile=False, **compile_options)
+        model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
+        assert (optimizer.gradients.buckets, optimizer.gradients.overlaps) == (3, overlap)
+        optimizer.close()
+        return [weight.numpy().tobytes() for weight in model.weights]
+
+    compile_options = {key: value for key, value in options.items() if key != "policy"}
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(options.get("policy", "float32"))
+    try:
+        overlapped, plain = (
+            simulated.run(lambda comm: body(comm, overlap=overlap), 3)  # noqa: B023
+            for overlap in (True, False)
+        )
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert overlapped == plain == [plain[0]] * 3
+
+
 def test_tensorflows_checkpoints_hold_the_optimizer_inside(tmp_path):
     def body(comm):
         model = compiled(comm, keras.optimizers.Adam(0.05))

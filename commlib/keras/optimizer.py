@@ -27,7 +27,8 @@ class DistributedOptimizer:
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
     :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.
     ``timeout``: the seconds that a rank waits for the others in a step before it ends the job and names them;
-    ``None``: for ever. The first step includes what others compile.
+    ``None``: for ever. The first step includes what others compile. ``bucket_bytes`` and ``overlap``: also as
+    there; ``fit`` then exchanges a bucket of the gradient while it computes others.
 
     To Keras it *is* the optimizer: all attributes and methods but ``build`` and ``apply`` are of that one,
     and its class is what ``isinstance`` and a saved model see. So a model is saved with the optimizer inside,
@@ -43,6 +44,7 @@ class DistributedOptimizer:
     # These are its own; Keras sets all others on the optimizer inside.
     __slots__ = (
         "__weakref__",
+        "_buckets",
         "_compared",
         "_config",
         "_numbers",
@@ -60,16 +62,21 @@ class DistributedOptimizer:
         config: Mapping[str, Any],
         *,
         timeout: float | None = TIMEOUT_SECONDS,
+        bucket_bytes: int | None = None,
+        overlap: bool = False,
     ) -> None:
         inner = _optimizer_of(optimizer)
         if keras.config.dtype_policy().name == "mixed_float16" and not _has_loss_scale(inner):
             inner = keras.optimizers.LossScaleOptimizer(inner)
         seconds = None if timeout is None else check_seconds(timeout)
-        self._initialize(inner, topology, _checked(config), Ranks(topology.world, seconds))
+        buckets = {"bucket_bytes": bucket_bytes, "overlap": overlap}
+        self._initialize(inner, topology, _checked(config), Ranks(topology.world, seconds), buckets)
 
-    def _initialize(self, inner: Any, topology: Topology, config: dict[str, Any], ranks: Ranks) -> None:
+    def _initialize(
+        self, inner: Any, topology: Topology, config: dict[str, Any], ranks: Ranks, buckets: dict[str, Any]
+    ) -> None:
         self._optimizer = inner
-        self._topology, self._config, self.ranks = topology, config, ranks
+        self._topology, self._config, self.ranks, self._buckets = topology, config, ranks, buckets
         self.gradients: DistributedGradients | None = None
         self._variables_built: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -99,7 +106,8 @@ class DistributedOptimizer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
         made = object.__new__(DistributedOptimizer)
-        made._initialize(copy.deepcopy(self._optimizer, memo), self._topology, self._config, self.ranks)
+        inner = copy.deepcopy(self._optimizer, memo)
+        made._initialize(inner, self._topology, self._config, self.ranks, self._buckets)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -137,7 +145,9 @@ class DistributedOptimizer:
         self._variables_built = list(variables)
         self._numbers = {id(variable): number for number, variable in enumerate(variables)}
         with self.ranks.waiting("the making of the optimizer's state"):
-            gradients = DistributedGradients(self._topology, self._variables_built, self._config)
+            gradients = DistributedGradients(
+                self._topology, self._variables_built, self._config, **self._buckets
+            )
         gradients.guard = self._exchange
         self.gradients = gradients
 
@@ -226,17 +236,22 @@ def load_model(
     config: Mapping[str, Any],
     *,
     timeout: float | None = TIMEOUT_SECONDS,
+    bucket_bytes: int | None = None,
+    overlap: bool = False,
     **options: Any,
 ) -> Any:
     """Return the model that ``model.save`` wrote at ``path``, with its optimizer distributed again.
 
-    The optimizer's state is that of the file, the residual is zero. ``options``: those of
-    ``keras.models.load_model``. All ranks call it together.
+    The optimizer's state is that of the file, the residual is zero. ``timeout``, ``bucket_bytes`` and
+    ``overlap``: as for :class:`DistributedOptimizer`. ``options``: those of ``keras.models.load_model``.
+    All ranks call it together.
     """
     model = keras.models.load_model(path, **options)
     if getattr(model, "optimizer", None) is None:
         raise InvalidArgument(f"path: expected a model that was saved with its optimizer, got {str(path)!r}")
-    model.optimizer = DistributedOptimizer(model.optimizer, topology, config, timeout=timeout)
+    model.optimizer = DistributedOptimizer(
+        model.optimizer, topology, config, timeout=timeout, bucket_bytes=bucket_bytes, overlap=overlap
+    )
     return model
 
 
