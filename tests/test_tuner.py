@@ -16,7 +16,7 @@ from commlib.tuning.gradients import Gradients
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import WIRES, Candidate, Job, Profile, Trial
 from commlib.tuning.trials import try_out
-from commlib.tuning.tuner import Case
+from commlib.tuning.tuner import Case, choose_buckets
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout
 
@@ -179,6 +179,33 @@ def test_links_that_take_no_time_can_be_chosen_for():
     choice = tuner.choose(free, [range(2)], 1000, 0.01)
     assert not REDUCERS[choice.reducer].sparse
     assert "2 ranks on 1 node, no limit of bytes" in choice.reason
+
+
+@pytest.mark.parametrize("name", ["dense", "hitopk", "oktopk"])
+@pytest.mark.parametrize("microseconds", [0, 50, 5000])
+def test_a_gradient_is_cut_into_as_many_buckets_as_hardly_cost_anything(name, microseconds):
+    of, nodes = profile(1, microseconds=microseconds), [range(4), range(4, 8)]
+    case = Case(nodes, 14_728_266, 0.01)
+    options = {"density": 0.01} if name != "dense" else {}
+
+    def seconds(buckets):
+        each = case.size // buckets
+        return buckets * predict(name, nodes, each, network=of.network, speeds=of.speeds, **options).seconds
+
+    buckets = choose_buckets(of, case, name, options)
+    assert buckets in (1, 2, 4, 8, 16)
+    assert seconds(buckets) <= 1.1 * seconds(1)
+    assert buckets == 16 or seconds(2 * buckets) > 1.1 * seconds(1)
+
+
+def test_messages_that_take_long_to_begin_call_for_fewer_buckets():
+    case = Case([range(4), range(4, 8)], 1_000_000, 0.01)
+    counts = [
+        choose_buckets(profile(1, microseconds=each), case, "hitopk", {"density": 0.01})
+        for each in (0, 50, 5000)
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1] == 1
 
 
 def test_one_rank_has_nobody_to_exchange_with():

@@ -5,6 +5,7 @@ mpi4py is imported by the first call of :func:`world`, since importing it initia
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
-# and the rank that it waits for computes at a fraction of the speed: better to sleep between polls.
+# and the rank that it waits for computes at a fraction of the speed: better to sleep between polls. So does a
+# thread other than the main one, such as commlib.engine's.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
@@ -132,7 +134,9 @@ class MPICommunicator(Communicator):
             return
         ranks = self._world_ranks if peer is None else self._world_ranks[peer : peer + 1]
         with self._watch.waiting(self, ranks):
-            if os.environ.get(YIELDS) != "1":
+            # A thread that waits beside one that computes leaves the core to that one.
+            is_alone = threading.current_thread() is threading.main_thread()
+            if is_alone and os.environ.get(YIELDS) != "1":
                 request.Wait(status)
                 return
             seconds = SHORTEST_NAP_SECONDS

@@ -14,6 +14,8 @@ from commlib.registry import REQUIRED, names
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
 
 DENSE = Candidate("dense")
+MOST_LONGER = 1.1
+MOST_BUCKETS = 16
 ALONE = "dense: one rank has no other to exchange with"
 
 
@@ -92,6 +94,32 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
         dense_seconds=seconds[DENSE],
         reason=_reason(profile, case, best, seconds),
     )
+
+
+def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[str, Any]) -> int:
+    """Return into how many buckets a gradient is cut, a power of two: as many as hardly cost anything.
+
+    Each bucket costs its latency, and the more there are the earlier the first is on its way: together they
+    are predicted to take at most ``MOST_LONGER`` times as long as one. A reducer that declares no cost: 1.
+    """
+    if reducer_class(reducer).cost is None:
+        return 1
+
+    def seconds(buckets: int) -> float:
+        step = predict(
+            reducer,
+            case.nodes,
+            max(1, case.size // buckets),
+            network=profile.network,
+            speeds=profile.speeds,
+            **options,
+        )
+        return buckets * step.seconds
+
+    buckets, most = 1, MOST_LONGER * seconds(1)
+    while buckets < MOST_BUCKETS and seconds(2 * buckets) <= most:
+        buckets *= 2
+    return buckets
 
 
 def tried(profile: Profile, case: Case) -> list[Candidate]:

@@ -10,7 +10,8 @@ from commlib.errors import one_line
 from commlib.folders import expanded, user_cache
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import Job, Profile
-from commlib.tuning.tuner import ALONE, Choice, choose
+from commlib.tuning.tuner import ALONE, Case, Choice, choose, choose_buckets
+from commlib.vectors import VALUE_BYTES
 from training.config.config import Config
 from training.process.job import all_or_exit, on_rank0
 
@@ -101,6 +102,29 @@ def choose_reducers(
             raise ValueError(one_line(f"{path}: {expected}; to measure again: {remedy}")) from error
 
     return on_rank0(topology.world, choices)
+
+
+def with_buckets(config: Config, topology: Topology, profile: Profile | None, size: int) -> Config:
+    """Return the configuration with a size of buckets that rank 0 chooses from the profile, if it has one.
+
+    That of the phase that wants the largest. ``config``: with the choices of reducers. All ranks call it.
+    """
+    if config.bucket_mib is not None or topology.world.size == 1:
+        return config
+
+    def largest() -> float | None:
+        if profile is None:
+            return None
+        counts = []
+        for phase in config.phases:
+            options = config.reducer_config(phase)
+            case = Case(topology.nodes, size, config.density_of(phase))
+            reducer = options.pop("name")
+            options.pop("wrappers", None)  # they cost no message
+            counts.append(choose_buckets(profile, case, reducer, options))
+        return -(-size // min(counts)) * VALUE_BYTES / 2**20
+
+    return config.model_copy(update={"bucket_mib": on_rank0(topology.world, largest)})
 
 
 def count_weights(model: Any) -> int:

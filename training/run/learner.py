@@ -21,7 +21,7 @@ from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
 from training.datasets import Dataset
-from training.run.autotune import choose_reducers, count_weights
+from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import input_dtype
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
@@ -51,8 +51,9 @@ class Learner:
             self.model = config.model.make(dataset.channels, dataset.classes, normalised=normalised)
         self.variables = self.model.trainable_variables
         broadcast_weights(self.model, topology.world)
-        self.choices = choose_reducers(config, topology, profile, count_weights(self.model))
-        self.config = config.with_choices(self.choices)
+        size = count_weights(self.model)
+        self.choices = choose_reducers(config, topology, profile, size)
+        self.config = with_buckets(config.with_choices(self.choices), topology, profile, size)
         first = self.config.phases[0]
         self.gradients = DistributedGradients(
             topology,
