@@ -93,7 +93,11 @@ class Engine:
         self._end(is_failing=error[0] is not None)
 
     def close(self) -> None:
-        """End the thread. A step of which only some buckets were submitted stays without a result."""
+        """End the thread; all ranks call it between two steps.
+
+        A step of which only some buckets were submitted stays without a result, and the thread may go on
+        waiting for other ranks.
+        """
         self._end(is_failing=False)
 
     def submit(self, reducer: Reducer, gradient: npt.ArrayLike, out: Float32 | None = None) -> Future:
@@ -197,5 +201,6 @@ class Engine:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._thread is not None and not is_failing:  # else it may wait for a rank that has failed, too
+            is_waiting = is_failing or bool(self._submitted)  # perhaps for a rank that has failed, too
+        if self._thread is not None and not is_waiting:
             self._thread.join()

@@ -165,8 +165,7 @@ def test_an_exception_in_the_thread_is_raised_where_the_step_is_waited_for_and_e
     assert seen == {0: PeerFailed, 1: MemoryError, 2: PeerFailed}
 
 
-@pytest.mark.world_sizes(1)
-def test_a_reducer_of_another_engine_or_one_submitted_twice_is_refused(ranks):
+def test_a_reducer_of_another_engine_or_one_submitted_twice_is_refused():
     def body(comm):
         buckets = buckets_of(comm, "dense", {}, [2, 3])
         with Engine(buckets) as engine:
@@ -178,11 +177,10 @@ def test_a_reducer_of_another_engine_or_one_submitted_twice_is_refused(ranks):
             engine.submit(buckets.reducers[1], np.ones(3))
             return first.result().tolist()
 
-    assert ranks.run(body) == [[1.0, 1.0]]
+    assert simulated.run(body, 1) == [[1.0, 1.0]]
 
 
-@pytest.mark.world_sizes(1)
-def test_a_closed_engine_takes_nothing_and_leaves_nobody_waiting(ranks):
+def test_a_closed_engine_takes_nothing_and_leaves_nobody_waiting():
     def body(comm):
         engine = Engine(buckets_of(comm, "dense", {}, [2, 3]))
         future = engine.submit(engine.buckets.reducers[0], np.ones(2))
@@ -193,7 +191,7 @@ def test_a_closed_engine_takes_nothing_and_leaves_nobody_waiting(ranks):
             engine.submit(engine.buckets.reducers[1], np.ones(3))
         return engine.buckets.steps
 
-    assert ranks.run(body) == [0]
+    assert simulated.run(body, 1) == [0]
 
 
 @pytest.mark.world_sizes(2)

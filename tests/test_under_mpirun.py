@@ -7,7 +7,13 @@ import pytest
 from tests.extent import more
 from tests.launching import MPIRUN, run, tail
 
-PLAIN = ("tests/reducers/test_promises.py", "tests/test_wrappers.py", "tests/transport/test_communicator.py")
+PLAIN = (
+    "tests/reducers/test_promises.py",
+    "tests/reducers/test_promises_buckets.py",
+    "tests/test_engine.py",
+    "tests/test_wrappers.py",
+    "tests/transport/test_communicator.py",
+)
 WITH_TENSORFLOW = (
     "tests/pto/test_parallel.py",
     "tests/pto/test_norms.py",

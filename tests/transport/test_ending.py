@@ -81,6 +81,29 @@ def test_a_rank_that_leaves_ends_the_job_and_is_named(leave, wait, line, status)
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize("leave", ["pass", "raise RuntimeError('the disk is gone')"], ids=["ends", "fails"])
+def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(leave):
+    code, out, errors = ended(
+        "import numpy as np\n"
+        "from commlib import Buckets, Engine, Topology, make_reducer\n"
+        "from commlib.transport import mpi\n"
+        "topology = Topology(mpi.world())\n"
+        "engine = Engine(Buckets([make_reducer('hitopk', topology, size) for size in (10, 20)]))\n"
+        "def step():\n"
+        "    reducers = engine.buckets.reducers\n"
+        "    return [each.result() for each in [engine.submit(r, np.ones(r.size)) for r in reducers]]\n"
+        "step()\n"
+        f"if topology.world.rank == 1:\n    {leave}\n"
+        "else:\n    step()\n    print('went on')",
+        ranks=3,
+    )
+    assert "rank 1 of 3 on " in errors
+    assert errors.count(" of 3 on ") == 1
+    assert "went on" not in out
+    assert code == 1
+
+
+@pytest.mark.launch
 def test_a_rank_that_is_done_early_does_not_end_those_that_compute():
     code, out, errors = ended(
         "import time\n"
