@@ -17,7 +17,8 @@ from training.config.config import load
 
 PAGES = ["README.md", "CONTRIBUTING.md", "datacache/README.md", "benchmarks/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
-PROMPTED = {"docs/pto.md", "docs/reducers.md"}  # whose >>> are run by tests/test_docs.py and test_docs_pto.py
+# Whose >>> are run by tests/test_docs.py and test_docs_pto.py.
+PROMPTED = {"docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
 RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 3}
 WRITTEN_BY_USERS = ("my.yaml", "my.py")
@@ -75,7 +76,7 @@ def test_the_program_of_datacache_reads_no_sample_from_storage_twice():
 
 
 def test_the_program_of_training_trains(tmp_path):
-    (program,) = of("docs/training.md", "python")
+    (program,) = (text for text in of("docs/training.md", "python") if ">>> " not in text)
     (tmp_path / "configs").mkdir()
     brief = re.sub(r"epochs: \d+", "epochs: 1", Path(DIGITS).read_text()).replace("disk: auto", "disk: null")
     (tmp_path / "configs" / "digits.yaml").write_text(brief.replace("memory: auto", "memory: null"))

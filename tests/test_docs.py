@@ -94,9 +94,11 @@ def test_what_the_papers_gtopk_loses_is_what_the_page_says(world_size, share, wo
     assert f"{words} " in " ".join(SECTIONS["gtopk"].split())
 
 
-def test_the_examples_print_what_the_page_shows():
-    examples = doctest.DocTestParser().get_doctest(PAGE, {}, "docs/reducers.md", "docs/reducers.md", 0)
-    assert len(examples.examples) == PAGE.count("\n>>> ")
+@pytest.mark.parametrize("name", ["docs/reducers.md", "docs/training.md"])
+def test_the_examples_print_what_the_page_shows(name):
+    page = (ROOT / name).read_text()
+    examples = doctest.DocTestParser().get_doctest(page, {}, name, name, 0)
+    assert 0 < len(examples.examples) == page.count("\n>>> ")
     result = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples)
     assert result.failed == 0
 
