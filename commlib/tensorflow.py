@@ -69,6 +69,26 @@ def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     return parts
 
 
+def dense_gradients(
+    gradients: Sequence[Any], names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> list[Any]:
+    """Return the gradients of variables as dense tensors; zeros, and a warning, where there is none."""
+    if len(gradients) != len(names):
+        raise InvalidArgument(
+            f"gradients: expected one of each of {len(names)} variables, got {len(gradients)}"
+        )
+    absent = [name for name, each in zip(names, gradients, strict=True) if each is None]
+    if len(absent) == len(names):
+        raise InvalidArgument("gradients: no variable has one; expected a loss that depends on them")
+    if absent:
+        without = ", ".join(absent)
+        warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=4)
+    return [
+        tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, shape in zip(gradients, shapes, strict=True)
+    ]
+
+
 def flattened(tensors: Sequence[Any]) -> Any:
     """Return the entries of tensors, one after the other, as one float32 tensor."""
     return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
@@ -288,21 +308,7 @@ class DistributedGradients:
         return mean, np.bool_(report.finite)
 
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients as dense tensors, with zeros for those that there are not."""
-        if len(gradients) != len(self._names):
-            raise InvalidArgument(
-                f"gradients: expected one of each of {len(self._names)} variables, got {len(gradients)}"
-            )
-        absent = [name for name, each in zip(self._names, gradients, strict=True) if each is None]
-        if len(absent) == len(self._names):
-            raise InvalidArgument("gradients: no variable has one; expected a loss that depends on them")
-        if absent:
-            names = ", ".join(absent)
-            warnings.warn(f"gradients: the loss does not depend on {names}: taken as zero", stacklevel=3)
-        return [
-            tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
-            for gradient, shape in zip(gradients, self._shapes, strict=True)
-        ]
+        return dense_gradients(gradients, self._names, self._shapes)
 
     def reduce_flat(self, flat: Any) -> tuple[Array, Report]:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.

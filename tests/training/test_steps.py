@@ -67,6 +67,33 @@ def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)
 
 
+def test_a_layer_that_the_loss_does_not_depend_on_is_named_and_has_a_gradient_of_zero(random):
+    keras.utils.clear_session()
+
+    class WithUnusedHead(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = keras.layers.Dense(3), keras.layers.Dense(2, name="unused")
+
+        def call(self, images):
+            flat = tf.reshape(images, (-1, 4))
+            self.unused(flat)
+            return self.used(flat)
+
+    model = WithUnusedHead()
+    images = random.standard_normal((6, 2, 2, 1)).astype(np.float32)
+    model(images)
+    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)))
+    with pytest.warns(
+        UserWarning, match=r"the loss does not depend on .*unused/kernel, .*unused/bias: taken"
+    ):
+        _, gradient = backward(images, random.integers(0, 3, 6))
+    sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
+    used, unused = np.split(gradient.numpy(), [sum(sizes[:2])])
+    assert used.any()
+    assert (len(unused), unused.any()) == (sum(sizes[2:]), False)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_gradient_of_a_network_is_that_of_keras(random, smoothing):
     keras.utils.clear_session()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from commlib.tensorflow import DistributedGradients, cut_up, flattened, tensor_of
+from commlib.tensorflow import DistributedGradients, cut_up, dense_gradients, flattened, tensor_of
 from commlib.vectors import Float32
 from pto.keras import LossScale
 
@@ -49,6 +49,8 @@ class Backward:
     ) -> None:
         labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
         variables = [variable.value for variable in model.trainable_variables]
+        names = [variable.path for variable in model.trainable_variables]
+        shapes = [tuple(variable.shape) for variable in model.trainable_variables]
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._statistics = [variable.value for variable in model.non_trainable_weights]
 
@@ -63,7 +65,7 @@ class Backward:
                 gradients = scale.unscaled(gradients)
             if overlapped is not None:
                 return loss, overlapped.submit(gradients), found
-            return loss, flattened(gradients), found
+            return loss, flattened(dense_gradients(gradients, names, shapes)), found
 
         self._backward, self._overlapped = backward, overlapped
         self._inputs = inputs
