@@ -165,6 +165,10 @@ NO_SUCH_OPTION = "has no such option (its options:"
         ("toys.misspelt:X", "toys.misspelt raised SyntaxError: invalid syntax (misspelt.py, line 1)"),
         ("toys.reducers:build", ": expected a subclass of Reducer, got <function build at "),
         ("toys.reducers:np", ": expected a subclass of Reducer, got <module 'numpy'"),
+        (
+            "collections:OrderedDict",
+            ": expected a subclass of Reducer, got <class 'collections.OrderedDict'>",
+        ),
         ("toys.reducers:Unfinished", ": Unfinished does not define _reduce"),
         ("both", "expected one installed package that provides it, got toys.reducers:Fixed, toys.reducers:R"),
         ("no_class", ": expected an entry point package.module:Name, got "),

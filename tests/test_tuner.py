@@ -299,6 +299,12 @@ def test_a_trial_overrules_the_prediction():
     assert (second.reducer, second.options) == ("oktopk", {"wire": "fp32"})
 
 
+def test_where_candidates_were_tried_no_other_is_chosen():
+    given = with_trial(profile(1), "torus2d", None, 1.0)
+    assert choose(1).reducer != "torus2d"
+    assert tuner.choose(given, layout(8, 2), 14_728_266, 0.01).reducer == "torus2d"
+
+
 def test_elsewhere_the_nearest_trial_of_a_reducer_corrects_its_prediction():
     given = with_trial(profile(1), "hitopk", "fp32", 2.0)
     given = with_trial(given, "hitopk", "fp32", 5.0, size=1_000_000)
