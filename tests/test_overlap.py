@@ -94,30 +94,19 @@ def test_one_bad_bucket_skips_the_step_for_all_buckets_on_all_ranks():
     assert [finite for _, finite in overlapped[0][0][::2]] == [True, False, True, True]
 
 
-def test_buckets_are_submitted_in_the_order_in_which_backpropagation_yields_them():
+@pytest.mark.parametrize(("step", "expected"), [(1, [2, 1, 0]), (-1, [0, 1, 2])], ids=["listed", "reversed"])
+def test_buckets_are_submitted_in_the_order_in_which_backpropagation_yields_them(step, expected):
+    """Whatever the order of the list of variables: the last layer's bucket is first."""
+
     def body(comm):
         net = Net()
-        net.variables = net.variables[::-1]  # the first in the list is the last of the model
+        variables = net.variables[::step]
+        options = {"bucket_bytes": BUCKET_BYTES, "overlap": True}
+        with DistributedGradients(Topology(comm), variables, {"name": "dense"}, **options) as distributed:
+            tf.function(lambda inputs: distributed.reduce(net.gradients(inputs)[::step]))(batch(comm.rank, 0))
+            return distributed._engine.order
 
-        def gradients(inputs):
-            with tf.GradientTape() as tape:
-                outputs = inputs
-                for variable in net.variables[::-1]:
-                    outputs = tf.tanh(outputs @ variable)
-                loss = tf.reduce_sum(outputs)
-            return tape.gradient(loss, net.variables)
-
-        topology = Topology(comm)
-        distributed = DistributedGradients(
-            topology, net.variables, {"name": "dense"}, bucket_bytes=BUCKET_BYTES, overlap=True
-        )
-        tf.function(lambda inputs: distributed.reduce(gradients(inputs)))(batch(comm.rank, 0))
-        order = distributed._engine.order
-        distributed.close()
-        return order
-
-    # that of the last layer first, though it is the first of the variables
-    assert simulated.run(body, 2) == [[0, 1, 2]] * 2
+    assert simulated.run(body, 2) == [expected] * 2
 
 
 def test_a_rehearsal_exchanges_nothing_and_changes_nothing():

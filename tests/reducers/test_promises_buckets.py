@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from commlib import Topology, make_reducer
-from commlib.fusion import Buckets, bucket_bounds
+from commlib.fusion import Buckets, bucket_bounds, make_buckets
+from commlib.transport import simulated
 from tests.reducers import test_promises
 from tests.reducers.test_promises import (  # noqa: F401 - collected here with the cases below
     STEPS,
@@ -80,6 +81,17 @@ def test_buckets_give_what_their_reducers_give_one_by_one(ranks, case):
         return True
 
     assert all(ranks.run(body))
+
+
+def test_the_norms_to_which_buckets_are_clipped_make_up_that_of_the_gradient():
+    def body(comm):
+        wrappers = [{"name": "local_clipping", "norm": 3.0}]
+        buckets = make_buckets("hitopk", Topology(comm), [0, 90, 1000], density=0.1, wrappers=wrappers)
+        return [reducer.options.norm for reducer in buckets.reducers]
+
+    (norms,) = simulated.run(body, 1)
+    assert norms == pytest.approx([3.0 * 0.09**0.5, 3.0 * 0.91**0.5])
+    assert np.linalg.norm(norms) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("sizes", [[7], [1, 1, 1], [10, 300, 20, 30, 5], [1000, 1], [3, 0, 4]])
