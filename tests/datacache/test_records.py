@@ -1,12 +1,14 @@
 """Records: what is packed comes out, and nothing else does."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.errors import Damaged
+from datacache.store.record_files import RecordFile
 from datacache.store.records import HEADER_BYTES, pack, unpack
 
 KEYS = st.integers(0, 2**63 - 1)
@@ -44,6 +46,16 @@ def test_every_flipped_bit_is_caught(size: int) -> None:
             unpack(5, memoryview(record), verify=True)
         record[bit // 8] ^= 1 << bit % 8
     unpack(5, memoryview(record), verify=True)
+
+
+def test_a_file_that_ends_before_what_is_read_is_named_with_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    path.write_bytes(b"0123456789")
+    path.chmod(0o600)
+    file = RecordFile(path)
+    assert bytes(file.read(7, 3)) == b"789"
+    with pytest.raises(Damaged, match=r"records: expected 4 bytes at 7, got 3$"):
+        file.read(7, 4)
 
 
 def test_without_verification_the_header_is_still_checked() -> None:

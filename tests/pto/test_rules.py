@@ -1,12 +1,13 @@
 """The update rules against float64 references, and at their edges, with NumPy arrays."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from pto.errors import InvalidArgument
-from pto.rules import Lamb, Lars, LossScaling, Sgd
+from pto.rules import BIAS_AND_NORMALISATION, Lamb, Lars, LossScaling, Sgd
 from tests.pto import reference
 
 RULES = {
@@ -61,6 +62,23 @@ def test_a_rule_is_the_reference_over_100_steps(rule, make):
         weights, states = stepped(rule, weights, states, step, number + 1, rate, adapted)
     for weight, expected in zip(weights, reference.trained(make, start, gradients, rates), strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-10, atol=1e-12)  # other orders of float64 sums
+
+
+@pytest.mark.parametrize(
+    ("path", "is_excluded"),
+    [
+        ("dense/bias", True),
+        ("batch_normalization/gamma", True),
+        ("block/batch_normalization_3/beta", True),
+        ("bias", True),
+        ("dense/kernel", False),
+        ("dense/unbias", False),
+        ("beta/kernel", False),
+        ("bias_correction/scale", False),
+    ],
+)
+def test_biases_and_weights_of_normalisations_are_neither_decayed_nor_adapted(path, is_excluded):
+    assert (re.search(BIAS_AND_NORMALISATION, path) is not None) == is_excluded
 
 
 @pytest.mark.parametrize("rule", [Lars(weight_decay=0.1, epsilon=0.5), Lamb(weight_decay=0.1)])

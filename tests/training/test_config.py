@@ -147,6 +147,13 @@ def test_a_default_that_no_phase_uses_is_warned_of():
     ]
 
 
+@pytest.mark.parametrize("reducer", ["hitopk", "auto"])
+def test_the_density_of_a_phase_comes_before_that_of_the_configuration(reducer):
+    words = [f"reducer={reducer}", "density=0.05", "phases.0.density=0.02"]
+    config = load(DIGITS, [*words, f"phases.1.reducer={reducer}"])
+    assert [config.density_of(phase) for phase in config.phases] == [0.02, 0.05]
+
+
 def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it():
     config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.density=0.1"])
     assert config.automatic == [0, 1]
