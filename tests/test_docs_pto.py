@@ -98,7 +98,7 @@ def test_the_page_gets_the_tables_that_the_benchmarks_have(folder):
 def test_without_records_the_page_says_so_and_without_marks_it_is_refused():
     assert "Nothing has been measured yet" in OF_PTO.with_measured(f"{BEGIN}{END}", {})
     for text in ("", END + BEGIN, BEGIN):
-        with pytest.raises(ValueError, match=r"docs/pto\.md: expected the lines"):
+        with pytest.raises(ValueError, match=r"docs/pto\.md: expected one line"):
             OF_PTO.with_measured(text, {})
 
 
