@@ -472,7 +472,7 @@ def test_a_job_is_run_on_the_first_node_and_its_lines_are_without_tags(tmp_path,
             "status 1: ValueError: odd",
         ),
         ("broken\nE0000 Unable to register cuDNN factory\n", "status 1: broken"),
-        ("", "status 1: nothing was said"),
+        ("", "status 1: no error was reported"),
     ],
 )
 def test_a_job_s_failure_is_one_line_that_says_why(tmp_path, monkeypatch, said, message):

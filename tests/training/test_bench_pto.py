@@ -316,7 +316,7 @@ def test_a_job_that_fails_has_given_its_lines_before(monkeypatch):
     started_instead(monkeypatch, "echo told; echo 'cloudtrain: slices: wrong' >&2; exit 3")
     lines = jobs.lines(2, [])
     assert next(lines) == "told\n"
-    with pytest.raises(jobs.Failed, match="^slices: wrong$"):
+    with pytest.raises(jobs.Failed, match="^status 3: slices: wrong$"):
         next(lines)
 
 

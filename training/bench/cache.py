@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from datacache.batches import Batch
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_against_baseline, print_lines
+from training.bench.record import Record, print_against_baseline
+from training.bench.reporting import report
 from training.bench.timing import Seconds, alternate
-from training.process.job import FAILURE, log_error
 from training.process.tf_logging import import_tensorflow
 
 SAMPLES, QUICK_SAMPLES = 10_000, 600
@@ -73,18 +73,8 @@ class Setting:
 def bench(as_json: bool, *, samples: int | None, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
-    samples = samples or (QUICK_SAMPLES if quick else SAMPLES)
-    try:
-        with _setting(samples, quick) as setting:
-            records = list(_measure(setting))
-    except WrongResult as error:
-        log_error(str(error))
-        return FAILURE
-    if as_json:
-        print_lines(records)
-    else:
-        _print(records)
-    return 0
+    with _setting(samples or (QUICK_SAMPLES if quick else SAMPLES), quick) as setting:
+        return report(_measure(setting), as_json=as_json, show=_print)
 
 
 @contextmanager
@@ -159,12 +149,7 @@ def _alternate(candidates: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
 
     calls = {name: counted(name, run) for name, run in candidates.items()}
     whole = alternate(calls, range(1, 1000), runs)
-    return {name: _over(seconds, sizes[name]) for name, seconds in whole.items()}
-
-
-def _over(seconds: Seconds, samples: int) -> Seconds:
-    values = {name: getattr(seconds, name) / samples for name in ("median", "min", "max")}
-    return replace(seconds, **values)
+    return {name: seconds.per(sizes[name]) for name, seconds in whole.items()}
 
 
 def _take(batches: Iterator[Batch], number: int) -> int:

@@ -5,27 +5,25 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType, MappingProxyType
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
-from commlib.tf_logging import NOISE
 from training.bench import emulated
 from training.bench.allreduce import KEEP_MEMORY, PEERS
-from training.bench.jobs import Failed
+from training.bench.jobs import Failed, error_line, output
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, with_peers
 from training.bench.tables import print_records
 from training.process.job import usage_error
-from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
+from training.process.launch import Ranks, cloudtrain, command_line
 
 SCRIPT = Path(emulated.__file__).with_name("__main__.py")
 
@@ -134,9 +132,9 @@ class EmulatedCluster:
 
     def up(self, nodes: int, rate: str) -> None:
         """Make it, or make it again where nodes or rate are others."""
-        said = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
-        if said.returncode != 0:
-            raise Failed(f"--cluster: {_last_line(said.stderr.splitlines())}")
+        result = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
+        if result.returncode != 0:
+            raise Failed(f"--cluster: {error_line(result.stderr.splitlines())}")
 
     def down(self) -> None:
         """Remove it, if it is there."""
@@ -151,24 +149,11 @@ class EmulatedCluster:
         Raises :class:`Failed` where it does not end, or not well.
         """
         words = [*self._words, "run", "--timeout", f"{timeout:g}", "--", *words]
-        pipe, errors = subprocess.PIPE, list[str]()
-        with subprocess.Popen(
-            words, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
-        ) as process:
-            assert process.stdout is not None
-            reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
-            reading.start()
-            try:
-                for line in process.stdout:
-                    yield RANK_TAG.sub("", line)
-                reading.join()
-            except BaseException:
-                process.terminate()  # it ends what it has started
-                raise
-        if process.returncode == TIMED_OUT:
+        status, line = yield from output(words, environment)
+        if status == TIMED_OUT:
             raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
-        if process.returncode != 0:
-            raise Failed(f"status {process.returncode}: {_last_line(errors)}")
+        if status != 0:
+            raise Failed(f"status {status}: {line}")
 
 
 def bench(as_json: bool, **options: Any) -> int:
@@ -272,20 +257,6 @@ def environment(algorithm: str) -> dict[str, str]:
         "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
         "OMPI_MCA_coll_tuned_allreduce_algorithm": str(number),
     }
-
-
-def _last_line(lines: Iterable[str]) -> str:
-    """Return the line that says what went wrong: the first of our own, else the last that is no noise."""
-    untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
-    before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
-    reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
-    own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
-    line = next(iter(own or reported[-1:]), "nothing was said")
-    return line.removeprefix("cloudtrain: ").removeprefix("cluster: ")
-
-
-def _is_noise(line: str) -> bool:
-    return NOISE.search(line.encode()) is not None or LEFT_ALREADY.search(line) is not None
 
 
 def _note(line: str) -> None:

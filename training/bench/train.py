@@ -2,13 +2,14 @@
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice, repeat
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_against_baseline, print_lines
+from training.bench.record import Record, print_against_baseline
+from training.bench.reporting import report
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
 from training.config.config import Config
@@ -40,12 +41,8 @@ def bench(as_json: bool, *, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
     runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
-    records = [*_loop(runs, steps, quick), _flat(runs, quick)]
-    if as_json:
-        print_lines(records)
-    else:
-        _print(records)
-    return 0
+    records = chain(_loop(runs, steps, quick), [_flat(runs, quick)])
+    return report(records, as_json=as_json, show=_print)
 
 
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
@@ -102,11 +99,8 @@ def _flat(runs: int, quick: bool) -> Record:
 
 
 def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Seconds], steps: int) -> Record:
-    each = {
-        name: Seconds(own.median / steps, own.min / steps, own.max / steps, own.runs)
-        for name, own in seconds.items()
-    }
-    return Record("train", case, subject, each[subject], peer, each[peer], bytes=None)
+    own, baseline = (seconds[name].per(steps) for name in (subject, peer))
+    return Record("train", case, subject, own, peer, baseline, bytes=None)
 
 
 def _print(records: list[Record]) -> None:
