@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
+from scripts.drawing.text import NOTHING, percent, table, world
 from training.bench.record import Record
+from training.bench.tables import against_allreduces, kilobytes, label, spread
 from training.commands.printing import milliseconds, times
 
 CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
@@ -105,14 +106,9 @@ def tables(results: Results) -> Iterator[str]:
 
 def row_of(record: Record) -> list[str]:
     """Return the row of one candidate."""
-    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
-    seconds = record.seconds
     return [
         *(f"`{label(record)}`", percent(record.case["density"])),
-        *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
-        times(record.ratio),
-        times(bare["median"] / seconds.median if bare else None),
-        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        *(*spread(record), *against_allreduces(record)),
         kilobytes(record.bytes.inter) if record.bytes else NOTHING,
     ]
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from scripts.drawing.results import Results
-from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
+from scripts.drawing.text import percent, table, world
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
+from training.bench.tables import cells, label
 
 TEXT = """## Reducers on simulated ranks
 
@@ -20,28 +20,15 @@ def tables(results: Results) -> Iterator[str]:
     yield f"{world(first.case['ranks_of_nodes'])}, {first.case['size']:,} entries, {links(first)}.\n"
     header = ["reducer", "density", "ms", "× dense", "intra ms", "inter ms", "predicted ms", "sent intra kB"]
     header += ["sent inter kB", "selected", "applied", "memory"]
-    rows = []
-    for record in results.records:
-        more, sent = record.more, record.bytes
-        rows.append(
-            [
-                *(f"`{label(record)}`", percent(record.case["density"])),
-                *(milliseconds(record.seconds.median), times(record.ratio)),
-                *(milliseconds(more["stages"][link]["max"]) for link in ("intra", "inter")),
-                milliseconds(more["prediction"]["seconds"]) if more["prediction"] else NOTHING,
-                *(kilobytes(sent.intra), kilobytes(sent.inter)),
-                *(f"{more['entries'][name]:,}" for name in ("selected", "applied")),
-                f"{more['memory']['dense_vectors']:.2f}",
-            ]
-        )
+    rows = ([f"`{label(each)}`", percent(each.case["density"]), *cells(each)] for each in results.records)
     yield table(header, rows)
 
 
 def links(record: Record) -> str:
-    """Return what the virtual clock took for the links."""
+    """Return the links of the virtual clock."""
     network = record.case["network"]
-    told = (
+    texts = (
         f"{name} {network[link]['alpha'] * 1e6:g} µs and {8 / network[link]['beta'] / 1e9:g} Gbit/s"
         for link, name in (("intra", "inside nodes"), ("inter", "between them"))
     )
-    return ", ".join(told)
+    return ", ".join(texts)

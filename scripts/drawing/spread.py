@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from scripts.drawing.results import Results
-from scripts.drawing.text import NOTHING, label, percent, table, world
+from scripts.drawing.text import NOTHING, percent, table, world
 from training.bench.record import Record
+from training.bench.tables import label
 from training.commands.printing import milliseconds, times
 
 Numbers = dict[str, float]  # by the name of a column

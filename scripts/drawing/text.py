@@ -1,10 +1,8 @@
-"""How tables say what was measured."""
+"""Tables in Markdown, and the text of their cells."""
 
 from collections.abc import Iterable, Sequence
 
-from training.bench.record import Record
-
-NOTHING = "–"
+from training.bench.tables import NOTHING
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -18,11 +16,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(header) - 1)]
     lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def label(record: Record) -> str:
-    """Return the name, and the codec if it is not the reducer's own."""
-    return " ".join(filter(None, (record.subject, record.case.get("wire"))))
 
 
 def world(nodes: Sequence[int]) -> str:
@@ -52,8 +45,3 @@ def microseconds(seconds: float) -> str:
     '12,346'
     """
     return f"{seconds * 1e6:,.0f}"
-
-
-def kilobytes(sent: int) -> str:
-    """Return bytes in kB, without the unit."""
-    return f"{sent / 1e3:,.0f}"

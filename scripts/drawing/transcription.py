@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from scripts.drawing.results import Results
-from scripts.drawing.text import label, percent, table, world
+from scripts.drawing.text import percent, table, world
+from training.bench.tables import label
 from training.commands.printing import milliseconds, times
 
 TEXT = """## Ok-Topk against its transcription

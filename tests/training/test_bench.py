@@ -436,6 +436,23 @@ def test_bench_reducers_peers_takes_turns_with_the_transcription():
     assert plain["bytes"]["inter"] == 0  # three ranks on one node of up to four
 
 
+# ------------------------------------------------------------- training
+
+
+@pytest.mark.large
+def test_bench_train_compares_the_loop_with_bare_steps():
+    result = run("cloudtrain", "bench", "train", "--quick", "--json")
+    assert result.returncode == 0, tail(result)
+    loop, reading, flat = (json.loads(line) for line in result.stdout.splitlines())
+    assert [(each["subject"], each["peer"]) for each in (loop, reading, flat)] == [
+        ("loop", "bare step"),
+        ("loop that reads", "bare step"),
+        ("flat and back", "two copies"),
+    ]
+    assert loop["peer_seconds"] == reading["peer_seconds"]
+    assert flat["case"]["entries"] == 64_000
+
+
 # ------------------------------------------------------------- the command
 
 

@@ -31,14 +31,14 @@ def _print_in_full(records: Sequence[Record]) -> None:
         "memory: what a rank holds besides its gradient, in vectors as long as that",
     ]
     title = f"{_title(records[0])}, clock: {clock.name}{_quick(records[0])}"
-    print_table(title, header, map(_row, records), notes)
+    print_table(title, header, ([label(each), *cells(each)] for each in records), notes)
 
 
-def _row(record: Record) -> list[str]:
+def cells(record: Record) -> list[str]:
+    """Return the cells of a reducer, after those of its name and density."""
     more = record.more
     stages, prediction = more["stages"] or {}, more["prediction"]
     return [
-        _label(record),
         milliseconds(record.seconds.median),
         times(record.ratio),
         *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in ("intra", "inter")),
@@ -64,18 +64,30 @@ def _print_against_allreduces(records: Sequence[Record]) -> None:
 
 
 def _row_against_allreduces(record: Record) -> list[str]:
-    stages, density = record.more["stages"] or {}, record.case["density"]
-    bare = record.more.get("baselines", {}).get("bare")
+    density = record.case["density"]
     return [
-        _label(record),
+        label(record),
         NOTHING if density is None else f"{density:.3%}",
-        *(milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")),
+        *spread(record),
         record.peer or NOTHING,
+        *against_allreduces(record),
+        *_sent(record.bytes),
+        *_entries(record),
+    ]
+
+
+def spread(record: Record) -> list[str]:
+    """Return the median, the shortest and the longest time of a step."""
+    return [milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")]
+
+
+def against_allreduces(record: Record) -> list[str]:
+    """Return how many times as fast as the peer and the bare exchange it is, and the time of each stage."""
+    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
+    return [
         times(record.ratio),
         times(bare["median"] / record.seconds.median if bare else None),
         *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
-        *_sent(record.bytes),
-        *_entries(record),
     ]
 
 
@@ -92,14 +104,18 @@ def _quick(record: Record) -> str:
     return "  (quick)" if record.case["quick"] else ""
 
 
-def _label(record: Record) -> str:
-    return " ".join(filter(None, (record.subject, record.case["wire"])))
+def label(record: Record) -> str:
+    """Return the name, and the codec if it is not the reducer's own."""
+    return " ".join(filter(None, (record.subject, record.case.get("wire"))))
+
+
+def kilobytes(sent: int) -> str:
+    """Return bytes in kB, without the unit."""
+    return f"{sent / 1e3:,.0f}"
 
 
 def _sent(sent: LinkBytes | None) -> list[str]:
-    if sent is None:
-        return [NOTHING, NOTHING]
-    return [f"{each / 1e3:,.0f}" for each in (sent.intra, sent.inter)]
+    return [NOTHING, NOTHING] if sent is None else [kilobytes(sent.intra), kilobytes(sent.inter)]
 
 
 def _entries(record: Record) -> list[str]:

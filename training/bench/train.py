@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice, repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,35 +46,40 @@ def bench(as_json: bool, *, quick: bool) -> int:
 
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
-    from training.bench.bare import bare_step
     from training.process.progress import Progress
+    from training.run.metrics import RunFolder
     from training.run.trainer import Trainer
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
         trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
-        trainer.begin(None, Progress(silent=True), Path(work))
-        (phase,) = trainer.phases
-        batches = _endless(phase.data.training_batches)
-        batch = next(batches)
-        bare = bare_step(trainer.learner, phase, batch)
-
-        def train(batches: Iterable[Any]) -> None:
-            for each in islice(batches, steps):
-                trainer.train_step(phase, each)
-
-        seconds = alternate(
-            {
-                READING: lambda _: train(batches),
-                LOOP: lambda _: train(repeat(batch)),
-                BARE: lambda _: [bare() for _ in range(steps)],
-            },
-            [None],
-            runs,
-        )
-        phase.close()
+        with RunFolder(trainer.config) as folder:
+            trainer.begin(folder, Progress(silent=True), folder.path)
+            seconds = _loop_seconds(trainer, runs, steps)
     case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
     case["unit"] = "seconds a step"
     return [_record(case, subject, BARE, seconds, steps) for subject in (LOOP, READING)]
+
+
+def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
+    from training.bench.bare import bare_step
+
+    (phase,) = trainer.phases
+    batches = _endless(phase.data.training_batches)
+    batch = next(batches)
+    bare = bare_step(trainer.learner, phase, batch)
+
+    def train(batches: Iterable[Any]) -> None:
+        for each in islice(batches, steps):
+            trainer.train_step(phase, each)
+
+    candidates: dict[str, Callable[[None], object]] = {
+        READING: lambda _: train(batches),
+        LOOP: lambda _: train(repeat(batch)),
+        BARE: lambda _: [bare() for _ in range(steps)],
+    }
+    seconds = alternate(candidates, [None], runs)
+    phase.close()
+    return seconds
 
 
 def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
