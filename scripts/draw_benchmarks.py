@@ -1,6 +1,6 @@
-"""Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures beside it.
+"""Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures next to it.
 
-Some stand on a page of docs/, too. It needs no more than the records:
+Some are on a page of docs/, too. It needs the records only:
 python scripts/draw_benchmarks.py
 """
 
@@ -19,11 +19,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
 HEAD = """# Benchmarks
 
-What `cloudtrain bench` has measured last. `scripts/bench.sh` measures all of it again and keeps the records
-in [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×"
-says how many times as fast as the peer named; subject and peer take turns in one run. Seconds are medians.
+The latest measurements of `cloudtrain bench`. `scripts/bench.sh` repeats all of them and writes the records
+to [results](results), a JSON object a line; `python scripts/draw_benchmarks.py` makes this page of them. "×":
+how many times as fast as the peer named; subject and peer alternate in one run. Seconds are medians.
 Processes run as those of a training do, with the C library's own allocator settings; each record has what its
-environment sets (`settings`). Those of 2026-11-21 have no such entry: their processes kept all freed memory,
+environment sets (`settings`). Those of 2026-11-21 have no such entry: their processes retained freed memory,
 and their reducers still allocated long arrays in each step. Where a kind was measured on other days or
 machines, too, the range is shown.
 """

@@ -1,4 +1,4 @@
-"""Draw who sends what to whom: a steady step of each reducer on simulated ranks, to docs/reducers/NAME.svg.
+"""Draw the messages of a steady step of each reducer on simulated ranks, to docs/reducers/NAME.svg.
 
 Without arguments all reducers, else those named: python scripts/draw_reducers.py [NAME …]
 """
@@ -115,14 +115,14 @@ def lane(rank: int) -> float:
 def lines(transfers: Sequence[Transfer], begun: float) -> list[Line]:
     """Return a line for every message, the widest first, so that thin ones are drawn over them.
 
-    It begins when the message's turn came at its sender's port, which sends one at a time over each link.
+    It begins when the sender's port, which sends one at a time over each link, has sent those before it.
     """
     free: dict[tuple[int, bool], float] = {}
     drawn = []
     for each in sorted(transfers, key=lambda each: each.left):
-        turn = max(each.sent, free.get((each.source, each.is_inter), begun))
+        start = max(each.sent, free.get((each.source, each.is_inter), begun))
         free[each.source, each.is_inter] = each.left
-        begin = (turn - begun) * 1e6, lane(each.source)
+        begin = (start - begun) * 1e6, lane(each.source)
         end = (each.arrived - begun) * 1e6, lane(each.destination)
         drawn.append(Line(begin, end, round(0.4 + 0.8 * (each.message_bytes / 1e4) ** 0.5, 1), each.is_inter))
     return sorted(drawn, key=lambda line: -line.width)

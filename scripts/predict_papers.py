@@ -1,7 +1,7 @@
-"""Predict what the papers measured on their own clusters, by the closed forms of commlib.cost.
+"""Predict the papers' measurements on their own clusters, by the closed forms of commlib.cost.
 
 HiTopKComm: 16 nodes of 8 GPUs at 25 Gbit/s (figures 7 and 8, table 3); Ok-Topk: 256 nodes of one GPU (figure
-12). What the papers report is in ``papers.yaml``.
+12). The papers' numbers are in ``papers.yaml``.
 
     python scripts/predict_papers.py [--json] [--simulate] [--write]
 
@@ -279,7 +279,7 @@ def compared(name: str, first: str, found: Mapping[str, Comparison], form: str) 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a step of BERT takes: ``computing`` seconds and the messages, over links like ``link``."""
+    """A step of BERT: ``computing`` seconds and the messages, over links like ``link``."""
 
     name: str
     link: Link
@@ -311,7 +311,7 @@ def messages(algorithm: str, ranks: int, link: Link) -> float:
 
 
 def over(name: str, beta: float) -> Fit:
-    """Return a step at so many seconds a byte; computing is what is left of Ok-Topk's step."""
+    """Return a step at so many seconds a byte; computing is the rest of Ok-Topk's step."""
     link = Link(OKTOPK.latency, beta)
     return Fit(name, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
 
@@ -341,7 +341,7 @@ def fits() -> list[Fit]:
 
 @dataclass(frozen=True)
 class Statement:
-    """What Ok-Topk's text reports in a number, and how the prediction computes it."""
+    """A number of Ok-Topk's text, and the function that predicts it."""
 
     text: str
     paper: float
@@ -413,7 +413,7 @@ def fill_in() -> dict[str, Comparison]:
 
 
 def comparisons() -> dict[str, list[Comparison]]:
-    """Return what the factors of the page bound, by their names; nothing that was fitted."""
+    """Return the comparisons that the factors of the page bound, by their names, without fitted ones."""
     fast = [each for each in table_3() if not each.is_fitted]
     slow = [each for each in table_3_slowed() if not each.is_fitted]
     bounded = {
@@ -490,7 +490,7 @@ def simulated_table() -> Table:
 
 
 def draw_hitopkcomm(path: Path) -> None:
-    """Draw the seconds over the size as in figure 7, and the efficiencies of table 3 beside the predicted."""
+    """Draw the seconds over the size as in figure 7, and the efficiencies of table 3, paper and predicted."""
     with docs_picture(path, 9.5, 4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
         sizes = [1_000_000 << exponent for exponent in range(8)]
@@ -522,7 +522,7 @@ def draw_efficiencies(axes: Axes) -> None:
 
 
 def draw_oktopk(path: Path) -> None:
-    """Draw the seconds of the messages over the ranks, and the speed-ups on 256 beside the paper's range."""
+    """Draw the seconds of the messages over the ranks, and the speed-ups on 256 with the paper's range."""
     with docs_picture(path, 9.5, 4) as figure:
         left, right = figure.subplots(1, 2)
         given, ranks = fits()[1], [16, 32, 64, 128, 256]

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
 SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
-WITHIN = 1.1  # what a pick may take longer than the best
+WITHIN = 1.1  # the most that a pick may take, relative to the best
 WARM_UP_STEPS, STEPS = 1, 2
 COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22")
 
@@ -75,7 +75,7 @@ class Comparison:
     simulated: float | None
 
 
-# ------------------------------------------------------------- what was measured
+# ------------------------------------------------------------- measurements
 
 
 def newest(pattern: str) -> list[Path]:
@@ -143,7 +143,7 @@ def profile(cell: Cell) -> Profile:
     return profiles()[cell.gbit, sum(cell.ranks_of_nodes)]
 
 
-# ------------------------------------------------------------- what is predicted
+# ------------------------------------------------------------- predictions
 
 
 def options_of(cell: Cell, wire: str | None) -> dict[str, Any]:
@@ -196,18 +196,18 @@ def predict(cores: int) -> Iterator[Comparison]:
 
 
 def densities_of(cell: Cell) -> list[float]:
-    """Return the densities that were measured beside this one, the largest first."""
+    """Return the densities that were measured in the same case, the largest first."""
     alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
     found = {row.density for row, _, _ in measured() if (row.gbit, row.ranks_of_nodes, row.size) == alike}
     return sorted(found, reverse=True)
 
 
-# ------------------------------------------------------------- what the tuner picks
+# ------------------------------------------------------------- picks of the tuner
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What the tuner picks in a cell, and the fastest there, with the seconds that both took."""
+    """The pick of the tuner in a cell and the fastest there, with the seconds of both."""
 
     cell: Cell
     picked: str
@@ -272,7 +272,7 @@ def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
 
 
 def of_picks(given: Sequence[Pick]) -> str:
-    """Return the table of what the tuner picks."""
+    """Return the table of the picks."""
     rows = [
         (
             *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),

@@ -1,4 +1,4 @@
-"""What a batch takes from each level of the cache."""
+"""Times of batches from each level of the cache."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from training.commands.printing import times
 
 TEXT = """## Batches from the cache
 
-JPEGs of 500 × 375 pixels and about 110 KB in central storage, which is emulated; what a sample takes, in
+JPEGs of 500 × 375 pixels and about 110 KB in central storage, which is emulated; the time of a sample, in
 whole batches of crops. `levels` is from the second epoch on, with two threads but for one core;
 `first epoch` begins with empty folders.
 
@@ -19,10 +19,10 @@ whole batches of crops. `levels` is from the second epoch on, with two threads b
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Yield the table of what a sample takes, after what it was read from."""
+    """Yield the table of the time of a sample, after a line about the samples."""
     case, more = results.records[0].case, results.records[0].more
     storage = f"{case['rate']}, {case['latency_seconds'] * 1e3:g} ms a request"
-    sizes = f"kept with a shorter side of {case['kept_side']}, cropped to {case['input_size']} pixels"
+    sizes = f"stored with a shorter side of {case['kept_side']}, cropped to {case['input_size']} pixels"
     yield f"{case['samples']:,} samples, batches of {case['batch']}, {sizes}; storage: {storage}.\n"
     yield f"Level 2 takes {more['memory_ratio']:.3f} times its samples' bytes, once a node.\n"
     rows = [
@@ -37,7 +37,7 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture of what a sample takes: a bar for each subject and peer."""
+    """Write the picture of the time of a sample: a bar for each subject and peer."""
     seconds = {each.subject: each.seconds.median for each in results.records}
     subjects = set(seconds)
     seconds |= {each.peer: each.peer_seconds.median for each in results.records if each.peer_seconds}

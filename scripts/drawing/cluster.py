@@ -1,4 +1,4 @@
-"""What reducers take on emulated clusters, against all-reduces."""
+"""Times of reducers on emulated clusters, against all-reduces."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from training.bench.record import Record
 from training.bench.tables import against_allreduces, kilobytes, label, spread
 from training.commands.printing import milliseconds, times
 
-CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
+CLUSTER = "cluster"  # the first word of results from emulated clusters
 
 TEXT = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
 slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
-named; `memory kept`: where the C library keeps what processes free. "× peer" is against the fastest of them.
+named; `memory kept`: where the C library retains freed memory. "× peer" is against the fastest of them.
 `bare` is the exchange of `hitopk`'s bytes through MPI alone, without the work. Stages are ms, means over
 ranks; the rest of a step is waiting for the slowest.
 """
@@ -28,7 +28,7 @@ ranks; the rest of a step is waiting for the slowest.
 
 @dataclass(frozen=True)
 class Cell:
-    """What was measured on a cluster at one rate and size, and the picture of it."""
+    """The measurements on a cluster at one rate and size, and the picture of them."""
 
     kind: str
     rate: str
@@ -54,7 +54,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Return what distinguishes it from others."""
+        """Return the title: rate, size and nodes."""
         return f"{self.rate}, {self.size:,} entries, {world(self.nodes)}"
 
     @property
@@ -78,7 +78,7 @@ def cells(results: Results) -> list[Cell]:
 
 
 def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
-    """Return what there is to draw."""
+    """Return all cells to draw."""
     return [cell for each in newest_results if each.kind.startswith(CLUSTER) for cell in cells(each)]
 
 

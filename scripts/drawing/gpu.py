@@ -30,8 +30,8 @@ UNITS = ((1 << 20, "M"), (1 << 10, "K"))
 
 TEXT = """## Selection on a GPU
 
-Selecting exactly, against what one would call instead and the paper's thirty passes. "Of a read": times
-what reading the vector once takes, at the rate of a copy. The sweep adds the residual, selects, and leaves
+Selecting exactly, against the alternatives and the paper's thirty passes. "Of a read": times
+the time of reading the vector once, at the rate of a copy. The sweep adds the residual, selects, and leaves
 the next residual.
 """
 
@@ -56,7 +56,7 @@ def of_entry(records: Iterable[Record], entry: str) -> list[Record]:
 
 
 def curves(records: Sequence[Record], longest: int = LONGEST) -> list[Curve]:
-    """Return what is drawn, of records of one type of entries; what was never measured has no curve."""
+    """Return the curves of records of one type of entries, without candidates that were not measured."""
     found: dict[str, dict[int, float]] = {name: {} for name in COLORS}
     for record in records:
         size = record.case["size"]

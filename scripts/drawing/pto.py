@@ -1,4 +1,4 @@
-"""What norms in parts take, and how even the parts are."""
+"""Times of norms in parts, and how even the parts are."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -12,7 +12,7 @@ from scripts.drawing.text import table
 from training.bench.record import Record
 from training.commands.printing import milliseconds, times
 
-# How norms are computed, and how tensors are dealt out to ranks.
+# How norms are computed, and how tensors are assigned to ranks.
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
 PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
 NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
@@ -104,7 +104,7 @@ def draw(results: Results, path: Path) -> None:
         figure.suptitle("Norms of all weights and gradients")
 
 
-Bars = dict[str, tuple[float, str]]  # how high, and what is written above
+Bars = dict[str, tuple[float, str]]  # height, and the text above
 
 
 def processor_bars(own: Sequence[Record]) -> Bars:

@@ -1,4 +1,4 @@
-"""What reducers take on simulated ranks, against dense."""
+"""Times of reducers on simulated ranks, against dense."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from training.bench.tables import cells, label
 
 TEXT = """## Reducers on simulated ranks
 
-By the virtual clock: messages take what the α-β model predicts. Sent is what the busiest rank sends in a
-step; memory is what a rank allocates besides its gradient, in vectors of the gradient's size.
+By the virtual clock: messages take the time that the α-β model predicts. Sent: by the busiest rank in a
+step; memory: allocated by a rank besides its gradient, in vectors of the gradient's size.
 """
 
 

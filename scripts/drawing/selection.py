@@ -1,4 +1,4 @@
-"""What selectors take on one core."""
+"""Times of selectors on one core."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,7 +9,7 @@ from training.commands.printing import milliseconds, times
 
 TEXT = """## Selection
 
-Selecting on one core, against what one would call instead, and against a bare read of the vector.
+Selecting on one core, against the alternatives, and against a bare read of the vector.
 """
 
 

@@ -12,7 +12,7 @@ Numbers = dict[str, float]  # by the name of a column
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Yield a table of lowest and highest numbers, of what an earlier record has measured, too."""
+    """Yield a table of lowest and highest numbers of cases that earlier records have, too."""
     records = [*results.earlier, results]
     found = [{place_of(each): numbers_of(each, every) for each in every.records} for every in records]
     again = [place for place in found[-1] if any(place in each for each in found[:-1])]
@@ -30,7 +30,7 @@ def tables(results: Results) -> Iterator[str]:
 
 
 def place_of(record: Record) -> tuple[str, str, str, str]:
-    """Return what distinguishes a measurement from others of its kind."""
+    """Return the case of a measurement, which others of its kind may share."""
     case = record.case
     measured = case.get("input") or f"{case['rate']}, {world(case['ranks_of_nodes'])}"
     return f"`{label(record)}`", f"{case['size']:,}", percent(case["density"]), measured

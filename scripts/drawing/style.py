@@ -1,4 +1,4 @@
-"""What all pictures share: a style, colours, and numbers above bars."""
+"""The style of all pictures: colours, legends, and numbers above bars."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ def docs_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def open_up(axes: Axes) -> None:
-    """Leave out the lines above and to the right, and the ticks of what are no numbers."""
+    """Leave out the lines above and to the right, and the ticks of names."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)
 

@@ -1,4 +1,4 @@
-"""What Ok-Topk takes of the processor, against the paper's algorithm as NumPy has it."""
+"""Processor time of Ok-Topk, against the paper's algorithm in NumPy."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from training.commands.printing import milliseconds, times
 
 TEXT = """## Ok-Topk against its transcription
 
-Processor time of a rank; the peer is the paper's algorithm 1, written down in NumPy.
+Processor time of a rank; the peer is the paper's algorithm 1 in plain NumPy.
 """
 
 

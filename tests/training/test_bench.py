@@ -45,7 +45,7 @@ def lines(*words: str) -> list[dict]:
 # ------------------------------------------------------------- timing
 
 
-def test_contenders_alternate_and_each_call_gets_the_next_input():
+def test_candidates_alternate_and_each_call_gets_the_next_input():
     calls = []
     candidates = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
     alternate(candidates, [10, 20], runs=2)
@@ -425,7 +425,7 @@ def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
         assert (np.abs(plain - reducer) <= allowed).all()
 
 
-def test_bench_reducers_peers_takes_turns_with_the_transcription():
+def test_bench_reducers_peers_alternates_with_the_transcription():
     own, plain = lines("reducers", "--peers", "-np", "3", "--size", "3001", "--steps", "2")
     assert (own["subject"], own["peer"]) == ("oktopk", "oktopk_numpy")
     assert (plain["subject"], plain["peer"]) == ("oktopk_numpy", None)

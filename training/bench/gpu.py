@@ -1,8 +1,8 @@
-"""``cloudtrain bench selection --device gpu``: the selectors' kernels against what one would use instead.
+"""``cloudtrain bench selection --device gpu``: the selectors' kernels against their alternatives.
 
 Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
 and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
-together twice as large, and take turns. Of JAX, which has streams of its own, times are those of the host's
+together twice as large, and alternate. Of JAX, which has streams of its own, times are those of the host's
 clock until its result is there.
 """
 
@@ -44,7 +44,7 @@ BenchCandidate = Callable[[Array], Any]
 
 @dataclass(frozen=True)
 class Device:
-    """CuPy, and what the numbers depend on."""
+    """CuPy, and the facts that the numbers depend on."""
 
     cupy: Any
     facts: Mapping[str, Any]
@@ -77,7 +77,7 @@ class Device:
         return self.cupy.zeros(AHEAD, self.cupy.float32)
 
     def seconds(self, candidate: BenchCandidate, given: Array) -> float:
-        """Return what one call takes on the device."""
+        """Return the seconds of one call on the device."""
         start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._ahead.max()
         start.record()
@@ -97,7 +97,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Peer:
-    """Something to compare with; ``by_host``: timed by the host's clock, until its result is there."""
+    """A candidate to compare with; ``by_host``: timed by the host's clock, until its result is there."""
 
     select: BenchCandidate
     by_host: bool = False
@@ -195,7 +195,7 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
 
 
 def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, values: Array, cupy: Any) -> None:
-    """Raise ``WrongResult`` where the entries are not what the selector promises."""
+    """Raise ``WrongResult`` where the entries are not those that the selector promises."""
     promise, k = INEXACT.get(name), case["k"]
     least, most = (promise.least * k, promise.most * k) if promise else (k, k)
     if not least <= indices.size <= most:

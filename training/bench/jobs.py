@@ -1,4 +1,4 @@
-"""Real ranks that a bench starts on this machine with ``mpirun``, and the lines that rank 0 prints."""
+"""Jobs that a bench starts: real ranks on this machine with ``mpirun``, and the output of any command."""
 
 import os
 import subprocess
@@ -22,22 +22,22 @@ OWN = ("cloudtrain: ", "cluster: ")
 
 
 class Failed(Exception):
-    """A cluster that does not come up, or a job that did not end well; one line says how."""
+    """A cluster that does not come up, or a job that failed; the message is one line."""
 
 
-def command_line(ranks: int, words: Sequence[str]) -> list[str]:
-    """Return the command that runs ``cloudtrain`` with these words on all ranks."""
+def command_line(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs ``cloudtrain`` with these arguments on all ranks."""
     mpirun, cloudtrain = str(BESIDE_PYTHON / "mpirun"), str(BESIDE_PYTHON / "cloudtrain")
-    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *words]
+    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *arguments]
 
 
-def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
-    """Run ``cloudtrain`` with these words on so many ranks; yield what it prints, line by line.
+def lines(ranks: int, arguments: Sequence[str]) -> Generator[str, None, None]:
+    """Run ``cloudtrain`` with these arguments on so many ranks; yield its output, line by line.
 
-    Raises :class:`Failed` where it does not end well. The job ends when this generator does.
+    Raises :class:`Failed` if it fails. The job ends when this generator does.
     """
     try:
-        status, line = yield from output(command_line(ranks, words), {**os.environ, **ONE_THREAD})
+        status, line = yield from output(command_line(ranks, arguments), {**os.environ, **ONE_THREAD})
     except FileNotFoundError:
         raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
     if status != 0:
@@ -45,7 +45,7 @@ def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
 
 
 def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[str, None, tuple[int, str]]:
-    """Run a command and yield what it prints, line by line, without the tags of the ranks.
+    """Run a command and yield its output, line by line, without the tags of the ranks.
 
     Return its status, and the line of standard error that reports why it failed. The command ends when this
     generator does.

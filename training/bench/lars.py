@@ -50,7 +50,7 @@ def _step(variables: list[Any], gradients: list[Any], norms: Norms | None) -> Ca
 
 
 def _difference(variables: list[Any], tensors: Tensors) -> str:
-    """Return what is wrong with the weights after one step, or nothing."""
+    """Return the fault of the weights after one step, an empty text if there is none."""
     for number, variable in enumerate(variables):
         weight, gradient = tensors.weights[number], tensors.gradients[number]
         step = _expected_step(weight, gradient)

@@ -1,4 +1,4 @@
-"""What a bench tells: one record a line as JSON, or tables."""
+"""The records of a bench: printed as one JSON object a line, or as tables."""
 
 import json
 import os
@@ -89,7 +89,7 @@ class Record:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores of this process, memory, versions."""
+    """Return the machine on which the numbers depend: processor, cores of this process, memory, versions."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": processor(),
@@ -103,7 +103,7 @@ def machine() -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """Return what decides how this process allocates, computes and waits: its C library and environment."""
+    """Return the settings of allocation, computing and waiting: C library and environment."""
     return {
         "allocator": " ".join(platform.libc_ver()),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if SETTING.match(name)},
@@ -124,7 +124,7 @@ def command() -> str:
 
 
 def print_lines(records: Iterable[Record]) -> None:
-    """Print each record as a line of JSON as soon as it is there."""
+    """Print each record as a line of JSON as soon as it is measured."""
     for record in records:
         print(record.line(), flush=True)
 

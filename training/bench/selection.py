@@ -141,7 +141,7 @@ def _np_partition(k: int) -> BenchCandidate:
 
 
 def partition_and_compare(vector: Float32, k: int) -> tuple[npt.NDArray[np.int64], Float32]:
-    """Return indices and values of what reaches the ``k``-th largest magnitude, in plain NumPy."""
+    """Return indices and values of the entries that reach the ``k``-th largest magnitude, in plain NumPy."""
     magnitudes = np.abs(vector)
     threshold = np.partition(magnitudes, len(vector) - k)[len(vector) - k]
     indices = np.flatnonzero(magnitudes >= threshold)
@@ -154,7 +154,7 @@ def _read(k: int) -> BenchCandidate:
 
 @compiled
 def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
-    """Return the largest magnitude, as bits: what one pass over the vector takes, and no selector less."""
+    """Return the largest magnitude, as bits: one pass over the vector, a lower bound of every selector."""
     largest = np.uint32(0)
     for i in range(len(bits)):  # by index: LLVM makes vector instructions of this, and none of an iterator
         largest = max(largest, bits[i] & np.uint32(0x7FFF_FFFF))

@@ -19,13 +19,13 @@ Candidate = TypeVar("Candidate")
 WARM_UP_RUNS, FEWEST_RUNS = 2, 3
 SHORTEST_SECONDS = 1e-6
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL_CACHE_BYTES = 32 << 20  # where the machine does not say
+USUAL_CACHE_BYTES = 32 << 20  # where the machine does not report it
 MOST_INPUTS = 256
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """What several runs took."""
+    """The seconds of several runs."""
 
     median: float
     min: float
@@ -86,7 +86,7 @@ def alternate(
 def rotations(vector: Float32) -> list[Float32]:
     """Return ``vector`` and rotated copies of it: two or more, together twice as large as the caches."""
     count = min(MOST_INPUTS, max(2, -(-2 * cache_bytes() // vector.nbytes)))
-    return [np.roll(vector, turn * len(vector) // count) for turn in range(count)]
+    return [np.roll(vector, number * len(vector) // count) for number in range(count)]
 
 
 def cache_bytes() -> int:

@@ -1,4 +1,4 @@
-"""``cloudtrain bench train``: what the loop adds to a bare step, and what a flat gradient costs."""
+"""``cloudtrain bench train``: the overhead of the loop over a bare step, and the cost of a flat gradient."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
