@@ -29,9 +29,9 @@ if __name__ == "__main__":
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
-from scripts.drawing import text
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
+from training.commands.printing import markdown
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
 PAGE = FOLDER.parent / "validation.md"
@@ -108,7 +108,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table as the page shows it."""
-        return text.table(self.head, self.rows)
+        return markdown(self.head, self.rows)
 
     def records(self) -> list[dict[str, str]]:
         """Return an object a row."""

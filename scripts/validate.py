@@ -30,8 +30,9 @@ from commlib.tuning.gradients import Gradients
 from commlib.tuning.profile import Profile
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
-from scripts.drawing.text import NOTHING, table
 from training.bench.record import command, machine
+from training.bench.tables import NOTHING
+from training.commands.printing import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
@@ -250,7 +251,7 @@ def by_cluster(given: Sequence[Comparison]) -> str:
     groups = groupby(given, key=lambda each: (each.cell.gbit, each.cell.shape))
     rows = [(f"{rate:g} Gbit/s", shape, *_errors(list(group))) for (rate, shape), group in groups]
     rows.append(("all", "", *_errors(given)))
-    return table(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
+    return markdown(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
 
 
 def by_reducer(given: Sequence[Comparison]) -> str:
@@ -262,7 +263,7 @@ def by_reducer(given: Sequence[Comparison]) -> str:
         ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
         rows.append((f"`{subject}`", *_errors(own), *(f"{ratio:.2f}" for ratio in ratios)))
     header = ("reducer", "cases", "closed form", "simulated", "closed form/measured", "simulated/measured")
-    return table(header, rows)
+    return markdown(header, rows)
 
 
 def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
@@ -293,7 +294,7 @@ def of_picks(given: Sequence[Pick]) -> str:
         "ms",
         "ratio",
     )
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def ms(seconds: float) -> str:

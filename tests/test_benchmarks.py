@@ -221,10 +221,17 @@ def test_the_same_records_make_the_same_file_and_others_another_fingerprint(fold
     assert other.fingerprint != cell.fingerprint == fingerprint(folder / "first.svg")
 
 
-def test_what_a_sample_takes_is_a_table_and_a_picture(folder):
+def test_the_time_of_a_sample_is_a_table_and_a_picture(folder):
     case = {"samples": 500, "batch": 64, "kept_side": 128, "input_size": 96}
     case |= {"rate": "1gbit", "latency_seconds": 0.002}
-    keys = {"bench": "cache", "case": case, "bytes": None, "stages": None, "memory_ratio": 1.05}
+    keys = {
+        "bench": "cache",
+        "case": case,
+        "bytes": None,
+        "stages": None,
+        "memory_bytes": 210,
+        "memory_ratio": 1.05,
+    }
     records = [
         line("levels", 50e-6, peer="storage", peer_seconds=seconds(2e-3)) | keys,
         line("levels, one core", 80e-6, peer=None, peer_seconds=None) | keys,
@@ -232,8 +239,8 @@ def test_what_a_sample_takes_is_a_table_and_a_picture(folder):
     results = folder / "results"
     (results / "2026-11-23-cache.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     write(folder)
-    told = (folder / "README.md").read_text()
-    assert "| levels | 50 | storage | 2,000 | 40 |" in told
-    assert "| levels, one core | 80 | – | – | – |" in told
-    assert "Level 2 takes 1.050 times its samples' bytes" in told
+    text = (folder / "README.md").read_text()
+    assert "| `levels` | 50.0 | storage | 2,000.0 | 40 |" in text
+    assert "| `levels, one core` | 80.0 | – | – | – |" in text
+    assert "- level 2 takes 210 bytes for all ranks of a node, 1.050 times its samples" in text
     assert {"levels", "levels, one core", "storage", "2,000"} <= set(texts(folder / "cache.svg"))

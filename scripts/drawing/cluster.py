@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import NOTHING, percent, table, world
+from scripts.drawing.text import world
 from training.bench.record import Record
-from training.bench.tables import against_allreduces, kilobytes, label, spread
-from training.commands.printing import milliseconds, times
+from training.bench.tables import NOTHING, against_allreduces, kilobytes, label, percent, spread
+from training.commands.printing import markdown, milliseconds, times
 
 CLUSTER = "cluster"  # the first word of results from emulated clusters
 
@@ -101,7 +101,7 @@ def tables(results: Results) -> Iterator[str]:
             for record in cell.at(density)
             if density == first or record.case["density"] is not None
         ]
-        yield table(header, rows)
+        yield markdown(header, rows)
 
 
 def row_of(record: Record) -> list[str]:

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, picture
-from scripts.drawing.text import table
 from training.bench.gpu import SWEEP
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
+from training.commands.printing import markdown, milliseconds, times
 
 SUBJECT = "exact"
 LONGEST = 1 << 27  # that the paper shows
@@ -119,7 +118,7 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
         of_type = of_entry(records, entry)
         for size in dict.fromkeys(each.case["size"] for each in of_type):
             rows.append([entry, *_row([each for each in of_type if each.case["size"] == size], peers)])
-    yield table(["entries", "d", *own, *(f"× {name}" for name in peers)], rows)
+    yield markdown(["entries", "d", *own, *(f"× {name}" for name in peers)], rows)
 
 
 def _row(records: Sequence[Record], peers: Sequence[str]) -> list[str]:

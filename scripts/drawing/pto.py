@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import table
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
+from training.commands.printing import markdown, milliseconds, times
 
 # How norms are computed, and how tensors are assigned to ranks.
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
@@ -30,19 +29,19 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
     norms, lars = (of_operation(results.records, name) for name in ("norms", "lars"))
     yield f"![CPU time a rank, time a call, and balance]({folder}pto.svg)\n"
     header = ["network", "ranks", "norms", "CPU ms", "local's", "× less", "ms", "local's", "× as fast"]
-    yield table(header, ([*place_of(each), f"`{each.subject}`", *numbers_of(each)] for each in norms))
+    yield markdown(header, ([*place_of(each), f"`{each.subject}`", *numbers_of(each)] for each in norms))
     chosen = [each for each in norms if each.subject == "auto"]
     yield "What `auto` chose:\n"
     yield "".join(f"- {', '.join(place_of(row))} ranks: {row.more['choice']['reason']}\n" for row in chosen)
     yield "The largest load of a rank over the mean; `by layer` is HiTopKComm's partition:\n"
     header = ["network", "ranks", *(f"`{name}`" for name in PARTITIONS), "× better balanced"]
-    yield table(header, ([*place_of(each), *balances(each)] for each in chosen))
+    yield markdown(header, ([*place_of(each), *balances(each)] for each in chosen))
     if lars:
         yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
         numbers = ["CPU ms", "its", "× less", "ms", "its", "× as fast"]
         header = ["network", "ranks", "norms", "baseline", *numbers]
         rows = ([*place_of(each), f"`{each.subject}`", f"`{each.peer}`", *numbers_of(each)] for each in lars)
-        yield table(header, rows)
+        yield markdown(header, rows)
 
 
 def of_operation(records: Iterable[Record], operation: str) -> list[Record]:

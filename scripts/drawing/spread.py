@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from scripts.drawing.results import Results
-from scripts.drawing.text import NOTHING, percent, table, world
+from scripts.drawing.text import world
 from training.bench.record import Record
-from training.bench.tables import label
-from training.commands.printing import milliseconds, times
+from training.bench.tables import NOTHING, label, percent
+from training.commands.printing import markdown, milliseconds, times
 
 Numbers = dict[str, float]  # by the name of a column
 
@@ -26,7 +26,7 @@ def tables(results: Results) -> Iterator[str]:
     for place in again:
         numbers = [each[place] for each in found if place in each]
         rows.append([*place, *(range_of(name, numbers) for name in columns)])
-    yield table(["", "entries", "density", "measured", *columns], rows)
+    yield markdown(["", "entries", "density", "measured", *columns], rows)
 
 
 def place_of(record: Record) -> tuple[str, str, str, str]:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -17,9 +17,10 @@ from datacache.batches import Batch
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_against_baseline
+from training.bench.record import Record, against_baseline
 from training.bench.reporting import report
 from training.bench.timing import Seconds, alternate
+from training.commands.printing import Table
 from training.process.tf_logging import import_tensorflow
 
 SAMPLES, QUICK_SAMPLES = 10_000, 600
@@ -74,7 +75,7 @@ def bench(as_json: bool, *, samples: int | None, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
     with _setting(samples or (QUICK_SAMPLES if quick else SAMPLES), quick) as setting:
-        return report(_measure(setting), as_json=as_json, show=_print)
+        return report(_measure(setting), as_json=as_json, show=lambda records: table(records).print())
 
 
 @contextmanager
@@ -202,13 +203,14 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _print(records: list[Record]) -> None:
+def table(records: Sequence[Record]) -> Table:
+    """Return the table of the seconds of a sample."""
     case, more = records[0].case, records[0].more
     notes = [
-        f"{case['samples']:,} pictures of 500 × 375 pixels, stored at {SIDE}, cropped to {INPUT}; "
-        f"batches of {BATCH}",
-        f"storage: {RATE}, {LATENCY_SECONDS * 1e3:g} ms a request",
+        f"{case['samples']:,} pictures of 500 × 375 pixels, stored at {case['kept_side']}, "
+        f"cropped to {case['input_size']}; batches of {case['batch']}",
+        f"storage: {case['rate']}, {case['latency_seconds'] * 1e3:g} ms a request",
         f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
         f"{more['memory_ratio']:.3f} times its samples",
     ]
-    print_against_baseline(records, "µs a sample", 1e6, "µs", notes)
+    return against_baseline(records, "µs a sample", 1e6, "µs", notes)

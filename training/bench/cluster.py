@@ -21,7 +21,7 @@ from training.bench.jobs import Failed, error_line, output
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, with_peers
-from training.bench.tables import print_records
+from training.bench.tables import table_of
 from training.process.job import usage_error
 from training.process.launch import Ranks, cloudtrain, command_line
 
@@ -263,4 +263,4 @@ def _print_tables(reported: Sequence[JSONRecord]) -> None:
     """Print a table for each rate and size."""
     records = [Record.of(each) for each in reported if each["bench"] != "probe"]
     for _, own in groupby(records, key=lambda record: (record.case["rate"], record.case["size"])):
-        print_records(list(own))
+        table_of(list(own)).print()

@@ -21,7 +21,7 @@ from commlib.selection.exact import paper_search
 from training.bench.checks import INEXACT, WrongResult
 from training.bench.record import Record, version_of
 from training.bench.reporting import report_cases
-from training.bench.selection import Options, print_case, records_of
+from training.bench.selection import Options, case_table, records_of
 from training.bench.timing import MOST_INPUTS, alternate, elapsed
 from training.process.job import FAILURE, log_error, usage_error
 
@@ -114,7 +114,9 @@ def bench(as_json: bool, **options: Any) -> int:
     except (InvalidArgument, GpuUnavailable) as error:
         usage_error(str(error))
     wrong: list[WrongResult] = []
-    report_cases(measure(asked, device, wrong), as_json=as_json, show=print_case)
+    report_cases(
+        measure(asked, device, wrong), as_json=as_json, show=lambda records: case_table(records).print()
+    )
     for each in wrong:
         log_error(str(each))
     return FAILURE if wrong else 0

@@ -20,7 +20,7 @@ from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, report
 from training.bench.shapes import SHAPES
 from training.bench.timing import WARM_UP_RUNS
-from training.commands.printing import milliseconds, print_table, times
+from training.commands.printing import Table, milliseconds, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
 
@@ -215,7 +215,7 @@ def _print(records: Sequence[Record]) -> None:
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""
         title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
-        print_table(title, header, map(_row, own), list(_notes(own)))
+        Table(title, header, [_row(each) for each in own], list(_notes(own))).print()
 
 
 def _key(record: Record, *names: str) -> tuple[Any, ...]:

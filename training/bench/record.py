@@ -16,7 +16,7 @@ from typing import Any
 from commlib import LinkBytes
 from commlib.tuning.profile import processor
 from training.bench.timing import Seconds
-from training.commands.printing import print_table, times
+from training.commands.printing import Table, times
 
 # Variables that change how fast a process computes, allocates or exchanges.
 SETTING = re.compile(
@@ -129,10 +129,10 @@ def print_lines(records: Iterable[Record]) -> None:
         print(record.line(), flush=True)
 
 
-def print_against_baseline(
+def against_baseline(
     records: Sequence[Record], title: str, per_second: float, unit: str, notes: Sequence[str]
-) -> None:
-    """Print a table: a line a record, its subject's median against its peer's, in ``unit``s."""
+) -> Table:
+    """Return a table with a line a record: its subject's median and its peer's, in ``unit``s."""
 
     def text(seconds: Seconds | None) -> str:
         return "–" if seconds is None else f"{seconds.median * per_second:,.1f}"
@@ -141,4 +141,4 @@ def print_against_baseline(
         [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
         for each in records
     ]
-    print_table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)
+    return Table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)

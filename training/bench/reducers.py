@@ -13,7 +13,7 @@ from training.bench.plan import Plan, has_ranks
 from training.bench.record import Record
 from training.bench.reporting import report
 from training.bench.steps import CLOCKS, Measurement, interleave
-from training.bench.tables import print_records
+from training.bench.tables import table_of
 from training.process.job import all_or_exit, as_rank, usage_error
 
 Nodes = Sequence[Sequence[int]]
@@ -32,7 +32,7 @@ def bench(as_json: bool, **options: Any) -> int:
 
 
 def _report(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
-    return report(measure(plan), as_json=as_json, show=print_records, comm=comm)
+    return report(measure(plan), as_json=as_json, show=lambda records: table_of(records).print(), comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:

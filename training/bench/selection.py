@@ -19,7 +19,7 @@ from training.bench.checks import Order, check_selection, ranking
 from training.bench.record import Record
 from training.bench.reporting import report_cases
 from training.bench.timing import WARM_UP_RUNS, Seconds, alternate, rotations
-from training.commands.printing import milliseconds, print_table, times
+from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
 
 SIZES, QUICK_SIZES = (1_000_000, 25_000_000), (1_000_000, 4_000_000)
@@ -58,7 +58,7 @@ def bench(as_json: bool, **options: Any) -> int:
         asked = Options(**options)
     except InvalidArgument as error:
         usage_error(str(error))
-    return report_cases(measure(asked), as_json=as_json, show=print_case)
+    return report_cases(measure(asked), as_json=as_json, show=lambda records: case_table(records).print())
 
 
 def measure(options: Options) -> Iterator[list[Record]]:
@@ -168,8 +168,8 @@ PEERS: dict[str, Callable[[int], BenchCandidate | str]] = {
 }
 
 
-def print_case(records: Sequence[Record]) -> None:
-    """Print a table: a line a selector, a column a peer; on a GPU also the least that its bytes take."""
+def case_table(records: Sequence[Record]) -> Table:
+    """Return a table: a line a selector, a column a peer; on a GPU also the least time of its bytes."""
     case, has_floors = records[0].case, "floor_seconds" in records[0].more
     entries = case["entry"] if has_floors else case["input"]
     title = f"{case['size']:,} entries, {entries}, density {case['density']:.3%}, k = {case['k']:,}"
@@ -187,7 +187,7 @@ def print_case(records: Sequence[Record]) -> None:
     header = ["selector", "ms", "min ms", "max ms", *floors, *(f"× {name}" for name in peers)]
     notes = ["floor: the bytes that must move, at the rate of the copy"] if has_floors else []
     notes += map(note_of, peers.values())
-    print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
+    return Table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
 
 
 def note_of(record: Record) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_against_baseline
+from training.bench.record import Record, against_baseline
 from training.bench.reporting import report
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
@@ -112,4 +112,4 @@ def _print(records: list[Record]) -> None:
         "loop: resnet20, 64 samples of 32 pixels a step, one rank",
         f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
     ]
-    print_against_baseline(records, "ms", 1e3, "ms", notes)
+    against_baseline(records, "ms", 1e3, "ms", notes).print()
