@@ -11,8 +11,8 @@ from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
 from scripts.drawing.text import world
 from training.bench.record import Record
-from training.bench.tables import NOTHING, against_allreduces, kilobytes, label, percent, spread
-from training.commands.printing import markdown, milliseconds, times
+from training.bench.tables import NOTHING, label, percent, table_of
+from training.commands.printing import milliseconds, times
 
 CLUSTER = "cluster"  # the first word of results from emulated clusters
 
@@ -89,28 +89,11 @@ def is_allreduce(record: Record) -> bool:
 
 def tables(results: Results) -> Iterator[str]:
     """Yield a heading, a picture and a table for each cell, and what MPI's algorithms took there."""
-    header = ["reducer", "density", "ms", "min", "max", "× peer", "× bare", *STAGES, "sent inter kB"]
     for cell in cells(results):
         yield f"### {cell.title}\n"
         yield f"{probed(cell)}\n"
         yield f"![Time by stage and bytes between nodes: {cell.title}]({cell.picture})\n"
-        first = cell.densities[0]
-        rows = [
-            row_of(record)
-            for density in cell.densities
-            for record in cell.at(density)
-            if density == first or record.case["density"] is not None
-        ]
-        yield markdown(header, rows)
-
-
-def row_of(record: Record) -> list[str]:
-    """Return the row of one candidate."""
-    return [
-        *(f"`{label(record)}`", percent(record.case["density"])),
-        *(*spread(record), *against_allreduces(record)),
-        kilobytes(record.bytes.inter) if record.bytes else NOTHING,
-    ]
+        yield table_of(cell.measured).markdown()
 
 
 def probed(cell: Cell) -> str:

@@ -208,14 +208,19 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     yield from setting.records("lars", setting.interleave(steps), LARS_PEERS)
 
 
-def _print(records: Sequence[Record]) -> None:
-    """Print a table for each operation and number of ranks."""
+def tables(records: Sequence[Record]) -> Iterator[Table]:
+    """Yield a table for each operation and number of ranks."""
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
     for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""
         title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
-        Table(title, header, [_row(each) for each in own], list(_notes(own))).print()
+        yield Table(title, header, [_row(each) for each in own], list(_notes(own)))
+
+
+def _print(records: Sequence[Record]) -> None:
+    for table in tables(records):
+        table.print()
 
 
 def _key(record: Record, *names: str) -> tuple[Any, ...]:

@@ -70,28 +70,15 @@ def _against_allreduces(records: Sequence[Record]) -> Table:
 
 
 def _row_against_allreduces(record: Record) -> list[str]:
-    return [
-        *(label(record), percent(record.case["density"])),
-        *spread(record),
-        record.peer or NOTHING,
-        *against_allreduces(record),
-        *_sent(record.bytes),
-        *_entries(record),
-    ]
-
-
-def spread(record: Record) -> list[str]:
-    """Return the median, the shortest and the longest time of a step."""
-    return [milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")]
-
-
-def against_allreduces(record: Record) -> list[str]:
-    """Return how many times as fast as the peer and the bare exchange it is, and the time of each stage."""
     stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
     return [
-        times(record.ratio),
+        *(label(record), percent(record.case["density"])),
+        *(milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")),
+        *(record.peer or NOTHING, times(record.ratio)),
         times(bare["median"] / record.seconds.median if bare else None),
         *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        *_sent(record.bytes),
+        *_entries(record),
     ]
 
 
@@ -122,13 +109,8 @@ def percent(density: float | None) -> str:
     return NOTHING if density is None else f"{density * 100:g}%"
 
 
-def kilobytes(sent: int) -> str:
-    """Return bytes in kB, without the unit."""
-    return f"{sent / 1e3:,.0f}"
-
-
 def _sent(sent: LinkBytes | None) -> list[str]:
-    return [NOTHING, NOTHING] if sent is None else [kilobytes(sent.intra), kilobytes(sent.inter)]
+    return [NOTHING, NOTHING] if sent is None else [f"{each / 1e3:,.0f}" for each in (sent.intra, sent.inter)]
 
 
 def _entries(record: Record) -> list[str]:
