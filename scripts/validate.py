@@ -28,6 +28,7 @@ from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.gradients import Gradients
 from commlib.tuning.profile import Profile
+from datacache.testing.throttled import bytes_per_second
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
 from training.bench.record import command, machine
@@ -92,13 +93,8 @@ def cluster_records() -> list[Path]:
 
 
 def gbit(rate: str) -> float:
-    """Return a rate of ``tc`` in Gbit/s.
-
-    >>> gbit("500mbit"), gbit("10gbit")
-    (0.5, 10.0)
-    """
-    number, unit = rate[:-4], rate[-4:]
-    return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
+    """Return a rate of ``tc`` in Gbit/s."""
+    return bytes_per_second(rate) * 8 / 1e9
 
 
 BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one

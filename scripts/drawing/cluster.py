@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import world
 from training.bench.record import Record
 from training.bench.tables import NOTHING, label, percent, table_of
 from training.commands.printing import milliseconds, times
@@ -80,6 +79,17 @@ def cells(results: Results) -> list[Cell]:
 def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
     """Return all cells to draw."""
     return [cell for each in newest_results if each.kind.startswith(CLUSTER) for cell in cells(each)]
+
+
+def world(nodes: Sequence[int]) -> str:
+    """Return the numbers of nodes and ranks.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
 
 
 def is_allreduce(record: Record) -> bool:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from scripts.drawing.cluster import world
 from scripts.drawing.results import Results
-from scripts.drawing.text import world
 from training.bench.record import Record
 from training.bench.tables import NOTHING, label, percent
 from training.commands.printing import markdown, milliseconds, times
