@@ -32,6 +32,7 @@ from datacache.testing.throttled import bytes_per_second
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
 from training.bench.record import command, machine
+from training.bench.steps import CLOCKS, interleave
 from training.bench.tables import NOTHING
 from training.commands.printing import markdown
 
@@ -40,7 +41,7 @@ RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
 SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
 WITHIN = 1.1  # the most that a pick may take, relative to the best
-WARM_UP_STEPS, STEPS = 1, 2
+STEPS = range(1, 3)  # of those on simulated ranks; the one before is a warm-up
 COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22")
 
 
@@ -156,23 +157,14 @@ def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
 
 def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -> float:
     """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
-    gradients = gradients_of(cell.size)
 
-    def body(comm: Communicator) -> list[float]:
-        reducer = make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))
-        seconds = []
-        for step in range(WARM_UP_STEPS + STEPS):
-            gradient = gradients.of(comm.rank, step)
-            comm.barrier()
-            start = comm.now()
-            reducer.reduce(gradient)
-            comm.barrier()
-            seconds.append(comm.now() - start)
-        return seconds[WARM_UP_STEPS:]
+    def body(comm: Communicator) -> float:
+        reducers = {subject: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
+        gradients, clock = gradients_of(cell.size), CLOCKS["wall"]
+        return interleave(comm, reducers, gradients, STEPS, clock, unchecked=reducers)[subject].seconds.median
 
     ranks = list(cell.ranks_of_nodes)
-    taken = simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)
-    return median(map(max, zip(*taken, strict=True)))
+    return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]
 
 
 @cache
