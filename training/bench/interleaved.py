@@ -77,7 +77,7 @@ def _called(topology: Topology, candidate: Callable[[], object]) -> Call:
     return Call(world.now() - start, cpu, (topology.traffic - before).sent)
 
 
-def refuse_wrong(comm: Communicator, name: str, problem: str) -> None:
+def raise_if_wrong(comm: Communicator, name: str, problem: str) -> None:
     """Raise :class:`WrongResult` on all ranks where one of them has a problem."""
     if found := next(filter(None, comm.allgather_objects(problem)), ""):
         raise WrongResult(f"{name}: {found}")

@@ -12,7 +12,7 @@ from commlib import Communicator
 from commlib.vectors import Float32
 from pto import Norms
 from pto.keras import LARS
-from training.bench.interleaved import refuse_wrong
+from training.bench.interleaved import raise_if_wrong
 from training.bench.norms import Tensors
 
 RATE, DECAY, TRUST = 0.1, 0.01, 0.001
@@ -38,7 +38,7 @@ def lars_steps(
             variable.assign(weight)
         steps[name] = _step(variables, gradients, each)
         steps[name]()
-        refuse_wrong(comm, f"LARS, {name}", _difference(variables, tensors))
+        raise_if_wrong(comm, f"LARS, {name}", _difference(variables, tensors))
     return steps
 
 

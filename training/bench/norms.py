@@ -12,7 +12,7 @@ from commlib.agreement import differing, digest
 from commlib.tuning.gradients import SEED
 from commlib.vectors import Float32
 from pto import Norms
-from training.bench.interleaved import refuse_wrong
+from training.bench.interleaved import raise_if_wrong
 from training.bench.shapes import Shape
 
 Float64 = npt.NDArray[np.float64]
@@ -73,4 +73,4 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
             is_right = np.abs(squares - expected) <= operations * EPSILON * expected
             wrong = np.count_nonzero(~is_right)  # ~: a NaN is wrong, too
             problem = f"{wrong} of {squares.size} sums of squares are wrong" if wrong else ""
-        refuse_wrong(comm, name, problem)
+        raise_if_wrong(comm, name, problem)
