@@ -1,9 +1,9 @@
 """Checks that need a GPU: ranks that share it, through NCCL and without, against the CPU's exact path.
 
-``python benchmarks/gpu_checks.py > checks.jsonl`` prints a JSON object a line: what was checked, whether
-every bit is that of the CPU, or why it could not be tried. Several ranks on one GPU tell NCCL that each is
-on a machine of its own (``NCCL_HOSTID``); it may refuse all the same, so others are threads of one process.
-No MPI is needed: what does not travel by NCCL goes through pipes.
+``python benchmarks/gpu_checks.py > checks.jsonl`` prints a JSON object a line: the check, whether
+every bit is that of the CPU, or why it could not be tried. Several ranks on one GPU claim to be on machines
+of their own (``NCCL_HOSTID``); NCCL may refuse all the same, so others are threads of one process. No MPI is
+needed: all other messages go through pipes.
 """
 
 import argparse
@@ -48,7 +48,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class Ends:
-    """One rank's ends of the pipes to all others, and what came through them before it was asked for."""
+    """One rank's ends of the pipes to all others, and messages that came before they were expected."""
 
     def __init__(self) -> None:
         self.pipes: dict[int, Connection] = {}
@@ -56,7 +56,7 @@ class Ends:
 
 
 class Done(Request):
-    """A message of which nothing is left to do."""
+    """A message that has been sent."""
 
     def wait(self) -> None:
         """Return."""
@@ -92,7 +92,7 @@ class Pipes(Communicator):
             self._ends.pipes[self._members[rank]].send((self._key, value))
 
     def take(self, rank: int) -> Any:
-        """Return the next value of a rank in this group; those of other groups are kept."""
+        """Return the next value of a rank in this group; those of other groups are stored."""
         source = self._members[rank]
         while not self._waiting[self._key, source]:
             key, value = self._ends.pipes[source].recv()
@@ -132,7 +132,7 @@ class Pipes(Communicator):
         return Receipt(self, array, source)
 
 
-# ------------------------------------------------------------- what every rank does
+# ------------------------------------------------------------- the checks of a rank
 
 
 @functools.lru_cache(maxsize=1)
@@ -161,7 +161,7 @@ def host(array: Any) -> Any:
 
 
 def collectives(comm: Communicator) -> dict[str, bool]:
-    """Return whether each collective brings what it should, to the bit."""
+    """Return whether each collective has the right result, to the bit."""
     arrays, rank, size = comm.arrays, comm.rank, comm.size
     vectors = [gradients_of(4099).of(other, 0) for other in range(size)]
     bounds = partition(4099, size)
@@ -188,13 +188,13 @@ def collectives(comm: Communicator) -> dict[str, bool]:
 
 
 def rank_through_nccl(ends: Ends, rank: int, size: int, sizes: Sequence[int], out: Any) -> None:
-    """Run all checks as one rank of NCCL; ``out`` gets what rank 0 finds, or an error."""
+    """Run all checks as one rank of NCCL; ``out`` gets the findings of rank 0, or an error."""
     try:
         begun = time.perf_counter()
         comm = nccl.over(Pipes(ends, "world", rank, range(size)), share_gpus=True)
         report("connect", {"ranks": size, "seconds": time.perf_counter() - begun}, rank, out)
         check(comm, sizes, out)
-    except BaseException:  # noqa: BLE001 - of any kind: the parent tells it
+    except BaseException:  # noqa: BLE001 - of any kind: the parent prints it
         out.put(("failed", {"rank": rank, "error": traceback.format_exc()}))
 
 
@@ -240,7 +240,7 @@ def connected(ranks: int) -> list[Ends]:
 
 
 def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[str, dict[str, Any]]]:
-    """Run ranks as processes that share the GPU; return what they found until they ended or ``limit``."""
+    """Run ranks as processes that share the GPU; return their findings until they ended or ``limit``."""
     context = multiprocessing.get_context("spawn")
     ends = connected(ranks)
     out = context.Queue()
@@ -268,7 +268,7 @@ def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[s
 
 
 def versions() -> dict[str, Any]:
-    """Return the device, and the versions of what it is used with."""
+    """Return the device, and the versions of its software."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -284,7 +284,7 @@ def versions() -> dict[str, Any]:
 
 
 def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
-    """Print what is found, a line each; return whether every bit was as on the CPU."""
+    """Print the findings, a line each; return whether every bit was as on the CPU."""
     import cupy
 
     right = True
@@ -292,10 +292,12 @@ def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
         if what == "reducer":
             case, per_node = found["case"], found["ranks_per_node"]
             equal = found["digests"] == in_threads(case, ranks, per_node, np)
-            say(what, labels(case, per_node, "nccl", ranks) | {"bitwise": equal, "seconds": found["seconds"]})
+            print_json(
+                what, labels(case, per_node, "nccl", ranks) | {"bitwise": equal, "seconds": found["seconds"]}
+            )
             right &= equal
         else:
-            say(what, found)
+            print_json(what, found)
             right &= what != "failed" and all(found.values())
     for case in cases(sizes[:-1]):
         for per_node in layouts(THREADS):
@@ -307,13 +309,13 @@ def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
             expected = in_threads(case, THREADS, per_node, np)
             for way, run in ways.items():
                 found = same(run, expected)
-                say("reducer", labels(case, per_node, way, THREADS) | found)
+                print_json("reducer", labels(case, per_node, way, THREADS) | found)
                 right &= found["bitwise"]
     return right
 
 
 def same(run: Callable[[], list[Any]], expected: list[Any]) -> dict[str, Any]:
-    """Return whether ``run()`` is as expected, and what it raised if it did."""
+    """Return whether ``run()`` is as expected, or its error."""
     try:
         return {"bitwise": run() == expected}
     except Exception:  # noqa: BLE001 - of any kind: the others are checked all the same
@@ -321,7 +323,7 @@ def same(run: Callable[[], list[Any]], expected: list[Any]) -> dict[str, Any]:
 
 
 def through_pinned_buffers(case: tuple[str, dict[str, Any], int], ranks: int) -> list[Any]:
-    """Return what ranks see that are on a node and a stream of their own each, and send through the host."""
+    """Return the digests of ranks with a node and a stream of their own each, that send through the host."""
     import cupy
 
     def body(comm: Communicator) -> list[str]:
@@ -332,20 +334,20 @@ def through_pinned_buffers(case: tuple[str, dict[str, Any], int], ranks: int) ->
 
 
 def in_threads(case: tuple[str, dict[str, Any], int], ranks: int, per_node: int, arrays: Any) -> list[Any]:
-    """Return what ranks see that are threads of this process."""
+    """Return the digests of ranks that are threads of this process."""
     return simulated.run(
         lambda comm: digests(Topology(comm, ranks_per_node=per_node), *case), ranks, arrays=arrays
     )
 
 
 def labels(case: tuple[str, dict[str, Any], int], per_node: int, way: str, ranks: int) -> dict[str, Any]:
-    """Return what a line of the output says of its case."""
+    """Return the case of a line of the output."""
     name, options, size = case
     own = {"reducer": name, **options, "size": size}
     return own | {"ranks": ranks, "ranks_per_node": per_node, "through": way}
 
 
-def say(what: str, found: dict[str, Any]) -> None:
+def print_json(what: str, found: dict[str, Any]) -> None:
     """Print a line of JSON."""
     sys.stdout.write(json.dumps({"check": what, **found}) + "\n")
     sys.stdout.flush()
@@ -357,13 +359,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for all ranks together")
-    asked = parser.parse_args()
+    given = parser.parse_args()
     if problem := nccl.missing():
-        say("missing", {"problem": problem})
+        print_json("missing", {"problem": problem})
         return 2
-    say("versions", versions())
-    right = compare(asked.ranks, asked.sizes, asked.limit)
-    say("all", {"bitwise": right})
+    print_json("versions", versions())
+    right = compare(given.ranks, given.sizes, given.limit)
+    print_json("all", {"bitwise": right})
     return 0 if right else 1
 
 

@@ -154,14 +154,14 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Sgd | Adam,
         learning_rate: Any,
         *,
         exclude: str | None,
-        norms: Measures | GivenSquares | None,
+        norms: Measures | GivenSquares | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(learning_rate, **options)
+        super().__init__(learning_rate, weight_decay=rule.weight_decay, **options)
         try:
             re.compile(exclude or "")
         except re.error as error:
@@ -191,7 +191,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of this optimizer, without ``norms``."""
-        return {**super().get_config(), **asdict(self.rule), "exclude": self.exclude}  # type: ignore[call-overload]
+        return {**super().get_config(), **asdict(self.rule), "exclude": self.exclude}
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         """Do nothing in place of Keras' weight decay: the rules decay the weights, before the ratio."""
@@ -261,9 +261,7 @@ class SGD(LayerWise):
         **options: Any,
     ) -> None:
         rule = Sgd(momentum, nesterov, weight_decay)
-        super().__init__(
-            rule, learning_rate, exclude=exclude, norms=None, name=name, weight_decay=weight_decay, **options
-        )
+        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -289,9 +287,7 @@ class ADAM(LayerWise):
     ) -> None:
         rule = self.rule_type(beta_1, beta_2, epsilon, weight_decay)
         name = name or type(self).__name__.lower()
-        super().__init__(
-            rule, learning_rate, exclude=exclude, norms=None, name=name, weight_decay=weight_decay, **options
-        )
+        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -324,9 +320,7 @@ class LARS(LayerWise):
         **options: Any,
     ) -> None:
         rule = Lars(momentum, nesterov, weight_decay, trust=trust, epsilon=epsilon)
-        super().__init__(
-            rule, learning_rate, exclude=exclude, norms=norms, name=name, weight_decay=weight_decay, **options
-        )
+        super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -358,9 +352,7 @@ class LAMB(LayerWise):
         if isinstance(norms, GivenSquares):
             raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
         rule = Lamb(beta_1, beta_2, epsilon, weight_decay, least_norm, largest_norm)
-        super().__init__(
-            rule, learning_rate, exclude=exclude, norms=norms, name=name, weight_decay=weight_decay, **options
-        )
+        super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
 
 
 class LossScale:

@@ -24,7 +24,7 @@ def build(folder: Path) -> None:
     with without_noise():
         import training
 
-        vars(training)["Trainer"] = training.Trainer  # imported when it is asked for, which pdoc does not
+        vars(training)["Trainer"] = training.Trainer  # imported at the first access, which pdoc does not make
         pdoc.render.configure(docformat="restructuredtext", show_source=False)
         pdoc.pdoc(*MODULES, output_directory=folder)
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def read(address: str) -> bytes:
-    """Return what is at an address."""
+    """Return the content of an address."""
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
             content: bytes = answer.read()

@@ -1,4 +1,4 @@
-"""Draw who sends what to whom: a steady step of each reducer on simulated ranks, to docs/reducers/NAME.svg.
+"""Draw the messages of a steady step of each reducer on simulated ranks, to docs/reducers/NAME.svg.
 
 Without arguments all reducers, else those named: python scripts/draw_reducers.py [NAME …]
 """
@@ -10,24 +10,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import commlib
 from commlib.transport.simulated import Transfer
 from commlib.vectors import Float32
+from scripts.drawing.style import DOCS_STYLE, PALETTE, picture
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reducers"
 NODES, RANKS_PER_NODE = 2, 4
 SIZE, DENSITY = 100_000, 0.01
 STEPS = 5  # the last one is drawn: by then thresholds and regions are reused
 
-INSIDE, BETWEEN, AGREEING = "#0072b2", "#d55e00", "#c4c4c4"  # blue and vermilion of Okabe and Ito's palette
-# Text stays text, and elements have the same names in every run.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9, "lines.solid_capstyle": "butt"}
+INSIDE, BETWEEN, AGREEING = PALETTE[0], PALETTE[1], "#c4c4c4"
+STYLE = DOCS_STYLE | {"lines.solid_capstyle": "butt"}
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,14 @@ def lane(rank: int) -> float:
 def lines(transfers: Sequence[Transfer], begun: float) -> list[Line]:
     """Return a line for every message, the widest first, so that thin ones are drawn over them.
 
-    It begins when the message's turn came at its sender's port, which sends one at a time over each link.
+    It begins when the sender's port, which sends one at a time over each link, has sent those before it.
     """
     free: dict[tuple[int, bool], float] = {}
     drawn = []
     for each in sorted(transfers, key=lambda each: each.left):
-        turn = max(each.sent, free.get((each.source, each.is_inter), begun))
+        start = max(each.sent, free.get((each.source, each.is_inter), begun))
         free[each.source, each.is_inter] = each.left
-        begin = (turn - begun) * 1e6, lane(each.source)
+        begin = (start - begun) * 1e6, lane(each.source)
         end = (each.arrived - begun) * 1e6, lane(each.destination)
         drawn.append(Line(begin, end, round(0.4 + 0.8 * (each.message_bytes / 1e4) ** 0.5, 1), each.is_inter))
     return sorted(drawn, key=lambda line: -line.width)
@@ -129,8 +130,7 @@ def lines(transfers: Sequence[Transfer], begun: float) -> list[Line]:
 
 def draw(step: Step, path: Path) -> None:
     """Write the space-time diagram of a step."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 3.7), facecolor="white")
+    with picture(path, 8, 3.7, style=STYLE, layout=None) as figure:
         axes = figure.add_axes((0.085, 0.2, 0.88, 0.7))
         duration = (step.ended - step.begun) * 1e6
         draw_lanes(axes, duration)
@@ -145,7 +145,6 @@ def draw(step: Step, path: Path) -> None:
         ]
         axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3, frameon=False)
         figure.text(0.5, 0.02, step.caption, ha="center")
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def draw_lanes(axes: Axes, duration: float) -> None:

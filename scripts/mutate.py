@@ -1,10 +1,10 @@
-"""Plant single faults, one at a time, and run the tests of their area: what no test finds has survived.
+"""Plant single faults, one at a time, and run the tests of their area: those that no test finds survive.
 
     python scripts/mutate.py                                    # all areas: some twenty minutes of a core
     python scripts/mutate.py --area wire --jobs 1
-    python scripts/mutate.py --json after.json --before before.json   # also names what was caught only before
+    python scripts/mutate.py --json after.json --before before.json   # also names what is not caught any more
 
-The faults are in ``scripts/faults.yaml``: of each, a text that its file has once, and what replaces it. Tests
+The faults are in ``scripts/faults.yaml``: of each, a text that its file has once, and its replacement. Tests
 run in copies of the working tree, which itself is never changed. The exit status is 1 where a fault survives.
 """
 
@@ -47,7 +47,7 @@ class Area:
 class Fault:
     """A single mistake: ``old``, which is in ``file`` once, becomes ``new``.
 
-    ``only``: the tests of the area that are run, where a few words choose those that matter.
+    ``only``: the tests of the area that are run, where a few names choose those that matter.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a fault. ``by``: the first test that failed."""
+    """The outcome of a fault. ``by``: the first test that failed."""
 
     id: str
     area: str
@@ -107,7 +107,7 @@ def forget_kernels(tree: Path, file: str) -> None:
 
 
 def run_tests(tree: Path, area: Area, only: str = "", seconds: float | None = None) -> tuple[str, str]:
-    """Return what becomes of a fault in a tree by the tests of an area, and the first test that fails."""
+    """Return the outcome of a fault in a tree by the tests of an area, and the first test that fails."""
     chosen = " and ".join(f"({each})" for each in (area.only, only) if each)
     options = [*PYTEST.split(), "-m", MARKERS, "-k", chosen]
     command = [sys.executable, "-m", "pytest", *options, *area.tests]
@@ -149,7 +149,7 @@ def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
 
 
 def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[Result]:
-    """Return what became of each fault; those of an area whose tests fail without them do not apply."""
+    """Return the outcome of each fault; those of an area whose tests fail without them do not apply."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         tree = copied(ROOT, Path(folder) / "tree")
@@ -208,7 +208,7 @@ def lost(before: Path, results: Sequence[Result]) -> list[str]:
 
 
 def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
-    """Return all areas and the faults that were asked for; a ``ValueError`` says what cannot be."""
+    """Return all areas and the faults that the arguments choose; raise ``ValueError`` for invalid ones."""
     areas, faults = load(given.faults)
     if given.area not in (None, *areas):
         raise ValueError(f"--area: expected one of {', '.join(areas)}, got {given.area}")
@@ -222,7 +222,7 @@ def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
     return areas, chosen
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     summary, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
@@ -235,7 +235,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--before", type=Path, metavar="FILE", help="results of before, to compare with")
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    given = parser.parse_args(words)
+    given = parser.parse_args(arguments)
     try:
         areas, chosen = choose(given)
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Predict what the papers measured on their own clusters, by the closed forms of commlib.cost.
+"""Predict the papers' measurements on their own clusters, by the closed forms of commlib.cost.
 
 HiTopKComm: 16 nodes of 8 GPUs at 25 Gbit/s (figures 7 and 8, table 3); Ok-Topk: 256 nodes of one GPU (figure
-12). Figures are held to what the papers' text says of them; no number here is read off a picture.
+12). The papers' numbers are in ``papers.yaml``.
 
     python scripts/predict_papers.py [--json] [--simulate] [--write]
 
@@ -11,33 +11,32 @@ which takes some minutes. ``--write``: also refresh the tables of docs/validatio
 
 import argparse
 import json
-import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import matplotlib
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
+from scripts.drawing.pages import with_block
+from scripts.drawing.style import PALETTE, docs_picture
+from training.commands.printing import markdown
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
 PAGE = FOLDER.parent / "validation.md"
 HALF, FULL = "fp16", "fp32"
-# Text stays text, and elements have the same names in every run.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
-# Okabe and Ito's palette.
-COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
-
-
-# ------------------------------------------------------------- what the papers say
+SIMULATED_SIZE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -61,13 +60,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Training:
-    """A row of HiTopKComm's table 3, and what belongs to it.
-
-    ``parameters``: of the model (section 5.3, but for VGG-19: the published network). ``single_gpu``:
-    samples/s of one GPU (section 5.5.2, for 96 × 96 table 4). ``local_batch``: samples a rank and step
-    (section 5.5.1 and table 4), None where the paper gives none. ``throughput``: samples/s of 128 GPUs, by
-    the reducer that stands for the paper's.
-    """
+    """A row of HiTopKComm's table 3; see ``papers.yaml`` for the units."""
 
     name: str
     parameters: int
@@ -76,112 +69,15 @@ class Training:
     throughput: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class HiTopKComm:
-    """Section 5.1: the cluster; section 5.3: the density and the sizes; table 3."""
-
-    cluster: Cluster
-    density: float
-    sizes: tuple[int, ...]
-    reducers: Mapping[str, str]  # of figure 7, in the paper's order: its name by ours
-    schemes: Mapping[str, str]  # of table 3
-    trainings: tuple[Training, ...]
-    gain: tuple[float, float]  # of MSTopK-SGD over 2DTAR-SGD, "in all other cases"
-    even: str  # the case in which 2DTAR-SGD is slightly faster
-
-
-def _table_3(dense: float, torus2d: float, hitopk: float) -> Mapping[str, float]:
-    return MappingProxyType({"dense": dense, "torus2d": torus2d, "hitopk": hitopk})
-
-
-HITOPKCOMM = HiTopKComm(
-    cluster=Cluster(16, 8, Network()),
-    density=0.01,
-    sizes=(25_000_000, 110_000_000),
-    reducers=MappingProxyType(
-        {"hitopk": "HiTopKComm", "torus2d": "2DTAR", "dense": "TreeAR", "allgather": "NaiveAG"}
-    ),
-    schemes=MappingProxyType({"dense": "Dense-SGD", "torus2d": "2DTAR-SGD", "hitopk": "MSTopK-SGD"}),
-    trainings=(
-        Training("ResNet-50 (224)", 25_000_000, 1150, 256, _table_3(64_000, 134_656, 133_376)),
-        Training("ResNet-50 (96)", 25_000_000, 4400, 256, _table_3(113_280, 313_600, 396_800)),
-        Training("VGG-19", 143_667_240, 560, 256, _table_3(17_920, 47_616, 57_600)),
-        Training("Transformer", 110_000_000, 32, None, _table_3(678, 2534, 3502)),
-    ),
-    gain=(1.25, 1.40),
-    even="ResNet-50 (224)",
-)
-
-
-@dataclass(frozen=True)
-class FillIn:
-    """Section 5.2: of ``density`` on each of ``ranks``, the sum's density is ``found`` on average."""
-
-    model: str
-    ranks: int
-    density: float
-    found: float
-
-
-@dataclass(frozen=True)
-class OkTopk:
-    """Table 2: the entries of BERT; figure 13's caption and section 5.4.3: hours, ratios, the efficiency.
-
-    ``latency``, ``rate``: of the Aries network, seconds and bytes/s; the paper gives none, these are those of
-    a published analysis of it.
-    """
-
-    parameters: int = 133_547_324
-    density: float = 0.01
-    iterations: int = 400_000
-    hours: float = 47.0  # of Ok-Topk on 32 GPUs
-    dense_hours: float = 150.0  # of DenseOvlp on 32 GPUs
-    over_gaussian: float = 1.30  # on 32 GPUs
-    few: int = 32
-    many: int = 256
-    over_all: tuple[float, float] = (3.29, 12.95)  # on 256 GPUs, over the others of figure 12
-    efficiency: float = 0.763  # of 256 GPUs, where 32 are 1
-    latency: float = 1e-6
-    rate: float = 14e9
-    fill_in: tuple[FillIn, ...] = (FillIn("VGG-16", 16, 0.01, 0.132), FillIn("LSTM", 32, 0.02, 0.345))
-
-    @property
-    def step(self) -> float:
-        """Return the seconds of a step of Ok-Topk on 32 GPUs."""
-        return self.hours * 3600 / self.iterations
-
-    @property
-    def dense_step(self) -> float:
-        """Return the seconds of a step of DenseOvlp on 32 GPUs."""
-        return self.dense_hours * 3600 / self.iterations
-
-
-OKTOPK = OkTopk()
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """The reducer that stands for one of Ok-Topk's table 1; ``share``: of the k entries, what it sends."""
-
-    reducer: str
-    share: float = 1.0
-
-
-ALGORITHMS = MappingProxyType(
-    {
-        "Dense": Algorithm("dense"),
-        "TopkA": Algorithm("allgather"),
-        "TopkDSA": Algorithm("dsar_split"),
-        "TopkDSA, sparse where shorter": Algorithm("ssar_split"),
-        "gTopk": Algorithm("gtopk"),
-        # Section 5.4: its threshold is lowered until more than three quarters of k are selected.
-        "Gaussiank": Algorithm("allgather", 0.75),
-        "Ok-Topk": Algorithm("oktopk"),
-    }
-)
-
-
-# ------------------------------------------------------------- tables
+PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
+HITOPKCOMM = SimpleNamespace(**PAPERS["hitopkcomm"])
+HITOPKCOMM.cluster = Cluster(HITOPKCOMM.nodes, HITOPKCOMM.ranks_per_node, Network())
+HITOPKCOMM.trainings = [Training(**each) for each in HITOPKCOMM.trainings]
+OKTOPK = SimpleNamespace(**PAPERS["oktopk"])
+OKTOPK.step = OKTOPK.hours * 3600 / OKTOPK.iterations  # seconds on 32 GPUs
+OKTOPK.dense_step = OKTOPK.dense_hours * 3600 / OKTOPK.iterations
+ALGORITHMS = OKTOPK.algorithms
+OTHERS = [name for name in ALGORITHMS if name != "Ok-Topk"]
 
 
 @dataclass(frozen=True)
@@ -204,16 +100,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a heading; all cells are as they are to be read."""
+    """A table of the page: the text of its cells."""
 
     name: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """Return the table as the page shows it: the first column to the left, the others to the right."""
-        lines = [self.head, ("---", *("---:" for _ in self.head[1:])), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        """Return the table as the page shows it."""
+        return markdown(self.head, self.rows)
 
     def records(self) -> list[dict[str, str]]:
         """Return an object a row."""
@@ -243,27 +138,29 @@ def communication(
     return predict(reducer, cluster.layout, sent, network=cluster.network)
 
 
+def in_half(reducer: str, size: int) -> float:
+    """Return the predicted seconds of a step's messages on HiTopKComm's cluster, in 16 bits."""
+    return communication(reducer, HITOPKCOMM.cluster, size, HITOPKCOMM.density, HALF).seconds
+
+
 def figure_7(size: int) -> dict[str, float]:
     """Return the predicted seconds at ``size`` entries of 16 bits, by reducer; ours, of no paper, last."""
-    paper = HITOPKCOMM
-    names = (*paper.reducers, "hioktopk")
-    return {name: communication(name, paper.cluster, size, paper.density, HALF).seconds for name in names}
+    return {name: in_half(name, size) for name in (*HITOPKCOMM.reducers, "hioktopk")}
 
 
 def figure_7_table() -> Table:
     """Return the predicted seconds at the paper's two sizes, in 16 bits, and how often HiTopKComm's."""
-    sizes = HITOPKCOMM.sizes
-    columns = [figure_7(size) for size in sizes]
+    columns = [figure_7(size) for size in HITOPKCOMM.sizes]
     head = ["reducer", "stands for"]
-    for size in sizes:
+    for size in HITOPKCOMM.sizes:
         head += [f"ms at {size // 1_000_000} M", f"of `hitopk` at {size // 1_000_000} M"]
     rows = []
     for name in columns[0]:
         row = [f"`{name}`", HITOPKCOMM.reducers.get(name, "")]
         for seconds in columns:
             row += [milliseconds(seconds[name]), f"{seconds[name] / seconds['hitopk']:.2f}"]
-        rows.append(tuple(row))
-    return Table("figure 7", tuple(head), tuple(rows))
+        rows.append(row)
+    return Table("figure 7", head, rows)
 
 
 def figure_8_table() -> Table:
@@ -271,10 +168,9 @@ def figure_8_table() -> Table:
     rows = []
     for size in HITOPKCOMM.sizes:
         step = communication("hitopk", HITOPKCOMM.cluster, size, HITOPKCOMM.density, FULL)
-        share = f"{step.inter / step.seconds:.0%}"
-        cells = (milliseconds(step.intra), milliseconds(step.inter), share)
-        rows.append((f"{size // 1_000_000} M entries", *cells))
-    return Table("figure 8", ("`hitopk`", "ms inside", "ms between", "share between"), tuple(rows))
+        times = (milliseconds(step.intra), milliseconds(step.inter), f"{step.inter / step.seconds:.0%}")
+        rows.append((f"{size // 1_000_000} M entries", *times))
+    return Table("figure 8", ("`hitopk`", "ms inside", "ms between", "share between"), rows)
 
 
 @dataclass(frozen=True)
@@ -301,20 +197,14 @@ def local_batch(training: Training) -> float:
     if training.local_batch is not None:
         return training.local_batch
     throughput = training.throughput["torus2d"]
-    seconds = predicted_communication(training, "torus2d")
+    seconds = in_half("torus2d", training.parameters)
     return throughput * seconds / (HITOPKCOMM.cluster.size - throughput / training.single_gpu)
-
-
-def predicted_communication(training: Training, reducer: str) -> float:
-    """Return the seconds of a step's messages, in 16 bits."""
-    paper = HITOPKCOMM
-    return communication(reducer, paper.cluster, training.parameters, paper.density, HALF).seconds
 
 
 def cell(training: Training, reducer: str, slowdown: float = 1.0) -> Cell:
     """Predict a cell of table 3: computing as on one GPU, then communication, nothing of it hidden."""
     batch, world_size = local_batch(training), HITOPKCOMM.cluster.size
-    seconds = slowdown * predicted_communication(training, reducer)
+    seconds = slowdown * in_half(reducer, training.parameters)
     computing = batch / training.single_gpu
     paper = training.throughput[reducer]
     throughput = world_size * batch / (computing + seconds)
@@ -348,56 +238,40 @@ def table_3_slowed() -> list[Cell]:
 
 def cells_table(name: str, cells: Sequence[Cell]) -> Table:
     """Return the cells as rows."""
-    head = (
-        "training",
-        "scheme",
-        "samples/s, paper",
-        "predicted",
-        "predicted/paper",
-        "efficiency, paper",
-        "efficiency, predicted",
-        "ms beyond computing, paper",
-        "ms of messages, predicted",
-    )
-    rows = tuple(
+    head = ["training", "scheme", "samples/s, paper", "predicted", "predicted/paper", "efficiency, paper"]
+    head += ["efficiency, predicted", "ms beyond computing, paper", "ms of messages, predicted"]
+    rows = [
         (
-            each.training,
-            HITOPKCOMM.schemes[each.reducer],
-            f"{each.throughput.paper:,.0f}",
-            f"{each.throughput.predicted:,.0f}",
+            *(each.training, HITOPKCOMM.schemes[each.reducer]),
+            *(f"{each.throughput.paper:,.0f}", f"{each.throughput.predicted:,.0f}"),
             "fitted" if each.is_fitted else f"{each.throughput.ratio:.2f}",
-            f"{each.efficiency.paper:.1%}",
-            f"{each.efficiency.predicted:.1%}",
-            milliseconds(each.exposed.paper),
-            milliseconds(each.exposed.predicted),
+            *(f"{each.efficiency.paper:.1%}", f"{each.efficiency.predicted:.1%}"),
+            *(milliseconds(each.exposed.paper), milliseconds(each.exposed.predicted)),
         )
         for each in cells
-    )
+    ]
     return Table(name, head, rows)
 
 
 def gains() -> dict[str, Comparison]:
     """Return MSTopK-SGD's throughput over 2DTAR-SGD's, by training."""
-    by_place = {(each.training, each.reducer): each.throughput for each in table_3()}
+    found = {(each.training, each.reducer): each.throughput for each in table_3()}
+    pairs = {
+        each.name: (found[each.name, "hitopk"], found[each.name, "torus2d"]) for each in HITOPKCOMM.trainings
+    }
     return {
-        training.name: Comparison(
-            *(
-                getattr(by_place[training.name, "hitopk"], side)
-                / getattr(by_place[training.name, "torus2d"], side)
-                for side in ("paper", "predicted")
-            )
-        )
-        for training in HITOPKCOMM.trainings
+        name: Comparison(mstopk.paper / torus.paper, mstopk.predicted / torus.predicted)
+        for name, (mstopk, torus) in pairs.items()
     }
 
 
-def gains_table() -> Table:
-    """Return the gains as rows."""
-    rows = tuple(
-        (name, f"{gain.paper:.2f}", f"{gain.predicted:.2f}", f"{gain.ratio:.2f}")
-        for name, gain in gains().items()
-    )
-    return Table("gains", ("MSTopK-SGD over 2DTAR-SGD", "paper", "predicted", "predicted/paper"), rows)
+def compared(name: str, first: str, found: Mapping[str, Comparison], form: str) -> Table:
+    """Return the table of comparisons by name, the numbers in this format."""
+    rows = [
+        (key, format(each.paper, form), format(each.predicted, form), f"{each.ratio:.2f}")
+        for key, each in found.items()
+    ]
+    return Table(name, (first, "paper", "predicted", "predicted/paper"), rows)
 
 
 # ------------------------------------------------------------- Ok-Topk's cluster
@@ -405,7 +279,7 @@ def gains_table() -> Table:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a step of BERT takes: ``computing`` seconds and the messages, over links like ``link``."""
+    """A step of BERT: ``computing`` seconds and the messages, over links like ``link``."""
 
     name: str
     link: Link
@@ -419,6 +293,10 @@ class Fit:
         """Return how many times as long as Ok-Topk's a step with ``algorithm`` takes."""
         return self.seconds(algorithm, ranks) / self.seconds("Ok-Topk", ranks)
 
+    def speedups(self, *, but: str = "") -> list[float]:
+        """Return Ok-Topk's speed-ups over all others, ``but`` one, on 256 ranks."""
+        return [self.speedup(name, OKTOPK.many) for name in OTHERS if name != but]
+
     @property
     def efficiency(self) -> float:
         """Return Ok-Topk's efficiency on 256 ranks in weak scaling, where that of 32 is 1."""
@@ -427,20 +305,15 @@ class Fit:
 
 def messages(algorithm: str, ranks: int, link: Link) -> float:
     """Return the predicted seconds of a step's messages for BERT, one rank a node."""
-    stands, cluster = ALGORITHMS[algorithm], Cluster(ranks, 1, Network(inter=link))
-    density = OKTOPK.density * stands.share
-    return communication(stands.reducer, cluster, OKTOPK.parameters, density).seconds
+    given, cluster = ALGORITHMS[algorithm], Cluster(ranks, 1, Network(inter=link))
+    density = OKTOPK.density * given.get("share", 1.0)
+    return communication(given["reducer"], cluster, OKTOPK.parameters, density).seconds
 
 
-def others() -> list[str]:
-    """Return the algorithms that Ok-Topk is compared with."""
-    return [name for name in ALGORITHMS if name != "Ok-Topk"]
-
-
-def as_built() -> Fit:
-    """Return a step over the network at its own rate; computing is what is left of Ok-Topk's step."""
-    link = Link(OKTOPK.latency, 1 / OKTOPK.rate)
-    return Fit("the network's rate", link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
+def over(name: str, beta: float) -> Fit:
+    """Return a step at so many seconds a byte; computing is the rest of Ok-Topk's step."""
+    link = Link(OKTOPK.latency, beta)
+    return Fit(name, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
 
 
 def fit(name: str, algorithm: str, step: float) -> Fit:
@@ -454,15 +327,13 @@ def fit(name: str, algorithm: str, step: float) -> Fit:
         return messages(algorithm, OKTOPK.few, link) - messages("Ok-Topk", OKTOPK.few, link)
 
     at_zero = difference(0.0)
-    beta = (step - OKTOPK.step - at_zero) / (difference(1.0) - at_zero)
-    link = Link(OKTOPK.latency, beta)
-    return Fit(name, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
+    return over(name, (step - OKTOPK.step - at_zero) / (difference(1.0) - at_zero))
 
 
 def fits() -> list[Fit]:
     """Return the network's own rate, and those that two statements on 32 GPUs imply."""
     return [
-        as_built(),
+        over("the network's rate", 1 / OKTOPK.rate),
         fit("fitted to DenseOvlp", "Dense", OKTOPK.dense_step),
         fit("fitted to Gaussiank", "Gaussiank", OKTOPK.over_gaussian * OKTOPK.step),
     ]
@@ -470,7 +341,7 @@ def fits() -> list[Fit]:
 
 @dataclass(frozen=True)
 class Statement:
-    """What Ok-Topk's text says in a number, and how the prediction finds it."""
+    """A number of Ok-Topk's text, and the function that predicts it."""
 
     text: str
     paper: float
@@ -482,11 +353,7 @@ class Statement:
         return None if given.name == self.met_by else Comparison(self.paper, self.predicted(given))
 
 
-def speedups(given: Fit, *, but: str = "") -> list[float]:
-    """Return Ok-Topk's speed-ups over all others, ``but`` one, on 256 ranks."""
-    return [given.speedup(name, OKTOPK.many) for name in others() if name != but]
-
-
+FASTEST, SLOWEST = OKTOPK.over_all
 STATEMENTS = (
     Statement(
         "32 GPUs: over DenseOvlp",
@@ -500,20 +367,18 @@ STATEMENTS = (
         lambda fit: fit.speedup("Gaussiank", OKTOPK.few),
         "fitted to Gaussiank",
     ),
-    Statement("256 GPUs: over the fastest other", OKTOPK.over_all[0], lambda fit: min(speedups(fit))),
+    Statement("256 GPUs: over the fastest other", FASTEST, lambda fit: min(fit.speedups())),
     Statement(
-        "256 GPUs: over the fastest other but gTopk",
-        OKTOPK.over_all[0],
-        lambda fit: min(speedups(fit, but="gTopk")),
+        "256 GPUs: over the fastest other but gTopk", FASTEST, lambda fit: min(fit.speedups(but="gTopk"))
     ),
-    Statement("256 GPUs: over the slowest other", OKTOPK.over_all[1], lambda fit: max(speedups(fit))),
+    Statement("256 GPUs: over the slowest other", SLOWEST, lambda fit: max(fit.speedups())),
     Statement("256 GPUs: parallel efficiency", OKTOPK.efficiency, lambda fit: fit.efficiency),
 )
 
 
 def rates_table() -> Table:
     """Return the rate and the computing of each fit."""
-    rows = tuple((fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits())
+    rows = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
     return Table("rates", ("rate", "GB/s", "computing, ms a step"), rows)
 
 
@@ -521,41 +386,34 @@ def statements_table() -> Table:
     """Return the statements as rows, each fit in a column."""
     rows = []
     for statement in STATEMENTS:
-        row = (statement.text, f"{statement.paper:.2f}")
-        for each in fits():
-            found = statement.under(each)
-            row += ("(fitted)" if found is None else f"{found.predicted:.2f} ({found.ratio:.2f})",)
-        rows.append(row)
-    return Table("statements", ("Ok-Topk", "paper", *(each.name for each in fits())), tuple(rows))
+        found = [statement.under(each) for each in fits()]
+        cells = [f"{each.predicted:.2f} ({each.ratio:.2f})" if each else "(fitted)" for each in found]
+        rows.append((statement.text, f"{statement.paper:.2f}", *cells))
+    return Table("statements", ("Ok-Topk", "paper", *(each.name for each in fits())), rows)
 
 
 def figure_12_table(ranks: Sequence[int] = (32, 64, 128, 256)) -> Table:
     """Return the predicted seconds of the messages of each algorithm, at the rate fitted to DenseOvlp."""
     link = fits()[1].link
-    rows = tuple(
-        (name, f"`{stands.reducer}`", *(milliseconds(messages(name, each, link)) for each in ranks))
-        for name, stands in ALGORITHMS.items()
-    )
+    rows = [
+        (name, f"`{given['reducer']}`", *(milliseconds(messages(name, each, link)) for each in ranks))
+        for name, given in ALGORITHMS.items()
+    ]
     return Table("figure 12", ("algorithm", "reducer", *(f"ms on {each}" for each in ranks)), rows)
 
 
-def fill_in(given: FillIn) -> Comparison:
-    """Return the density of the sum of independent, evenly spread selections."""
-    return Comparison(given.found, union(given.ranks, given.density, 1.0))
-
-
-def fill_in_table() -> Table:
-    """Return how dense sums become."""
-    rows = []
-    for each in OKTOPK.fill_in:
-        found = fill_in(each)
-        place = f"{each.model}, {each.ranks} GPUs at {each.density:.0%}"
-        rows.append((place, f"{found.paper:.1%}", f"{found.predicted:.1%}", f"{found.ratio:.2f}"))
-    return Table("fill-in", ("density of the sum", "paper", "predicted", "predicted/paper"), tuple(rows))
+def fill_in() -> dict[str, Comparison]:
+    """Return the densities of sums of independent, evenly spread selections."""
+    return {
+        f"{each['model']}, {each['ranks']} GPUs at {each['density']:.0%}": Comparison(
+            each["found"], union(each["ranks"], each["density"], 1.0)
+        )
+        for each in OKTOPK.fill_in
+    }
 
 
 def comparisons() -> dict[str, list[Comparison]]:
-    """Return what the factors of the page bound, by their names; nothing that was fitted."""
+    """Return the comparisons that the factors of the page bound, by their names, without fitted ones."""
     fast = [each for each in table_3() if not each.is_fitted]
     slow = [each for each in table_3_slowed() if not each.is_fitted]
     bounded = {
@@ -567,7 +425,7 @@ def comparisons() -> dict[str, list[Comparison]]:
     for given in fits()[1:]:
         found = [statement.under(given) for statement in STATEMENTS]
         bounded[f"Ok-Topk, {given.name}"] = [each for each in found if each is not None]
-    return bounded | {"density of the sum": [fill_in(each) for each in OKTOPK.fill_in]}
+    return bounded | {"density of the sum": list(fill_in().values())}
 
 
 def tables() -> list[Table]:
@@ -577,18 +435,15 @@ def tables() -> list[Table]:
         figure_8_table(),
         cells_table("table 3", table_3()),
         cells_table("table 3, slowed", table_3_slowed()),
-        gains_table(),
+        compared("gains", "MSTopK-SGD over 2DTAR-SGD", gains(), ".2f"),
         rates_table(),
         figure_12_table(),
         statements_table(),
-        fill_in_table(),
+        compared("fill-in", "density of the sum", fill_in(), ".1%"),
     ]
 
 
 # ------------------------------------------------------------- the same code on the virtual clock
-
-
-SIMULATED_SIZE = 1_000_000
 
 
 def simulated_seconds(reducer: str, cluster: Cluster, density: float, values: str) -> float:
@@ -614,39 +469,33 @@ def simulated_seconds(reducer: str, cluster: Cluster, density: float, values: st
 
 def simulated_table() -> Table:
     """Return simulated and predicted seconds on both clusters, Ok-Topk's cut to 128 nodes."""
-    dense_link = fits()[1].link
+    one_gpu = Cluster(128, 1, Network(inter=fits()[1].link))
+    of_oktopk = dict.fromkeys(each["reducer"] for each in ALGORITHMS.values())
     clusters = (
         ("16 × 8", HITOPKCOMM.cluster, HITOPKCOMM.density, HALF, [*HITOPKCOMM.reducers, "hioktopk"]),
-        (
-            "128 × 1",
-            Cluster(128, 1, Network(inter=dense_link)),
-            OKTOPK.density,
-            FULL,
-            list(dict.fromkeys(each.reducer for each in ALGORITHMS.values())),
-        ),
+        ("128 × 1", one_gpu, OKTOPK.density, FULL, list(of_oktopk)),
     )
     rows = []
-    for place, cluster, density, values, reducers in clusters:
+    for name, cluster, density, values, reducers in clusters:
         for reducer in reducers:
             expected = communication(reducer, cluster, SIMULATED_SIZE, density, values).seconds
             found = simulated_seconds(reducer, cluster, density, values)
             ratio = f"{expected / found:.3f}"
-            rows.append((place, f"`{reducer}`", milliseconds(found), milliseconds(expected), ratio))
+            rows.append((name, f"`{reducer}`", milliseconds(found), milliseconds(expected), ratio))
     head = ("nodes × GPUs", "reducer", "simulated, ms", "closed form, ms", "closed form/simulated")
-    return Table("simulated", head, tuple(rows))
+    return Table("simulated", head, rows)
 
 
 # ------------------------------------------------------------- pictures
 
 
 def draw_hitopkcomm(path: Path) -> None:
-    """Draw the seconds over the size as in figure 7, and the efficiencies of table 3 beside the predicted."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 4), facecolor="white")
+    """Draw the seconds over the size as in figure 7, and the efficiencies of table 3, paper and predicted."""
+    with docs_picture(path, 9.5, 4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
         sizes = [1_000_000 << exponent for exponent in range(8)]
         by_size = [figure_7(size) for size in sizes]
-        for name, color in zip(by_size[0], COLORS, strict=False):
+        for name, color in zip(by_size[0], PALETTE, strict=False):
             label = f"{name} ({HITOPKCOMM.reducers[name]})" if name in HITOPKCOMM.reducers else name
             seconds = [each[name] * 1e3 for each in by_size]
             left.plot(sizes, seconds, color=color, marker="o", markersize=3, label=label)
@@ -654,14 +503,13 @@ def draw_hitopkcomm(path: Path) -> None:
         left.legend(frameon=False, fontsize=8)
         left.set_title("16 nodes × 8 GPUs, 25 Gbit/s", fontsize=9)
         draw_efficiencies(right)
-        finish(figure, path)
 
 
 def draw_efficiencies(axes: Axes) -> None:
     """Draw a pair of bars for every cell of table 3, with their numbers."""
     width, cells = 0.4, table_3()
     for place, each in enumerate(cells):
-        color = COLORS[list(HITOPKCOMM.reducers).index(each.reducer)]
+        color = PALETTE[list(HITOPKCOMM.reducers).index(each.reducer)]
         for side, value in enumerate((each.efficiency.paper, each.efficiency.predicted)):
             at = place + place // 3 * 0.7 + (side - 0.5) * width
             axes.bar(at, value, width, color=color, alpha=(1, 0.45)[side])
@@ -674,12 +522,11 @@ def draw_efficiencies(axes: Axes) -> None:
 
 
 def draw_oktopk(path: Path) -> None:
-    """Draw the seconds of the messages over the ranks, and the speed-ups on 256 beside the paper's range."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 4), facecolor="white")
+    """Draw the seconds of the messages over the ranks, and the speed-ups on 256 with the paper's range."""
+    with docs_picture(path, 9.5, 4) as figure:
         left, right = figure.subplots(1, 2)
         given, ranks = fits()[1], [16, 32, 64, 128, 256]
-        for name, color in zip(ALGORITHMS, COLORS, strict=True):
+        for name, color in zip(ALGORITHMS, PALETTE, strict=True):
             seconds = [messages(name, each, given.link) for each in ranks]
             left.plot(ranks, seconds, color=color, marker="o", markersize=3, label=name)
         left.set(xscale="log", yscale="log", xlabel="nodes of one GPU", ylabel="s of messages, predicted")
@@ -689,54 +536,31 @@ def draw_oktopk(path: Path) -> None:
         left.legend(frameon=False, fontsize=7, ncols=2, loc="lower left")
         left.set_title(f"BERT, 1 %, at {1 / given.link.beta / 1e9:.2f} GB/s", fontsize=9)
         draw_speedups(right)
-        finish(figure, path)
 
 
 def draw_speedups(axes: Axes) -> None:
     """Draw Ok-Topk's speed-ups over each other algorithm on 256 ranks, for both fitted rates."""
-    names = others()
     axes.axvspan(*OKTOPK.over_all, color="#eeeeee", zorder=0)
-    axes.text(OKTOPK.over_all[0] + 0.1, -0.65, "all others, by the paper", fontsize=7.5)
+    axes.text(FASTEST + 0.1, -0.65, "all others, by the paper", fontsize=7.5)
     for side, given in enumerate(fits()[1:]):
-        for place, name in enumerate(names):
-            value, at = given.speedup(name, OKTOPK.many), place + (side - 0.5) * 0.4
+        for place, value in enumerate(given.speedups()):
+            at = place + (side - 0.5) * 0.4
             label = given.name if place == 0 else None
-            axes.barh(at, value, 0.38, color=COLORS[side], label=label)
+            axes.barh(at, value, 0.38, color=PALETTE[side], label=label)
             axes.text(value + 0.1, at, f"{value:.2f}", va="center", fontsize=7)
-    axes.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
-    axes.set(xlabel="Ok-Topk's speed-up of a step on 256 GPUs", xlim=(0, 14), ylim=(len(names) - 0.4, -1))
+    axes.set_yticks(range(len(OTHERS)), [name.replace(", ", ",\n") for name in OTHERS])
+    axes.set(xlabel="Ok-Topk's speed-up of a step on 256 GPUs", xlim=(0, 14), ylim=(len(OTHERS) - 0.4, -1))
     axes.legend(frameon=False, fontsize=7.5, loc="center right")
 
 
-def finish(figure: Figure, path: Path) -> None:
-    """Write the picture, the same bytes from the same numbers."""
-    for axes in figure.axes:
-        axes.spines[["right", "top"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
-
-
 PICTURES = MappingProxyType({"papers-hitopkcomm.svg": draw_hitopkcomm, "papers-oktopk.svg": draw_oktopk})
-
-
-# ------------------------------------------------------------- the page
-
-
-def with_table(page: str, table: Table) -> str:
-    """Return the page with the table between its two marks, ``<!-- NAME -->`` and ``<!-- end -->``."""
-    begin, end = f"<!-- {table.name} -->\n", "<!-- end -->"
-    whole = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    page, places = whole.subn(lambda _: f"{begin}{table.markdown()}\n{end}", page)
-    if places != 1:
-        raise SystemExit(f"{PAGE.name}: expected one place {begin.strip()!r} for a table, found {places}")
-    return page
 
 
 def write(given: Sequence[Table]) -> None:
     """Refresh the tables of the page, and the pictures."""
     page = PAGE.read_text()
     for table in given:
-        page = with_table(page, table)
+        page = with_block(page, table.name, table.markdown())
     PAGE.write_text(page)
     for name, draw in PICTURES.items():
         draw(FOLDER / name)
@@ -752,7 +576,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = tables() + ([simulated_table()] if options.simulate else [])
     for table in given:
         lines = [json.dumps(record) for record in table.records()] if options.json else []
-        print("\n".join(lines) if options.json else f"{table.name}\n\n{table.markdown()}\n")
+        print("\n".join(lines) if options.json else f"{table.name}\n\n{table.markdown()}")
     if options.write:
         write(given)
 

@@ -1,16 +1,17 @@
-"""Hold the cost model, the virtual clock and the tuner to what was measured on the emulated cluster.
+"""Compare the cost model, the virtual clock and the tuner with measurements on the emulated cluster.
 
     python scripts/validate.py --predict     # from benchmarks/results: some minutes of both cores
     python scripts/validate.py               # the tables and pictures of docs/validation.md, from the last
 
 Measured: the records of ``cloudtrain bench reducers --cluster``. Predicted from the profile that
 ``cloudtrain tune`` measured on the same cluster: in closed form, and by the same code on simulated ranks that
-share as many cores. What the tuner picks from that profile is held to the fastest that was measured.
+share as many cores. What the tuner picks from that profile is compared with the fastest that was measured.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import groupby
@@ -18,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import commlib
 from commlib import REDUCERS, Communicator, Topology, make_reducer
@@ -27,17 +28,21 @@ from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.gradients import Gradients
 from commlib.tuning.profile import Profile
+from datacache.testing.throttled import bytes_per_second
+from scripts.drawing.pages import with_block
+from scripts.drawing.style import PALETTE, docs_picture
 from training.bench.record import command, machine
+from training.bench.steps import CLOCKS, interleave
+from training.bench.tables import NOTHING
+from training.commands.printing import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
 SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
-WITHIN = 1.1  # what a pick may take longer than the best
-WARM_UP_STEPS, STEPS = 1, 2
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
-COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
-COLORS += ["#999999", "#8c564b", "#bcbd22"]
+WITHIN = 1.1  # the most that a pick may take, relative to the best
+STEPS = range(1, 3)  # of those on simulated ranks; the one before is a warm-up
+COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22")
 
 
 @dataclass(frozen=True, order=True)
@@ -56,8 +61,8 @@ class Cell:
         return [range(end - count, end) for end, count in zip(ends, self.ranks_of_nodes, strict=True)]
 
     @property
-    def place(self) -> str:
-        """Return nodes and ranks, as ``4 × 2``."""
+    def shape(self) -> str:
+        """Return nodes and ranks on each, as ``4 × 2``."""
         return f"{len(self.ranks_of_nodes)} × {self.ranks_of_nodes[0]}"
 
 
@@ -72,13 +77,8 @@ class Comparison:
     closed_form: float
     simulated: float | None
 
-    @property
-    def name(self) -> str:
-        """Return the reducer, and its codec if it is not its own."""
-        return self.subject if self.wire in (None, "fp32") else f"{self.subject} {self.wire}"
 
-
-# ------------------------------------------------------------- what was measured
+# ------------------------------------------------------------- measurements
 
 
 def newest(pattern: str) -> list[Path]:
@@ -94,13 +94,8 @@ def cluster_records() -> list[Path]:
 
 
 def gbit(rate: str) -> float:
-    """Return a rate of ``tc`` in Gbit/s.
-
-    >>> gbit("500mbit"), gbit("10gbit")
-    (0.5, 10.0)
-    """
-    number, unit = rate[:-4], rate[-4:]
-    return float(number) * {"gbit": 1.0, "mbit": 1e-3}[unit]
+    """Return a rate of ``tc`` in Gbit/s."""
+    return bytes_per_second(rate) * 8 / 1e9
 
 
 BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one
@@ -137,8 +132,8 @@ def measured() -> dict[tuple[Cell, str, str | None], float]:
 def profiles() -> dict[tuple[float, int], Profile]:
     """Return what ``cloudtrain tune`` measured, by the rate of the cluster and its ranks."""
     paths = newest("profile-*.json")
-    words = {path: path.stem.split("-") for path in paths}
-    return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in words.items()}
+    named = {path: path.stem.split("-") for path in paths}
+    return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in named.items()}
 
 
 def profile(cell: Cell) -> Profile:
@@ -146,38 +141,30 @@ def profile(cell: Cell) -> Profile:
     return profiles()[cell.gbit, sum(cell.ranks_of_nodes)]
 
 
-# ------------------------------------------------------------- what is predicted
+# ------------------------------------------------------------- predictions
+
+
+def options_of(cell: Cell, wire: str | None) -> dict[str, Any]:
+    """Return the options of a reducer; a dense one has none."""
+    return {"density": cell.density, "wire": wire} if wire else {}
 
 
 def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
     """Return the seconds of a step by ``commlib.predict``, computing included."""
-    given = profile(cell)
-    settings: dict[str, Any] = {"density": cell.density, "wire": wire} if wire else {}
-    return commlib.predict(
-        subject, cell.nodes, cell.size, network=given.network, speeds=given.speeds, **settings
-    ).seconds
+    links = {"network": profile(cell).network, "speeds": profile(cell).speeds}
+    return commlib.predict(subject, cell.nodes, cell.size, **links, **options_of(cell, wire)).seconds
 
 
 def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -> float:
     """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
-    gradients, given = gradients_of(cell.size), profile(cell)
-    options: dict[str, Any] = {"density": cell.density, "wire": wire} if wire else {}
 
-    def body(comm: Communicator) -> list[float]:
-        reducer = make_reducer(subject, Topology(comm), cell.size, **options)
-        seconds = []
-        for step in range(WARM_UP_STEPS + STEPS):
-            gradient = gradients.of(comm.rank, step)
-            comm.barrier()
-            start = comm.now()
-            reducer.reduce(gradient)
-            comm.barrier()
-            seconds.append(comm.now() - start)
-        return seconds[WARM_UP_STEPS:]
+    def body(comm: Communicator) -> float:
+        reducers = {subject: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
+        gradients, clock = gradients_of(cell.size), CLOCKS["wall"]
+        return interleave(comm, reducers, gradients, STEPS, clock, unchecked=reducers)[subject].seconds.median
 
     ranks = list(cell.ranks_of_nodes)
-    taken = simulated.run(body, sum(ranks), ranks, given.network, cores=cores)
-    return median(map(max, zip(*taken, strict=True)))
+    return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]
 
 
 @cache
@@ -188,35 +175,28 @@ def gradients_of(size: int) -> Gradients:
 
 def predict(cores: int) -> Iterator[Comparison]:
     """Yield every reducer in every cell; simulated with plain values, at the rates of ``SIMULATED``."""
-    for (cell, subject, wire), seconds in sorted(
-        measured().items(), key=lambda each: (each[0][0], each[0][1])
-    ):
-        is_simulated = wire in (None, "fp32") and (cell.gbit, cell.place) in SIMULATED
+    for cell, subject, wire in sorted(measured(), key=lambda each: each[:2]):
         if not REDUCERS[subject].sparse and cell.density != densities_of(cell)[0]:
             continue  # the same measurement as at the first density
-        yield Comparison(
-            cell,
-            subject,
-            wire,
-            seconds,
-            closed_form(cell, subject, wire),
-            on_simulated_ranks(cell, subject, wire, cores) if is_simulated else None,
-        )
+        is_simulated = wire in (None, "fp32") and (cell.gbit, cell.shape) in SIMULATED
+        virtual = on_simulated_ranks(cell, subject, wire, cores) if is_simulated else None
+        seconds = measured()[cell, subject, wire]
+        yield Comparison(cell, subject, wire, seconds, closed_form(cell, subject, wire), virtual)
 
 
 def densities_of(cell: Cell) -> list[float]:
-    """Return the densities that were measured beside this one, the largest first."""
+    """Return the densities that were measured in the same case, the largest first."""
     alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
     found = {row.density for row, _, _ in measured() if (row.gbit, row.ranks_of_nodes, row.size) == alike}
     return sorted(found, reverse=True)
 
 
-# ------------------------------------------------------------- what the tuner picks
+# ------------------------------------------------------------- picks of the tuner
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What the tuner picks in a cell, and the fastest there, with the seconds that both took."""
+    """The pick of the tuner in a cell and the fastest there, with the seconds of both."""
 
     cell: Cell
     picked: str
@@ -254,13 +234,12 @@ def error(predicted: float, seconds: float) -> float:
     return abs(predicted / seconds - 1)
 
 
-def by_place(given: Sequence[Comparison]) -> str:
+def by_cluster(given: Sequence[Comparison]) -> str:
     """Return the table of median errors by rate and nodes."""
-    rows = []
-    for (rate, place), group in groupby(given, key=lambda each: (each.cell.gbit, each.cell.place)):
-        rows.append((f"{rate:g} Gbit/s", place, *_errors(list(group))))
+    groups = groupby(given, key=lambda each: (each.cell.gbit, each.cell.shape))
+    rows = [(f"{rate:g} Gbit/s", shape, *_errors(list(group))) for (rate, shape), group in groups]
     rows.append(("all", "", *_errors(given)))
-    return table(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
+    return markdown(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
 
 
 def by_reducer(given: Sequence[Comparison]) -> str:
@@ -272,79 +251,73 @@ def by_reducer(given: Sequence[Comparison]) -> str:
         ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
         rows.append((f"`{subject}`", *_errors(own), *(f"{ratio:.2f}" for ratio in ratios)))
     header = ("reducer", "cases", "closed form", "simulated", "closed form/measured", "simulated/measured")
-    return table(header, rows)
+    return markdown(header, rows)
 
 
 def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
     closed = median(error(each.closed_form, each.measured) for each in given)
     virtual = [error(each.simulated, each.measured) for each in given if each.simulated]
-    return str(len(given)), f"{100 * closed:.0f} %", f"{100 * median(virtual):.0f} %" if virtual else "–"
+    return str(len(given)), f"{100 * closed:.0f} %", f"{100 * median(virtual):.0f} %" if virtual else NOTHING
 
 
 def of_picks(given: Sequence[Pick]) -> str:
-    """Return the table of what the tuner picks."""
+    """Return the table of the picks."""
     rows = [
         (
-            f"{pick.cell.gbit:g}",
-            pick.cell.place,
-            f"{pick.cell.size / 1e6:.3g} M",
-            f"{100 * pick.cell.density:g} %",
-            f"`{pick.picked}`",
-            f"{1e3 * pick.picked_seconds:.0f}" if pick.picked_seconds else "not measured",
-            f"`{pick.best}`",
-            f"{1e3 * pick.best_seconds:.0f}",
-            f"{pick.ratio:.2f}",
+            *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),
+            *(f"`{pick.picked}`", ms(pick.picked_seconds) if pick.picked_seconds else "not measured"),
+            *(f"`{pick.best}`", ms(pick.best_seconds), f"{pick.ratio:.2f}"),
         )
         for pick in given
+        for cell in (pick.cell,)
     ]
-    columns = "Gbit/s, nodes × ranks, entries, density, picked, ms, fastest measured, ms, ratio"
-    header = columns.split(", ")
-    return table(header, rows)
+    head = (
+        "Gbit/s",
+        "nodes × ranks",
+        "entries",
+        "density",
+        "picked",
+        "ms",
+        "fastest measured",
+        "ms",
+        "ratio",
+    )
+    return markdown(head, rows)
+
+
+def ms(seconds: float) -> str:
+    """Return whole milliseconds."""
+    return f"{1e3 * seconds:.0f}"
 
 
 def verdict(given: Sequence[Pick]) -> str:
     """Return how many picks are within the bound."""
     good = sum(pick.ratio <= WITHIN for pick in given)
     share = f"{good} of {len(given)} picks ({100 * good / len(given):.0f} %)"
-    return f"{share} take at most {WITHIN} times as long as the fastest."
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{share} take at most {WITHIN} times as long as the fastest.\n"
 
 
 def draw(given: Sequence[Comparison], path: Path) -> None:
     """Draw predicted over measured seconds, a mark a case."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 4.6), facecolor="white")
+    with docs_picture(path, 9.5, 4.6) as figure:
         for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
             for subject, color in zip(REDUCERS, COLORS, strict=True):
                 own = [each for each in given if each.subject == subject and getattr(each, kind)]
+                measured_ms = [1e3 * each.measured for each in own]
+                predicted_ms = [1e3 * getattr(each, kind) for each in own]
                 axes.plot(
-                    [1e3 * each.measured for each in own],
-                    [1e3 * getattr(each, kind) for each in own],
-                    "o",
-                    color=color,
-                    markersize=3.5,
-                    label=subject,
-                    alpha=0.8,
+                    measured_ms, predicted_ms, "o", color=color, markersize=3.5, label=subject, alpha=0.8
                 )
             ends = [4, 5000]
             axes.plot(ends, ends, color="black", linewidth=0.8)
-            axes.fill_between(
-                ends, [0.75 * end for end in ends], [1.25 * end for end in ends], color="#eeeeee", zorder=0
-            )
+            low, high = ([share * end for end in ends] for share in (0.75, 1.25))
+            axes.fill_between(ends, low, high, color="#eeeeee", zorder=0)
             axes.set(xscale="log", yscale="log", xlabel="ms measured", title=kind.replace("_", " "))
-            axes.spines[["right", "top"]].set_visible(False)
         figure.axes[0].set_ylabel("ms predicted; grey: within 25 %")
         figure.axes[0].legend(frameon=False, fontsize=7.5)
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
-def keep(given: Iterable[Comparison], path: Path) -> None:
+def save(given: Iterable[Comparison], path: Path) -> None:
     """Write the comparisons to a file, with the machine and the command that made them."""
     rows = [asdict(each) for each in given]
     content = {"command": command(), "machine": machine(), "comparisons": rows}
@@ -352,36 +325,23 @@ def keep(given: Iterable[Comparison], path: Path) -> None:
 
 
 def load() -> list[Comparison]:
-    """Return what ``--predict`` kept."""
+    """Return what ``--predict`` stored."""
     (path,) = newest("validation.json")
     rows = json.loads(path.read_text())["comparisons"]
-    cells = [each.pop("cell") for each in rows]
-    return [
-        Comparison(Cell(**(cell | {"ranks_of_nodes": tuple(cell["ranks_of_nodes"])})), **each)
-        for cell, each in zip(cells, rows, strict=True)
-    ]
+    for row in rows:
+        row["cell"] = Cell(**row["cell"] | {"ranks_of_nodes": tuple(row["cell"]["ranks_of_nodes"])})
+    return [Comparison(**row) for row in rows]
 
 
 def blocks() -> dict[str, str]:
-    """Return what stands between the marks of the page, by their names."""
+    """Return the text between each pair of marks of the page, by the name of the marks."""
     given, chosen = load(), picks()
     return {
-        "errors by cluster": by_place(given),
+        "errors by cluster": by_cluster(given),
         "errors by reducer": by_reducer(given),
         "verdict": verdict(chosen),
         "picks": of_picks(chosen),
     }
-
-
-def with_blocks(page: str, given: Mapping[str, str]) -> str:
-    """Return the page with every block between ``<!-- NAME -->`` and ``<!-- end -->``."""
-    for name, text in given.items():
-        before, begin, rest = page.partition(f"<!-- {name} -->\n")
-        if not begin:
-            raise SystemExit(f"{PAGE.name}: expected a place <!-- {name} -->, found none")
-        _, end, after = rest.partition("<!-- end -->")
-        page = f"{before}{begin}{text}\n{end}{after}"
-    return page
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -391,8 +351,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if parser.parse_args(arguments).predict:
         source = cluster_records()[0]
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
-        keep(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
-    PAGE.write_text(with_blocks(PAGE.read_text(), blocks()))
+        save(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
+    page = PAGE.read_text()
+    for name, text in blocks().items():
+        page = with_block(page, name, text)
+    PAGE.write_text(page)
     draw(load(), PICTURES / "predicted.svg")
 
 

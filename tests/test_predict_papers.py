@@ -8,14 +8,15 @@ import pytest
 
 from commlib import REDUCERS, Link, predict
 from scripts import predict_papers
+from scripts.drawing.pages import with_block
 from scripts.predict_papers import (
     ALGORITHMS,
     HITOPKCOMM,
     OKTOPK,
+    OTHERS,
     PICTURES,
     Comparison,
     Fit,
-    Table,
     Training,
     cell,
     communication,
@@ -26,10 +27,8 @@ from scripts.predict_papers import (
     gains,
     local_batch,
     messages,
-    others,
     table_3,
     tables,
-    with_table,
 )
 
 PAGE = predict_papers.PAGE.read_text()
@@ -55,7 +54,7 @@ def written(name):
 def test_the_tables_of_the_page_are_those_of_the_script():
     # To refresh: python scripts/predict_papers.py --write
     for table in tables():
-        assert with_table(PAGE, table) == PAGE, table.name
+        assert with_block(PAGE, table.name, table.markdown()) == PAGE, table.name
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -80,8 +79,9 @@ def test_json_lines_hold_the_cells_of_the_tables(capsys):
 
 
 def test_a_page_without_the_place_of_a_table_is_refused():
-    with pytest.raises(SystemExit, match="expected one place '<!-- mine -->' for a table, found 0"):
-        with_table("no table here", Table("mine", ("head",), (("cell",),)))
+    for page in ("no table here", "<!-- mine -->\n", 2 * "<!-- mine -->\n<!-- end -->\n"):
+        with pytest.raises(ValueError, match="expected one line '<!-- mine -->"):
+            with_block(page, "mine", "| a table |\n")
 
 
 # ------------------------------------------------------------- within the stated factors
@@ -200,7 +200,7 @@ def test_on_32_nodes_allgathers_still_beat_dense_and_gaussiank_is_the_best_other
     seconds = {name: messages(name, OKTOPK.few, given.link) for name in ALGORITHMS}
     assert seconds["TopkA"] < seconds["Dense"]
     assert seconds["Ok-Topk"] == min(seconds.values())
-    assert min(set(others()) - {"gTopk"}, key=seconds.__getitem__) == "Gaussiank"
+    assert min(set(OTHERS) - {"gTopk"}, key=seconds.__getitem__) == "Gaussiank"
     assert "but for gTopk" in PAGE
 
 

@@ -1,8 +1,8 @@
 """Throttled central storage: a folder behind one slow network link, for tests and benchmarks.
 
-``python -m datacache.testing.throttled_server FOLDER --rate 1gbit --latency-ms 2`` is an HTTP server. It is a
-process of its own, so that its limits hold for all ranks of a machine together: each response waits for the
-latency, in parallel with others, and then passes one link of the given rate. It prints its URL,
+``python -m datacache.testing.throttled_server FOLDER --rate 1gbit --latency-seconds 0.002``: an HTTP server.
+It is a process of its own, so that its limits hold for all ranks of a machine together: each response waits
+for the latency, in parallel with others, and then passes one link of the given rate. It prints its URL,
 ``throttled://…``, when it is ready. fsspec opens such URLs with :class:`ThrottledFileSystem` once this module
 is imported::
 
@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -34,6 +34,7 @@ import fsspec
 
 COUNTS = "/-/counts"
 LISTING = "application/json"
+SERVER = "datacache.testing.throttled_server"
 
 
 def bytes_per_second(rate: str) -> float:
@@ -121,18 +122,8 @@ def serve(
     The server ends with the block, or when this process dies: it watches its standard input.
     """
     limits = Limits(rate, latency_seconds, failures, seed, stall_seconds)
-    command = [
-        sys.executable,
-        "-m",
-        "datacache.testing.throttled_server",
-        os.fspath(folder),
-        "--until-input-ends",
-    ]
-    command += ["--latency-ms", repr(limits.latency_seconds * 1e3)]
-    command += ["--failures", repr(limits.failures), "--seed", repr(limits.seed)]
-    command += ["--stall-seconds", repr(limits.stall_seconds)]
-    if limits.rate is not None:
-        command += ["--rate", limits.rate]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(limits).items() if value]
+    command = [sys.executable, "-m", SERVER, os.fspath(folder), "--until-input-ends", *options]
     package = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     server = subprocess.Popen(

@@ -257,7 +257,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rate", help="of all clients together, such as 1gbit (default: no limit)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before each response (default 0)")
+    parser.add_argument("--latency-seconds", type=float, default=0.0, help="before each response (default 0)")
     parser.add_argument("--failures", type=float, default=0.0, help="share of requests that fail (default 0)")
     parser.add_argument("--seed", type=int, default=0, help="of the requests that fail (default 0)")
     parser.add_argument("--stall-seconds", type=float, default=0.0, help="of a pause instead of a failure")
@@ -267,7 +267,7 @@ def main() -> None:
     if not args.folder.is_dir():
         parser.error(f"folder: expected a folder, got {args.folder}")
     try:
-        limits = Limits(args.rate, args.latency_ms / 1e3, args.failures, args.seed, args.stall_seconds)
+        limits = Limits(args.rate, args.latency_seconds, args.failures, args.seed, args.stall_seconds)
     except ValueError as error:
         parser.error(str(error))
     # select() sleeps to the microsecond; epoll, the default, rounds every wait up to whole milliseconds

@@ -1,4 +1,4 @@
-"""What reducers take on emulated clusters, against all-reduces."""
+"""Times of reducers on emulated clusters, against all-reduces."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results, fingerprint
 from scripts.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import NOTHING, kilobytes, label, percent, table, world
 from training.bench.record import Record
+from training.bench.tables import NOTHING, label, percent, table_of
 from training.commands.printing import milliseconds, times
 
-CLUSTER = "cluster"  # so begin the names of what was measured on emulated clusters
+CLUSTER = "cluster"  # the first word of results from emulated clusters
 
 TEXT = """## {title}
 
 Real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine, from barrier to barrier,
 slowest rank. `mpi` and `horovod` are the dense all-reduces of Open MPI and Horovod, by the algorithm that is
-named; `memory kept`: where the C library keeps what processes free. "× peer" is against the fastest of them.
+named; `memory kept`: where the C library retains freed memory. "× peer" is against the fastest of them.
 `bare` is the exchange of `hitopk`'s bytes through MPI alone, without the work. Stages are ms, means over
 ranks; the rest of a step is waiting for the slowest.
 """
@@ -27,7 +27,7 @@ ranks; the rest of a step is waiting for the slowest.
 
 @dataclass(frozen=True)
 class Cell:
-    """What was measured on a cluster at one rate and size, and the picture of it."""
+    """The measurements on a cluster at one rate and size, and the picture of them."""
 
     kind: str
     rate: str
@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Return what distinguishes it from others."""
+        """Return the title: rate, size and nodes."""
         return f"{self.rate}, {self.size:,} entries, {world(self.nodes)}"
 
     @property
@@ -77,8 +77,19 @@ def cells(results: Results) -> list[Cell]:
 
 
 def all_cells(newest_results: Iterable[Results]) -> list[Cell]:
-    """Return what there is to draw."""
+    """Return all cells to draw."""
     return [cell for each in newest_results if each.kind.startswith(CLUSTER) for cell in cells(each)]
+
+
+def world(nodes: Sequence[int]) -> str:
+    """Return the numbers of nodes and ranks.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
 
 
 def is_allreduce(record: Record) -> bool:
@@ -88,33 +99,11 @@ def is_allreduce(record: Record) -> bool:
 
 def tables(results: Results) -> Iterator[str]:
     """Yield a heading, a picture and a table for each cell, and what MPI's algorithms took there."""
-    header = ["reducer", "density", "ms", "min", "max", "× peer", "× bare", *STAGES, "sent inter kB"]
     for cell in cells(results):
         yield f"### {cell.title}\n"
         yield f"{probed(cell)}\n"
         yield f"![Time by stage and bytes between nodes: {cell.title}]({cell.picture})\n"
-        first = cell.densities[0]
-        rows = [
-            row_of(record)
-            for density in cell.densities
-            for record in cell.at(density)
-            if density == first or record.case["density"] is not None
-        ]
-        yield table(header, rows)
-
-
-def row_of(record: Record) -> list[str]:
-    """Return the row of one candidate."""
-    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
-    seconds = record.seconds
-    return [
-        *(f"`{label(record)}`", percent(record.case["density"])),
-        *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
-        times(record.ratio),
-        times(bare["median"] / seconds.median if bare else None),
-        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
-        kilobytes(record.bytes.inter) if record.bytes else NOTHING,
-    ]
+        yield table_of(cell.measured).markdown()
 
 
 def probed(cell: Cell) -> str:

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, picture
-from scripts.drawing.text import table
 from training.bench.gpu import SWEEP
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
+from training.commands.printing import markdown, milliseconds, times
 
 SUBJECT = "exact"
 LONGEST = 1 << 27  # that the paper shows
@@ -30,8 +29,8 @@ UNITS = ((1 << 20, "M"), (1 << 10, "K"))
 
 TEXT = """## Selection on a GPU
 
-Selecting exactly, against what one would call instead and the paper's thirty passes. "Of a read": times
-what reading the vector once takes, at the rate of a copy. The sweep adds the residual, selects, and leaves
+Selecting exactly, against the alternatives and the paper's thirty passes. "Of a read": times
+the time of reading the vector once, at the rate of a copy. The sweep adds the residual, selects, and leaves
 the next residual.
 """
 
@@ -56,7 +55,7 @@ def of_entry(records: Iterable[Record], entry: str) -> list[Record]:
 
 
 def curves(records: Sequence[Record], longest: int = LONGEST) -> list[Curve]:
-    """Return what is drawn, of records of one type of entries; what was never measured has no curve."""
+    """Return the curves of records of one type of entries, without candidates that were not measured."""
     found: dict[str, dict[int, float]] = {name: {} for name in COLORS}
     for record in records:
         size = record.case["size"]
@@ -119,7 +118,7 @@ def tables(results: Results, folder: str = "") -> Iterator[str]:
         of_type = of_entry(records, entry)
         for size in dict.fromkeys(each.case["size"] for each in of_type):
             rows.append([entry, *_row([each for each in of_type if each.case["size"] == size], peers)])
-    yield table(["entries", "d", *own, *(f"× {name}" for name in peers)], rows)
+    yield markdown(["entries", "d", *own, *(f"× {name}" for name in peers)], rows)
 
 
 def _row(records: Sequence[Record], peers: Sequence[str]) -> list[str]:

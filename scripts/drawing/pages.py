@@ -1,4 +1,4 @@
-"""Pages of docs/ in which the newest records of one kind stand between two marks."""
+"""Pages of docs/ in which tables stand between two marks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,11 +9,30 @@ BEGIN = "<!-- measured: written by scripts/draw_benchmarks.py -->\n"
 END = "<!-- end of what was measured -->\n"
 
 
+def replaced(page: str, begin: str, end: str, text: str) -> str:
+    """Return a page with ``text`` between the only line ``begin`` and the next ``end``."""
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found or begin in rest:
+        raise ValueError(f"expected one line {begin!r}, and {end!r} after it")
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def with_block(page: str, name: str, text: str) -> str:
+    r"""Return a page with ``text`` between its marks ``<!-- NAME -->`` and ``<!-- end -->``.
+
+    >>> with_block("<!-- one -->\nold\n<!-- end -->\n", "one", "new\n")
+    '<!-- one -->\nnew\n<!-- end -->\n'
+    """
+    return replaced(page, f"<!-- {name} -->\n", "<!-- end -->", text)
+
+
 @dataclass(frozen=True)
 class Page:
     """A page, from the top of the project.
 
-    ``tables(results, folder)``: its picture, which is in that folder, and its tables. ``measure``: what does.
+    ``tables(results, folder)``: its picture, which is in that folder, and its tables. ``measure``: the
+    command that measures them.
     """
 
     path: str
@@ -23,11 +42,11 @@ class Page:
 
     def with_measured(self, text: str, found: dict[str, Results]) -> str:
         """Return the text of the page with the newest records between its marks."""
-        if not 0 <= text.find(BEGIN) < text.find(END):
-            raise ValueError(f"{self.path}: expected the lines {BEGIN!r} and {END!r}, in this order")
-        before, after = text[: text.index(BEGIN)], text[text.index(END) :]
         measured = f"Nothing has been measured yet: `{self.measure}` does.\n"
         if self.kind in found:
             link = found[self.kind].source.replace("](results/", "](../benchmarks/results/")
             measured = "\n".join([link, *self.tables(found[self.kind], "../benchmarks/")])
-        return f"{before}{BEGIN}\n{measured}\n{after}"
+        try:
+            return replaced(text, BEGIN, END, f"\n{measured}\n")
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None

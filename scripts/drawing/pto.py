@@ -1,4 +1,4 @@
-"""What norms in parts take, and how even the parts are."""
+"""Times of norms in parts, and how even the parts are."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 
 from scripts.drawing.results import Results
 from scripts.drawing.style import WHOLE, legend, name_rows, note, open_up, picture
-from scripts.drawing.text import table
+from training.bench import pto as bench
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
 
-# How norms are computed, and how tensors are dealt out to ranks.
+# How norms are computed, and how tensors are assigned to ranks.
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
 PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
 NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
@@ -21,28 +20,16 @@ TEXT = """## Norms in parts
 
 Sums of squares of all weights and gradients of a network, on real ranks of one machine, whose cores they
 share: every rank has all tensors. CPU is the processor's time of a rank, the mean over ranks, and ms is from
-barrier to barrier, slowest rank. `local`: every rank computes everything, with the same kernel.
+barrier to barrier, slowest rank. `local`: every rank computes everything, with the same kernel; `in graph`:
+TensorFlow computes the norms of a step of LARS, in float32, on every rank. `by layer` is the partition of
+HiTopKComm.
 """
 
 
 def tables(results: Results, folder: str = "") -> Iterator[str]:
     """Yield picture and tables of norms in parts and of steps of LARS; ``folder``: where the picture is."""
-    norms, lars = (of_operation(results.records, name) for name in ("norms", "lars"))
     yield f"![CPU time a rank, time a call, and balance]({folder}pto.svg)\n"
-    header = ["network", "ranks", "norms", "CPU ms", "local's", "× less", "ms", "local's", "× as fast"]
-    yield table(header, ([*place_of(each), f"`{each.subject}`", *numbers_of(each)] for each in norms))
-    chosen = [each for each in norms if each.subject == "auto"]
-    yield "What `auto` chose:\n"
-    yield "".join(f"- {', '.join(place_of(row))} ranks: {row.more['choice']['reason']}\n" for row in chosen)
-    yield "The largest load of a rank over the mean; `by layer` is HiTopKComm's partition:\n"
-    header = ["network", "ranks", *(f"`{name}`" for name in PARTITIONS), "× better balanced"]
-    yield table(header, ([*place_of(each), *balances(each)] for each in chosen))
-    if lars:
-        yield "A whole step of LARS; `in graph`: TensorFlow computes its norms, in float32, on every rank.\n"
-        numbers = ["CPU ms", "its", "× less", "ms", "its", "× as fast"]
-        header = ["network", "ranks", "norms", "baseline", *numbers]
-        rows = ([*place_of(each), f"`{each.subject}`", f"`{each.peer}`", *numbers_of(each)] for each in lars)
-        yield table(header, rows)
+    yield from (table.markdown() for table in bench.tables(results.records))
 
 
 def of_operation(records: Iterable[Record], operation: str) -> list[Record]:
@@ -52,35 +39,10 @@ def of_operation(records: Iterable[Record], operation: str) -> list[Record]:
     return sorted(own, key=lambda each: (networks.index(each.case["network"]), each.case["ranks"]))
 
 
-def place_of(record: Record) -> list[str]:
-    """Return network and ranks."""
-    return [network_of(record), str(record.case["ranks"])]
-
-
 def network_of(record: Record) -> str:
     """Return the network's name as its authors write it."""
     name: str = record.case["network"]
     return NETWORKS.get(name, name)
-
-
-def numbers_of(record: Record) -> list[str]:
-    """Return the processor's time and the wall time, against the peer's."""
-    more = record.more
-    return [
-        milliseconds(more["cpu_seconds"]["median"]),
-        milliseconds(more["peer_cpu_seconds"]["median"]),
-        times(more["cpu_ratio"]),
-        milliseconds(record.seconds.median),
-        milliseconds(record.peer_seconds.median),
-        times(record.ratio),
-    ]
-
-
-def balances(record: Record) -> list[str]:
-    """Return how even each partition is, and what slices gain over the paper's."""
-    balance = record.more["balance"]
-    gain = balance["by layer"] / balance["slices"]
-    return [*(f"{balance[name]:.3f}" for name in PARTITIONS), times(gain)]
 
 
 def draw(results: Results, path: Path) -> None:
@@ -104,7 +66,7 @@ def draw(results: Results, path: Path) -> None:
         figure.suptitle("Norms of all weights and gradients")
 
 
-Bars = dict[str, tuple[float, str]]  # how high, and what is written above
+Bars = dict[str, tuple[float, str]]  # height, and the text above
 
 
 def processor_bars(own: Sequence[Record]) -> Bars:

@@ -1,4 +1,4 @@
-"""The newest records of each kind that the benches left."""
+"""The newest records of each kind of bench."""
 
 import hashlib
 import json

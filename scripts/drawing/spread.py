@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+from scripts.drawing.cluster import world
 from scripts.drawing.results import Results
-from scripts.drawing.text import NOTHING, label, percent, table, world
 from training.bench.record import Record
-from training.commands.printing import milliseconds, times
+from training.bench.tables import NOTHING, label, percent
+from training.commands.printing import markdown, milliseconds, times
 
 Numbers = dict[str, float]  # by the name of a column
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Yield a table of lowest and highest numbers, of what an earlier record has measured, too."""
+    """Yield a table of lowest and highest numbers of cases that earlier records have, too."""
     records = [*results.earlier, results]
     found = [{place_of(each): numbers_of(each, every) for each in every.records} for every in records]
     again = [place for place in found[-1] if any(place in each for each in found[:-1])]
@@ -25,11 +26,11 @@ def tables(results: Results) -> Iterator[str]:
     for place in again:
         numbers = [each[place] for each in found if place in each]
         rows.append([*place, *(range_of(name, numbers) for name in columns)])
-    yield table(["", "entries", "density", "measured", *columns], rows)
+    yield markdown(["", "entries", "density", "measured", *columns], rows)
 
 
 def place_of(record: Record) -> tuple[str, str, str, str]:
-    """Return what distinguishes a measurement from others of its kind."""
+    """Return the case of a measurement, which others of its kind may share."""
     case = record.case
     measured = case.get("input") or f"{case['rate']}, {world(case['ranks_of_nodes'])}"
     return f"`{label(record)}`", f"{case['size']:,}", percent(case["density"]), measured

@@ -1,4 +1,4 @@
-"""What all pictures share: a style, colours, and what is written above a bar."""
+"""The style of all pictures: colours, legends, and numbers above bars."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-# Okabe and Ito's palette; all-reduces, whose stages are not measured, are grey.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe and Ito's
+# All-reduces, whose stages are not measured, are grey.
 STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
 WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
 
@@ -20,22 +21,41 @@ LEGEND_SHARE = 0.95
 
 # Text stays text, and elements have the same names in every run.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
+DOCS_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
 
 
 @contextmanager
-def picture(path: Path, width: float, height: float, fingerprint: str) -> Iterator[Figure]:
-    """Yield a figure of this size in inches; it is saved when the block ends.
+def picture(
+    path: Path,
+    width: float,
+    height: float,
+    fingerprint: str | None = None,
+    *,
+    style: Mapping[str, Any] = STYLE,
+    layout: str | None = "constrained",
+) -> Iterator[Figure]:
+    """Yield a figure of this size in inches; it is saved when the block ends, equal numbers as equal bytes.
 
     ``fingerprint``: of the records, which the file has among its metadata.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), facecolor="white", layout=layout)
         yield figure
         figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": fingerprint})
 
 
+@contextmanager
+def docs_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Yield a figure for a page of docs/, whose axes have no lines above and to the right."""
+    with picture(path, width, height, style=DOCS_STYLE, layout=None) as figure:
+        yield figure
+        for axes in figure.axes:
+            axes.spines[["right", "top"]].set_visible(False)
+        figure.tight_layout()
+
+
 def open_up(axes: Axes) -> None:
-    """Leave out the lines above and to the right, and the ticks of what are no numbers."""
+    """Leave out the lines above and to the right, and the ticks of names."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)
 
@@ -44,11 +64,11 @@ def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
     """Label the y axis of the first axes of each row."""
     for axes, name in zip(rows[:, 0], names, strict=True):
         axes.set_ylabel(name)
-        axes.margins(y=0.1)  # for what is written above the bars
+        axes.margins(y=0.1)  # for the numbers above the bars
 
 
 def legend(figure: Figure, colors: Mapping[str, str]) -> None:
-    """Say below all axes what each colour is, in as few rows as fit into the figure's width."""
+    """Explain the colours below all axes, in as few rows as fit into the figure's width."""
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     for rows in range(1, len(patches) + 1):
         columns = -(-len(patches) // rows)

@@ -16,9 +16,9 @@ from commlib.selection.exact import paper_search
 from tests.gpu.vectors import normal
 from training.bench import gpu
 from training.bench.checks import WrongResult
-from training.bench.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _alternate, _check, _floors, paper_select
+from training.bench.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _check, _floors, _seconds, paper_select
 from training.bench.selection import Options
-from training.bench.timing import WARM_UP_RUNS
+from training.bench.timing import WARM_UP_RUNS, alternate
 from training.commands.main import app
 
 
@@ -175,6 +175,6 @@ def test_what_takes_long_has_fewer_runs_and_says_how_many():
             candidate(given)
             return {"fast": 0.0, "slow": 0.2, "slower": 5.0}[calls[-1]]
 
-    seconds = _alternate(candidates, [np.zeros(1)], 31, Clock())
+    seconds = alternate(candidates, [np.zeros(1)], 31, partial(_seconds, Clock()), limit_seconds=2.0)
     assert {name: each.runs for name, each in seconds.items()} == {"fast": 31, "slow": 10, "slower": 3}
     assert [calls.count(name) for name in candidates] == [WARM_UP_RUNS + runs for runs in (31, 10, 3)]

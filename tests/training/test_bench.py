@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from training.bench.checks import WrongResult, check_selection, ranking
 from training.bench.oktopk_numpy import PlainOkTopK
 from training.bench.record import Record
 from training.bench.selection import partition_and_compare
-from training.bench.timing import Seconds, alternate, rotations
+from training.bench.timing import Seconds, alternate, elapsed, rotations
 from training.commands.main import app
 
 KEYS = {
@@ -44,7 +45,7 @@ def lines(*words: str) -> list[dict]:
 # ------------------------------------------------------------- timing
 
 
-def test_contenders_alternate_and_each_call_gets_the_next_input():
+def test_candidates_alternate_and_each_call_gets_the_next_input():
     calls = []
     candidates = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
     alternate(candidates, [10, 20], runs=2)
@@ -64,7 +65,7 @@ def test_the_first_runs_do_not_count():
         nonlocal now
         now += next(durations)
 
-    (seconds,) = alternate({"A": work}, [None], runs=3, clock=clock).values()
+    (seconds,) = alternate({"A": work}, [None], 3, partial(elapsed, clock=clock)).values()
     assert seconds == Seconds(median=3, min=1, max=8, runs=3)
 
 
@@ -424,7 +425,7 @@ def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
         assert (np.abs(plain - reducer) <= allowed).all()
 
 
-def test_bench_reducers_peers_takes_turns_with_the_transcription():
+def test_bench_reducers_peers_alternates_with_the_transcription():
     own, plain = lines("reducers", "--peers", "-np", "3", "--size", "3001", "--steps", "2")
     assert (own["subject"], own["peer"]) == ("oktopk", "oktopk_numpy")
     assert (plain["subject"], plain["peer"]) == ("oktopk_numpy", None)
@@ -433,6 +434,23 @@ def test_bench_reducers_peers_takes_turns_with_the_transcription():
     assert own["stages"] is plain["stages"] is plain["prediction"] is None
     assert plain["entries"]["selected"] >= 1
     assert plain["bytes"]["inter"] == 0  # three ranks on one node of up to four
+
+
+# ------------------------------------------------------------- training
+
+
+@pytest.mark.large
+def test_bench_train_compares_the_loop_with_bare_steps():
+    result = run("cloudtrain", "bench", "train", "--quick", "--json")
+    assert result.returncode == 0, tail(result)
+    loop, reading, flat = (json.loads(line) for line in result.stdout.splitlines())
+    assert [(each["subject"], each["peer"]) for each in (loop, reading, flat)] == [
+        ("loop", "bare step"),
+        ("loop that reads", "bare step"),
+        ("flat and back", "two copies"),
+    ]
+    assert loop["peer_seconds"] == reading["peer_seconds"]
+    assert flat["case"]["entries"] == 64_000
 
 
 # ------------------------------------------------------------- the command

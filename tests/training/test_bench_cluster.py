@@ -256,7 +256,7 @@ def test_dense_reducers_are_measured_with_the_first_density_only():
         for words in (first, second)
     ]
     assert names == [list(REDUCERS), SPARSE]
-    assert "--density 0.001 --steps 20" in " ".join(second)
+    assert "--steps 20 --density 0.001" in " ".join(second)
     assert sweep(reducers=["dense"]).measuring(77, 0.001) == []
 
 
@@ -431,7 +431,7 @@ def test_a_job_that_fails_ends_the_sweep_and_what_was_measured_is_kept(fake):
     assert result.exit_code == 1
     assert len(result.stdout.splitlines()) == 4 + 4  # probes, and the records of the first density
     assert result.stderr.splitlines()[-1] == (
-        "cloudtrain: --cluster: --size 77 --density 0.001 --steps 20 --reducer hitopk:"
+        "cloudtrain: --cluster: --size 77 --steps 20 --density 0.001 --reducer hitopk:"
         " status 1: node3 is on fire"
     )
     assert fake.calls[-1] == ("down",)
@@ -472,7 +472,7 @@ def test_a_job_is_run_on_the_first_node_and_its_lines_are_without_tags(tmp_path,
             "status 1: ValueError: odd",
         ),
         ("broken\nE0000 Unable to register cuDNN factory\n", "status 1: broken"),
-        ("", "status 1: nothing was said"),
+        ("", "status 1: no error was reported"),
     ],
 )
 def test_a_job_s_failure_is_one_line_that_says_why(tmp_path, monkeypatch, said, message):
@@ -495,7 +495,7 @@ def test_a_record_is_read_back_as_it_was_written():
 
 @pytest.mark.cluster
 @pytest.mark.launch
-def test_on_a_real_cluster_every_contender_is_measured_and_nothing_is_left(tmp_path):
+def test_on_a_real_cluster_every_candidate_is_measured_and_nothing_is_left(tmp_path):
     skip_where_no_cluster_can_be_made()
     nodes = ("--nodes", "2", "--ranks-per-node", "1", "--rate", "1gbit")
     words = (*nodes, "--size", "20011", "--density", "0.01", "--steps", "2", "--reducer", "hitopk", "--json")

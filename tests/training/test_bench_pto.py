@@ -13,7 +13,7 @@ from pto import Norms, by_layer, by_slices
 from tests.launching import mpirun, run, tail
 from training.bench import interleaved, jobs, pto
 from training.bench.checks import WrongResult
-from training.bench.interleaved import Interleaved, Turn, interleave
+from training.bench.interleaved import Call, Interleaved, interleave
 from training.bench.norms import Tensors, check_squares
 from training.bench.pto import Sweep, measure
 from training.bench.record import Record
@@ -41,10 +41,10 @@ def tiny(monkeypatch):
     monkeypatch.setattr(interleaved, "cache_bytes", lambda: 64)
 
 
-# ------------------------------------------------------------- turns
+# ------------------------------------------------------------- interleaved calls
 
 
-def test_contenders_take_turns_and_the_first_calls_do_not_count(tiny):
+def test_candidates_alternate_and_the_first_calls_do_not_count(tiny):
     def body(comm):
         called = []
         candidates = {name: lambda name=name: called.append(name) for name in "ABC"}
@@ -59,14 +59,14 @@ def test_contenders_take_turns_and_the_first_calls_do_not_count(tiny):
 
 
 def test_wall_time_is_of_the_slowest_rank_and_the_processor_s_the_mean_and_the_largest():
-    def turn(wall, cpu, intra=0, inter=0):
-        return Turn(wall, cpu, LinkBytes(intra, inter))
+    def call(wall, cpu, intra=0, inter=0):
+        return Call(wall, cpu, LinkBytes(intra, inter))
 
     taken = Interleaved(
         [
-            [turn(4.0, 1.0), turn(5.0, 3.0)],
-            [turn(7.0, 2.0), turn(6.0, 4.0)],
-            [turn(1.0, 5.0, intra=8, inter=1), turn(2.0, 7.0, intra=0, inter=2)],
+            [call(4.0, 1.0), call(5.0, 3.0)],
+            [call(7.0, 2.0), call(6.0, 4.0)],
+            [call(1.0, 5.0, intra=8, inter=1), call(2.0, 7.0, intra=0, inter=2)],
         ]
     )
     assert taken.wall == Seconds(median=5.0, min=2.0, max=7.0, runs=3)
@@ -196,7 +196,7 @@ def test_a_step_of_lars_that_moves_weights_otherwise_is_not_timed():
 
 def test_a_job_measures_what_the_command_was_asked_for():
     assert Sweep.of((), (), None, quick=False) == Sweep((2, 4), tuple(SHAPES), 21, False)
-    assert Sweep.of((3,), (), 7, quick=True).words == (
+    assert Sweep.of((3,), (), 7, quick=True).arguments == (
         ["bench", "pto", "--json", "--network", "resnet50", "--steps", "7", "--quick"]
     )
     command = jobs.command_line(4, ["bench", "pto"])
@@ -316,7 +316,7 @@ def test_a_job_that_fails_has_given_its_lines_before(monkeypatch):
     started_instead(monkeypatch, "echo told; echo 'cloudtrain: slices: wrong' >&2; exit 3")
     lines = jobs.lines(2, [])
     assert next(lines) == "told\n"
-    with pytest.raises(jobs.Failed, match="^slices: wrong$"):
+    with pytest.raises(jobs.Failed, match="^status 3: slices: wrong$"):
         next(lines)
 
 

@@ -415,11 +415,21 @@ def test_places_that_are_not_there_or_cannot_be_read_are_named(tmp_path):
         ("digit", None, {}, r'unknown dataset "digit" \(known: digits, .*\), did you mean "digits"\?'),
         ("cifar10", None, {}, "dataset cifar10: path: expected a folder or URL, got none"),
         ("digits", "/data", {}, "dataset digits: path: expected none, digits reads no files, got '/data'"),
-        ("digits", None, {"side": 8}, r"dataset digits: side: unknown option \(known here: none\)"),
-        ("synthetic", None, {"sides": 8}, r'sides: unknown option, did you mean "side"\? \(known here: cla'),
-        ("cifar10", "x", {"path": 1}, r"path: unknown option \(known here: storage\)"),
+        ("digits", None, {"side": 8}, r"side: dataset digits has no such option \(its options: none\)"),
+        (
+            "synthetic",
+            None,
+            {"sides": 8},
+            r'sides: dataset synthetic has no such option \(its options: cla.*\), did you mean "side"\?',
+        ),
+        ("cifar10", "x", {"path": 1}, "dataset cifar10: path: expected none among the options, got 1"),
         ("cifar10", "x", {"storage": 3}, "dataset cifar10: storage: expected keys and values, got 3"),
-        ("imagenet", "x", {"storage": {"tries": 3}}, "storage: tries: unknown option, .*: options, "),
+        (
+            "imagenet",
+            "x",
+            {"storage": {"tries": 3}},
+            r"tries: dataset imagenet: storage has no such option \(its options: options, ",
+        ),
     ],
 )
 def test_names_paths_and_options_are_checked_before_any_file_is(name, path, options, message):

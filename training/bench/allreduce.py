@@ -1,6 +1,6 @@
-"""What one would call instead of a reducer, MPI's and Horovod's all-reduce, and the floor of ``hitopk``.
+"""The alternatives to a reducer, MPI's and Horovod's all-reduce, and the lower bound of ``hitopk``.
 
-They are reducers, so that the same check holds for them. Their bytes are not counted: MPI does not tell.
+They are reducers, so that the same check applies to them. Their bytes are unknown: MPI does not report them.
 """
 
 from typing import Any
@@ -48,10 +48,10 @@ class HorovodAllReduce(Reducer):
 
 
 class BareExchange(Reducer):
-    """The bytes of ``hitopk`` through MPI's own collectives; no mean comes of it.
+    """The bytes of ``hitopk`` through MPI's own collectives; it computes no mean.
 
     Reduce-scatter in the node, all-gather of ``k/n`` random entries on the stream, all-gather of the dense
-    shards in the node: what is left of ``hitopk`` where selecting and adding up are free.
+    shards in the node: the time of ``hitopk`` if selecting and adding up were free.
     """
 
     sparse = True
@@ -80,12 +80,12 @@ class BareExchange(Reducer):
         return Outcome(self._spread)
 
 
-# Reducers use their buffers again; MPI and Horovod allocate in each step. So peers are also measured where
-# the C library keeps what is freed, for the whole process, and the faster measurement counts.
+# Reducers reuse their buffers; MPI and Horovod allocate in each step. So peers are also measured where the C
+# library retains freed memory, for the whole process, and the faster measurement counts.
 KEEP_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
-# In the order of the tables. What computes a mean is a peer; the floor is none.
+# In the order of the tables. Those that compute a mean are peers; the lower bound is not one.
 PEERS: dict[str, type[Reducer]] = {"mpi": MPIAllReduce, "horovod": HorovodAllReduce}
-# Horovod's thread asks all others every millisecond whether there is something to do.
+# Horovod's thread exchanges messages with all others every millisecond.
 BUSY = {"horovod"}
 FLOOR = "bare"
 ALLREDUCES: dict[str, type[Reducer]] = {**PEERS, FLOOR: BareExchange}

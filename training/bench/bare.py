@@ -30,7 +30,7 @@ def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:
         return loss
 
     images, labels = tf.constant(batch.images), tf.constant(batch.labels)
-    return lambda: float(step(images, labels))  # type: ignore[return-value]  # who waits for it, has it
+    return lambda: float(step(images, labels))  # type: ignore[return-value]  # float() waits for the result
 
 
 def flat_and_back(shapes: Sequence[tuple[int, ...]]) -> Callable[[], object]:

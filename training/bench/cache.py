@@ -3,9 +3,9 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from datacache.batches import Batch
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
-from training.bench.record import Record, print_against_baseline, print_lines
+from training.bench.record import Record, against_baseline
+from training.bench.reporting import report
 from training.bench.timing import Seconds, alternate
-from training.process.job import FAILURE, log_error
+from training.commands.printing import Table
 from training.process.tf_logging import import_tensorflow
 
 SAMPLES, QUICK_SAMPLES = 10_000, 600
 RUNS, QUICK_RUNS = 5, 3
 BATCH, SIDE, INPUT = 256, 128, 96
-STORED_BATCHES, KEPT_BATCHES, QUICK_BATCHES = 2, 40, 10  # in a run, from storage and from what is kept
+STORED_BATCHES, CACHED_BATCHES, QUICK_BATCHES = 2, 40, 10  # in a run, from storage and from the levels
 RATE, LATENCY_SECONDS = "1gbit", 2e-3
 CROP = Augmentation(INPUT, mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
 LEVELS, STORAGE, FILES, CACHED = "levels", "storage", "tf.data from files", "tf.data cached in memory"
@@ -38,7 +39,7 @@ Run = Callable[[int], int]  # of an epoch: makes batches, returns how many sampl
 
 @dataclass(frozen=True)
 class Setting:
-    """What is read: a folder of pictures, the same behind a slow server, and the folders of the levels."""
+    """A folder of pictures, the same behind a slow server, and the folders of the levels."""
 
     folder: Path
     url: str
@@ -55,9 +56,9 @@ class Setting:
         )
 
     @property
-    def kept_batches(self) -> int:
-        """Return how many batches a run makes of samples that are kept: many more than are made ahead."""
-        return QUICK_BATCHES if self.quick else KEPT_BATCHES
+    def cached_batches(self) -> int:
+        """Return how many batches a run makes of cached samples: many more than are prefetched."""
+        return QUICK_BATCHES if self.quick else CACHED_BATCHES
 
     @property
     def order(self) -> Order:
@@ -73,25 +74,15 @@ class Setting:
 def bench(as_json: bool, *, samples: int | None, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
-    samples = samples or (QUICK_SAMPLES if quick else SAMPLES)
-    try:
-        with _setting(samples, quick) as setting:
-            records = list(_measure(setting))
-    except WrongResult as error:
-        log_error(str(error))
-        return FAILURE
-    if as_json:
-        print_lines(records)
-    else:
-        _print(records)
-    return 0
+    with _setting(samples or (QUICK_SAMPLES if quick else SAMPLES), quick) as setting:
+        return report(_measure(setting), as_json=as_json, show=lambda records: table(records).print())
 
 
 @contextmanager
 def _setting(samples: int, quick: bool) -> Iterator[Setting]:
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-bench-")))
-        memory = Path("/dev/shm") / f"{work.name}"  # noqa: S108 - what is measured is memory
+        memory = Path("/dev/shm") / f"{work.name}"  # noqa: S108 - it is to be in memory
         stack.callback(shutil.rmtree, memory, ignore_errors=True)
         folder = work / "pictures"
         generate(folder, samples)
@@ -100,20 +91,20 @@ def _setting(samples: int, quick: bool) -> Iterator[Setting]:
 
 
 def _measure(setting: Setting) -> Iterator[Record]:
-    kept = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
-    kept.fill()
-    _check(setting, kept)
-    from training.bench.tfdata import cached, decoded_each_time  # which imports TensorFlow
+    cached = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
+    cached.fill()
+    _check(setting, cached)
+    from training.bench.tfdata import decoded_each_time, decoded_once  # which imports TensorFlow
 
     runs = QUICK_RUNS if setting.quick else RUNS
     size = len(setting.manifest)
     seconds = _alternate(
         {
-            LEVELS: lambda epoch: _take(setting.batches(kept, epoch), setting.kept_batches),
+            LEVELS: lambda epoch: _take(setting.batches(cached, epoch), setting.cached_batches),
             STORAGE: lambda epoch: _take(setting.batches(setting.cache(), epoch), STORED_BATCHES),
             FILES: _of_tensorflow(decoded_each_time(setting.folder, setting.manifest, CROP, BATCH), setting),
             CACHED: _of_tensorflow(
-                cached(setting.folder, setting.manifest, SIDE, CROP, BATCH), setting, skip=size
+                decoded_once(setting.folder, setting.manifest, SIDE, CROP, BATCH), setting, skip=size
             ),
         },
         runs,
@@ -121,7 +112,7 @@ def _measure(setting: Setting) -> Iterator[Record]:
     seconds |= _alternate({FIRST: _first_epochs(setting), FIRST_UNCACHED: _uncached(setting)}, runs)
     with one_core():
         alone = setting.cache(CacheDirs(setting.work / "disk", setting.memory), threads=1)
-        count = setting.kept_batches
+        count = setting.cached_batches
         seconds |= _alternate({ONE_CORE: lambda epoch: _take(setting.batches(alone, epoch), count)}, runs)
     case: dict[str, Any] = {"samples": size, "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
     case |= {"rate": RATE, "latency_seconds": LATENCY_SECONDS, "quick": setting.quick}
@@ -140,11 +131,11 @@ def _measure(setting: Setting) -> Iterator[Record]:
             )
 
 
-def _check(setting: Setting, kept: DataCache) -> None:
-    """Hold a batch from the levels to the same batch from storage: equal to the bit."""
-    ours, stored = (next(setting.batches(cache, 0)) for cache in (kept, setting.cache()))
+def _check(setting: Setting, cached: DataCache) -> None:
+    """Raise ``WrongResult`` unless a batch from the levels is bitwise that from storage."""
+    ours, stored = (next(setting.batches(cache, 0)) for cache in (cached, setting.cache()))
     if not np.array_equal(ours.images, stored.images) or not np.array_equal(ours.labels, stored.labels):
-        raise WrongResult("a batch from the levels is not what storage has")
+        raise WrongResult("a batch from the levels differs from that of storage")
 
 
 def _alternate(candidates: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
@@ -159,12 +150,7 @@ def _alternate(candidates: Mapping[str, Run], runs: int) -> dict[str, Seconds]:
 
     calls = {name: counted(name, run) for name, run in candidates.items()}
     whole = alternate(calls, range(1, 1000), runs)
-    return {name: _over(seconds, sizes[name]) for name, seconds in whole.items()}
-
-
-def _over(seconds: Seconds, samples: int) -> Seconds:
-    values = {name: getattr(seconds, name) / samples for name in ("median", "min", "max")}
-    return replace(seconds, **values)
+    return {name: seconds.per(sizes[name]) for name, seconds in whole.items()}
 
 
 def _take(batches: Iterator[Batch], number: int) -> int:
@@ -176,7 +162,7 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     batches = iter(dataset)
     for _ in range(-(-skip // BATCH)):
         next(batches)
-    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.kept_batches))
+    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
 
 
 def _first_epochs(setting: Setting) -> Run:
@@ -199,7 +185,7 @@ def _uncached(setting: Setting) -> Run:
 
 
 def _memory(setting: Setting) -> dict[str, float]:
-    """Return what level 2 takes, for all ranks of the node, and what its samples have."""
+    """Return the bytes of level 2, for all ranks of the node, and those of its samples."""
     (folder,) = management.list_folders(setting.memory)
     cache = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
     samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
@@ -217,13 +203,14 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _print(records: list[Record]) -> None:
+def table(records: Sequence[Record]) -> Table:
+    """Return the table of the seconds of a sample."""
     case, more = records[0].case, records[0].more
     notes = [
-        f"{case['samples']:,} pictures of 500 × 375 pixels, kept at {SIDE}, cropped to {INPUT}; "
-        f"batches of {BATCH}",
-        f"storage: {RATE}, {LATENCY_SECONDS * 1e3:g} ms a request",
+        f"{case['samples']:,} pictures of 500 × 375 pixels, stored at {case['kept_side']}, "
+        f"cropped to {case['input_size']}; batches of {case['batch']}",
+        f"storage: {case['rate']}, {case['latency_seconds'] * 1e3:g} ms a request",
         f"level 2 takes {more['memory_bytes']:,} bytes for all ranks of a node, "
         f"{more['memory_ratio']:.3f} times its samples",
     ]
-    print_against_baseline(records, "µs a sample", 1e6, "µs", notes)
+    return against_baseline(records, "µs a sample", 1e6, "µs", notes)

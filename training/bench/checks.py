@@ -1,4 +1,4 @@
-"""Whether a result is right, seen in float64: only what is right is timed."""
+"""Checks of results in float64: only right ones are timed."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ FLOAT32_ROUNDING = 2.0**-24
 
 
 class WrongResult(Exception):
-    """What was to be timed is wrong; one line says how."""
+    """A candidate has a wrong result; the message is one line."""
 
 
 def ranking(vector: Float32, k: int) -> Order:
@@ -27,7 +27,7 @@ def ranking(vector: Float32, k: int) -> Order:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a selector that is not exact selects: ``least·k`` to ``most·k`` entries.
+    """The promise of a selector that is not exact: it selects ``least·k`` to ``most·k`` entries.
 
     Of every ``bucket`` entries, or of all, none that is left out is larger than one that is selected.
     """
@@ -41,9 +41,9 @@ INEXACT = {"gaussian": Promise(0.75, 2), "reused": Promise(0.5, 2), "bucketed": 
 
 
 def check_selection(name: str, vector: Float32, largest: Order, selected: SparseVector) -> None:
-    """Raise :class:`WrongResult` where ``selected`` is not what the selector ``name`` promises.
+    """Raise :class:`WrongResult` where ``selected`` breaks the promise of the selector ``name``.
 
-    ``largest``: the ``ranking`` of ``vector``, ``k`` long, which is what exact selectors select.
+    ``largest``: the ``ranking`` of ``vector``, ``k`` long, which exact selectors select.
     """
     if not np.array_equal(vector[selected.indices_or_range], selected.values):
         raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
@@ -99,7 +99,7 @@ def _sum_on_root(comm: Communicator, vector: Float32) -> npt.NDArray[np.float64]
 
 
 def _loss(accounted: npt.NDArray[np.float64], world_size: int, gradients: Gradients) -> str:
-    """Return what is wrong with ``P·mean + Σ residual`` of step 0, or nothing."""
+    """Return the fault of ``P·mean + Σ residual`` of step 0, an empty text if there is none."""
     expected, magnitudes = gradients.sum_of(world_size)
     # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at most
     # the sum of the magnitudes.

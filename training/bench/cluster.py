@@ -5,27 +5,25 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType, MappingProxyType
 from typing import Any
 
 from commlib.errors import InvalidArgument, look_up
-from commlib.tf_logging import NOISE
 from training.bench import emulated
 from training.bench.allreduce import KEEP_MEMORY, PEERS
-from training.bench.jobs import Failed
+from training.bench.jobs import Failed, error_line, output
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, with_peers
-from training.bench.tables import print_records
+from training.bench.tables import table_of
 from training.process.job import usage_error
-from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY, Ranks, cloudtrain, command_line
+from training.process.launch import Ranks, cloudtrain, command_line
 
 SCRIPT = Path(emulated.__file__).with_name("__main__.py")
 
@@ -46,7 +44,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is measured on which clusters: the options, with the defaults filled in."""
+    """The options, with the defaults filled in: cases, and clusters to measure them on."""
 
     options: Options
     nodes: int
@@ -60,7 +58,7 @@ class Sweep:
 
     @classmethod
     def of(cls, options: Options) -> "Sweep":
-        """Return it; raise ``InvalidArgument`` where there is nobody to send anything to."""
+        """Return the sweep; raise ``InvalidArgument`` if there is one rank only."""
         quick = options.quick
         sweep = cls(
             options=options,
@@ -90,85 +88,68 @@ class Sweep:
         return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
     def probing(self, size: int) -> list[str]:
-        """Return the words that time MPI's all-reduce against ours, without TensorFlow."""
-        words = ["--size", str(size), "--steps", str(PROBE_STEPS), "--reducer", BASELINE, "--no-horovod"]
-        return [*BENCH, *words, *self._quick]
+        """Return the arguments of a job that times MPI's all-reduce against ours, without TensorFlow."""
+        return self._arguments(size, PROBE_STEPS, "--reducer", BASELINE, "--no-horovod")
 
-    def keeping(self, size: int) -> list[str]:
-        """Return the words that measure the all-reduces, for a job whose memory is kept."""
-        words = ["--size", str(size), "--steps", str(self.steps), "--reducer", BASELINE]
-        return [*BENCH, *words, *self._without_horovod, *self._quick]
+    def retaining(self, size: int) -> list[str]:
+        """Return the arguments of a job that measures the all-reduces, whose freed memory is retained."""
+        return self._arguments(size, self.steps, "--reducer", BASELINE, *self._without_horovod)
 
     def measuring(self, size: int, density: float) -> list[str]:
-        """Return the words that measure what has this density, none where nothing has.
+        """Return the arguments of a job that measures candidates of this density; none if there are none.
 
-        What has none is measured with the first density.
+        Dense candidates are measured with the first density.
         """
         candidates = list(self.options.candidates())
         if density != self.densities[0]:
             candidates = [each for each in candidates if each.sparse]
         if not candidates:
             return []
-        words = ["--size", str(size), "--density", str(density), "--steps", str(self.steps)]
-        for name in dict.fromkeys(each.name for each in candidates):
-            words += ["--reducer", name]
+        names = dict.fromkeys(each.name for each in candidates)
         wires = self.options.wires if any(each.sparse for each in candidates) else ()
-        for wire in wires:
-            words += ["--wire", wire]
-        return [*BENCH, *words, *self._without_horovod, *self._quick]
+        repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
+        given = [each for option in repeated for each in option]
+        return self._arguments(size, self.steps, "--density", str(density), *given, *self._without_horovod)
 
     @property
     def _without_horovod(self) -> list[str]:
         return [] if self.options.horovod else ["--no-horovod"]
 
-    @property
-    def _quick(self) -> list[str]:
-        return ["--quick"] if self.options.quick else []
+    def _arguments(self, size: int, steps: int, *more: str) -> list[str]:
+        quick = ["--quick"] if self.options.quick else []
+        return [*BENCH, "--size", str(size), "--steps", str(steps), *more, *quick]
 
 
 class EmulatedCluster:
     """The emulated cluster of a state folder of its own."""
 
     def __init__(self, state: Path) -> None:
-        self._words = [sys.executable, str(SCRIPT), "--state", str(state)]
+        self._command = [sys.executable, str(SCRIPT), "--state", str(state)]
 
     def up(self, nodes: int, rate: str) -> None:
         """Make it, or make it again where nodes or rate are others."""
-        said = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
-        if said.returncode != 0:
-            raise Failed(f"--cluster: {_last_line(said.stderr.splitlines())}")
+        result = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
+        if result.returncode != 0:
+            raise Failed(f"--cluster: {error_line(result.stderr.splitlines())}")
 
     def down(self) -> None:
         """Remove it, if it is there."""
         self._call("down")
 
-    def _call(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*self._words, *words], capture_output=True, text=True, check=False)
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
 
-    def lines(self, words: Sequence[str], environment: Mapping[str, str], timeout: float) -> Iterator[str]:
-        """Run a command on the first node and yield what it prints, line by line.
+    def lines(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Iterator[str]:
+        """Run a command on the first node and yield its output, line by line.
 
-        Raises :class:`Failed` where it does not end, or not well.
+        Raises :class:`Failed` if it does not end, or fails.
         """
-        words = [*self._words, "run", "--timeout", f"{timeout:g}", "--", *words]
-        pipe, errors = subprocess.PIPE, list[str]()
-        with subprocess.Popen(
-            words, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
-        ) as process:
-            assert process.stdout is not None
-            reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
-            reading.start()
-            try:
-                for line in process.stdout:
-                    yield RANK_TAG.sub("", line)
-                reading.join()
-            except BaseException:
-                process.terminate()  # it ends what it has started
-                raise
-        if process.returncode == TIMED_OUT:
+        command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *command]
+        status, line = yield from output(command, environment)
+        if status == TIMED_OUT:
             raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
-        if process.returncode != 0:
-            raise Failed(f"status {process.returncode}: {_last_line(errors)}")
+        if status != 0:
+            raise Failed(f"status {status}: {line}")
 
 
 def bench(as_json: bool, **options: Any) -> int:
@@ -212,7 +193,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterator[JSONRecord]:
-    """Yield what probing tells of MPI's algorithms, then the records with the best of them."""
+    """Yield the records of probing MPI's algorithms, then those with the best of them."""
     probed = []
     for algorithm in sweep.algorithms if len(sweep.algorithms) > 1 else ():
         for reported in _run(sweep, cluster, sweep.probing(size), algorithm):
@@ -220,17 +201,17 @@ def _measured_size(sweep: Sweep, cluster: EmulatedCluster, size: int) -> Iterato
                 probed.append(reported)
                 yield reported | {"bench": "probe"}
     algorithm = best_algorithm(probed) if probed else sweep.algorithms[0]
-    kept = [
+    retained = [
         reported | {"subject": f"{reported['subject']}, memory kept"}
-        for reported in _run(sweep, cluster, sweep.keeping(size), algorithm, KEEP_MEMORY)
+        for reported in _run(sweep, cluster, sweep.retaining(size), algorithm, KEEP_MEMORY)
         if reported["subject"] in PEERS
     ]
     for density in sweep.densities:
-        words = sweep.measuring(size, density)
-        for reported in _run(sweep, cluster, words, algorithm) if words else ():
+        arguments = sweep.measuring(size, density)
+        for reported in _run(sweep, cluster, arguments, algorithm) if arguments else ():
             if density == sweep.densities[0] or reported["subject"] not in PEERS:
-                yield with_peers(reported, kept)
-    yield from kept
+                yield with_peers(reported, retained)
+    yield from retained
 
 
 def best_algorithm(probed: Iterable[JSONRecord]) -> str:
@@ -242,13 +223,13 @@ def best_algorithm(probed: Iterable[JSONRecord]) -> str:
 def _run(
     sweep: Sweep,
     cluster: EmulatedCluster,
-    words: Sequence[str],
+    arguments: Sequence[str],
     algorithm: str,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[JSONRecord]:
     """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
-    job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*words))
-    what = " ".join(words[words.index("--size") :])
+    job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*arguments))
+    what = " ".join(arguments[arguments.index("--size") :])
     _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
         for line in cluster.lines(job, {**environment(algorithm), **settings}, sweep.timeout):
@@ -274,20 +255,6 @@ def environment(algorithm: str) -> dict[str, str]:
     }
 
 
-def _last_line(lines: Iterable[str]) -> str:
-    """Return the line that says what went wrong: the first of our own, else the last that is no noise."""
-    untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
-    before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
-    reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
-    own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
-    line = next(iter(own or reported[-1:]), "nothing was said")
-    return line.removeprefix("cloudtrain: ").removeprefix("cluster: ")
-
-
-def _is_noise(line: str) -> bool:
-    return NOISE.search(line.encode()) is not None or LEFT_ALREADY.search(line) is not None
-
-
 def _note(line: str) -> None:
     print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
 
@@ -296,4 +263,4 @@ def _print_tables(reported: Sequence[JSONRecord]) -> None:
     """Print a table for each rate and size."""
     records = [Record.of(each) for each in reported if each["bench"] != "probe"]
     for _, own in groupby(records, key=lambda record: (record.case["rate"], record.case["size"])):
-        print_records(list(own))
+        table_of(list(own)).print()

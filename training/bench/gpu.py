@@ -1,17 +1,15 @@
-"""``cloudtrain bench selection --device gpu``: the selectors' kernels against what one would use instead.
+"""``cloudtrain bench selection --device gpu``: the selectors' kernels against their alternatives.
 
 Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
 and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
-together twice as large, and take turns. Of JAX, which has streams of its own, times are those of the host's
+together twice as large, and alternate. Of JAX, which has streams of its own, times are those of the host's
 clock until its result is there.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import cycle
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,17 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.exact import paper_search
 from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, print_lines, version_of
-from training.bench.selection import Options, note_of
-from training.bench.timing import MOST_INPUTS, WARM_UP_RUNS, Seconds
-from training.commands.printing import milliseconds, print_table, times
+from training.bench.record import Record, version_of
+from training.bench.reporting import report_cases
+from training.bench.selection import Options, case_table, records_of
+from training.bench.timing import MOST_INPUTS, alternate, elapsed
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
 QUICK_SIZES = (1 << 20, 1 << 25)
 DENSITY = 0.001
-RUNS, QUICK_RUNS, FEWEST_RUNS = 31, 7, 3
-SHORTEST_SECONDS = 1e-6
-SECONDS_EACH = 2.0  # of one candidate in one case: what is slower has fewer runs
+RUNS, QUICK_RUNS = 31, 7
+SECONDS_EACH = 2.0  # of one candidate in one case: a slower one has fewer runs
 AHEAD = 1 << 28  # float32 that the device reads before each call, in which time the host launches it
 DRIVER = Path("/sys/module/nvidia/version")
 ENTRY_BYTES = {"float32": 4, "float16": 2}
@@ -47,7 +44,7 @@ BenchCandidate = Callable[[Array], Any]
 
 @dataclass(frozen=True)
 class Device:
-    """CuPy, and what the numbers depend on."""
+    """CuPy, and the facts that the numbers depend on."""
 
     cupy: Any
     facts: Mapping[str, Any]
@@ -80,7 +77,7 @@ class Device:
         return self.cupy.zeros(AHEAD, self.cupy.float32)
 
     def seconds(self, candidate: BenchCandidate, given: Array) -> float:
-        """Return what one call takes on the device."""
+        """Return the seconds of one call on the device."""
         start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._ahead.max()
         start.record()
@@ -100,7 +97,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Peer:
-    """Something to compare with; ``by_host``: timed by the host's clock, until its result is there."""
+    """A candidate to compare with; ``by_host``: timed by the host's clock, until its result is there."""
 
     select: BenchCandidate
     by_host: bool = False
@@ -117,11 +114,9 @@ def bench(as_json: bool, **options: Any) -> int:
     except (InvalidArgument, GpuUnavailable) as error:
         usage_error(str(error))
     wrong: list[WrongResult] = []
-    for records in measure(asked, device, wrong):
-        if as_json:
-            print_lines(records)
-        else:
-            _print_case(records)
+    report_cases(
+        measure(asked, device, wrong), as_json=as_json, show=lambda records: case_table(records).print()
+    )
     for each in wrong:
         log_error(str(each))
     return FAILURE if wrong else 0
@@ -155,22 +150,13 @@ def _measure_case(
     subjects[SWEEP] = Peer(_sweep(case, device.cupy))
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
-    seconds = _alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS, device)
+    runs = QUICK_RUNS if case["quick"] else RUNS
+    seconds = alternate(subjects | found, inputs, runs, partial(_seconds, device), limit_seconds=SECONDS_EACH)
     floors = _floors(case, seconds["copy"].median)
-    return [
-        Record(
-            bench="selection",
-            case=case,
-            subject=subject,
-            seconds=seconds[subject],
-            peer=name,
-            peer_seconds=seconds.get(name),
-            missing=peer if isinstance(peer, str) else None,
-            more={"floor_seconds": floors[subject], "gpu": dict(device.facts)},
-        )
-        for subject in subjects
-        for name, peer in peers.items()
-    ]
+    cases = dict.fromkeys(subjects, case)
+    return records_of(
+        cases, peers, seconds, lambda name: {"floor_seconds": floors[name], "gpu": dict(device.facts)}
+    )
 
 
 def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Peer | str:
@@ -196,35 +182,8 @@ def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
     return floors | {SWEEP: case["size"] * (width + 4 + 4) * second_per_byte}
 
 
-def _alternate(
-    candidates: Mapping[str, Peer], inputs: Sequence[Array], runs: int, device: Device
-) -> dict[str, Seconds]:
-    """Return the seconds of each candidate; in every run each is called once, on the next input.
-
-    One that takes long has fewer runs, as many as ``SECONDS_EACH`` allows.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    left = dict.fromkeys(candidates, WARM_UP_RUNS + runs)
-    rotated = cycle(inputs)
-    for _ in range(WARM_UP_RUNS + runs):
-        for name, peer in candidates.items():
-            if not left[name]:
-                continue
-            measured = _by_host if peer.by_host else device.seconds
-            samples[name].append(measured(peer.select, next(rotated)))
-            left[name] -= 1
-            if len(samples[name]) == WARM_UP_RUNS:
-                affordable = int(SECONDS_EACH / max(samples[name][-1], SHORTEST_SECONDS))
-                left[name] = min(left[name], max(FEWEST_RUNS, affordable))
-    return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
-
-
-def _by_host(candidate: BenchCandidate, given: Array) -> float:
-    start = time.perf_counter()
-    result = candidate(given)
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
+def _seconds(device: Device, peer: Peer, given: Array) -> float:
+    return elapsed(peer.select, given) if peer.by_host else device.seconds(peer.select, given)
 
 
 def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> BenchCandidate:
@@ -238,7 +197,7 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
 
 
 def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, values: Array, cupy: Any) -> None:
-    """Raise ``WrongResult`` where the entries are not what the selector promises."""
+    """Raise ``WrongResult`` where the entries are not those that the selector promises."""
     promise, k = INEXACT.get(name), case["k"]
     least, most = (promise.least * k, promise.most * k) if promise else (k, k)
     if not least <= indices.size <= most:
@@ -327,20 +286,3 @@ PEERS: dict[str, MakePeer] = {
     "jax.lax.approx_max_k": _approx_max_k,
     "mstopk, 30 passes": _paper,
 }
-
-
-def _print_case(records: Sequence[Record]) -> None:
-    """Print a table: a line a selector, a column a peer."""
-    case = records[0].case
-    title = f"{case['size']:,} entries, {case['entry']}, density {case['density']:.3%}, k = {case['k']:,}"
-    rows = []
-    for subject in dict.fromkeys(record.subject for record in records):
-        own = [record for record in records if record.subject == subject]
-        seconds, floor = own[0].seconds, own[0].more["floor_seconds"]
-        spread = [milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)]
-        floors = [milliseconds(floor), f"{seconds.median / floor:.2f}"]
-        rows.append([subject, *spread, *floors, *(times(record.ratio) for record in own)])
-    peers = {record.peer: record for record in records}
-    header = ["selector", "ms", "min ms", "max ms", "floor ms", "ms/floor", *(f"× {name}" for name in peers)]
-    notes = ["floor: the bytes that must move, at the rate of the copy", *map(note_of, peers.values())]
-    print_table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)

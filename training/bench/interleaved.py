@@ -1,4 +1,4 @@
-"""Calls that all ranks make together: candidates take turns, from barrier to barrier, with cold caches."""
+"""Calls that all ranks make together: candidates alternate, from barrier to barrier, with cold caches."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from training.bench.timing import WARM_UP_RUNS, Seconds, cache_bytes
 
 
 @dataclass(frozen=True)
-class Turn:
+class Call:
     """One call on one rank: seconds from barrier to barrier, of the processor, and bytes of payload sent."""
 
     wall: float
@@ -25,7 +25,7 @@ class Turn:
 class Interleaved:
     """The calls of one candidate, ``[call][rank]``."""
 
-    calls: Sequence[Sequence[Turn]]
+    calls: Sequence[Sequence[Call]]
 
     @property
     def wall(self) -> Seconds:
@@ -44,40 +44,40 @@ class Interleaved:
 
     @property
     def bytes(self) -> LinkBytes:
-        """Return what the rank sends in the last call that sends most between nodes, else inside."""
+        """Return the bytes, in the last call, of the rank that sends most between nodes, else inside."""
         return max((rank.sent for rank in self.calls[-1]), key=lambda sent: (sent.inter, sent.intra))
 
 
 def interleave(
     topology: Topology, candidates: Mapping[str, Callable[[], object]], calls: int
 ) -> dict[str, Interleaved]:
-    """Return what ``calls`` calls of each candidate took, after the first ones, which do not count.
+    """Return ``calls`` calls of each candidate, after the first ones, which do not count.
 
-    All ranks call it together, and get the turns of all ranks.
+    All ranks call it together, and get the calls of all ranks.
     """
-    taken: dict[str, list[Turn]] = {name: [] for name in candidates}
-    # In training, others have had the caches in between. Else the small part of a rank would stay in them.
+    taken: dict[str, list[Call]] = {name: [] for name in candidates}
+    # In training the caches hold other data in between. Else the small part of a rank would stay in them.
     between = np.zeros(2 * cache_bytes() // 4, np.float32)
     for _ in range(WARM_UP_RUNS + calls):
         for name, candidate in candidates.items():
             between += 1
-            taken[name].append(_turn(topology, candidate))
+            taken[name].append(_called(topology, candidate))
     world = topology.world
     reported = {name: world.allgather_objects(own[WARM_UP_RUNS:]) for name, own in taken.items()}
     return {name: Interleaved(list(zip(*each, strict=True))) for name, each in reported.items()}
 
 
-def _turn(topology: Topology, candidate: Callable[[], object]) -> Turn:
+def _called(topology: Topology, candidate: Callable[[], object]) -> Call:
     world, before = topology.world, topology.traffic
     world.barrier()
     start, used = world.now(), time.process_time()
     candidate()
     cpu = time.process_time() - used
     world.barrier()
-    return Turn(world.now() - start, cpu, (topology.traffic - before).sent)
+    return Call(world.now() - start, cpu, (topology.traffic - before).sent)
 
 
-def refuse_wrong(comm: Communicator, name: str, problem: str) -> None:
+def raise_if_wrong(comm: Communicator, name: str, problem: str) -> None:
     """Raise :class:`WrongResult` on all ranks where one of them has a problem."""
     if found := next(filter(None, comm.allgather_objects(problem)), ""):
         raise WrongResult(f"{name}: {found}")

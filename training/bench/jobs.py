@@ -1,67 +1,80 @@
-"""Real ranks that a bench starts on this machine with ``mpirun``, and the lines that rank 0 prints."""
+"""Jobs that a bench starts: real ranks on this machine with ``mpirun``, and the output of any command."""
 
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from training.process.launch import SAID_ALREADY
+from commlib.tf_logging import NOISE
+from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY
 
 BESIDE_PYTHON = Path(sys.executable).parent
-# There may be more ranks than cores: who waits gives up the core.
+# There may be more ranks than cores: a rank that waits yields its core.
 FLAGS = (
     *("--allow-run-as-root", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"),
     *("--mca", "mpi_yield_when_idle", "1"),
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-OWN = "cloudtrain: "
+OWN = ("cloudtrain: ", "cluster: ")
 
 
 class Failed(Exception):
-    """A cluster that does not come up, or a job that did not end well; one line says how."""
+    """A cluster that does not come up, or a job that failed; the message is one line."""
 
 
-def command_line(ranks: int, words: Sequence[str]) -> list[str]:
-    """Return the command that runs ``cloudtrain`` with these words on all ranks."""
+def command_line(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs ``cloudtrain`` with these arguments on all ranks."""
     mpirun, cloudtrain = str(BESIDE_PYTHON / "mpirun"), str(BESIDE_PYTHON / "cloudtrain")
-    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *words]
+    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *arguments]
 
 
-def lines(ranks: int, words: Sequence[str]) -> Generator[str, None, None]:
-    """Run ``cloudtrain`` with these words on so many ranks; yield what it prints, line by line.
+def lines(ranks: int, arguments: Sequence[str]) -> Generator[str, None, None]:
+    """Run ``cloudtrain`` with these arguments on so many ranks; yield its output, line by line.
 
-    Raises :class:`Failed` where it does not end well. The job ends when this generator does.
+    Raises :class:`Failed` if it fails. The job ends when this generator does.
     """
-    pipe, errors = subprocess.PIPE, list[str]()
-    environment = {**os.environ, **ONE_THREAD}
     try:
-        process = subprocess.Popen(
-            command_line(ranks, words), env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
-        )
+        status, line = yield from output(command_line(ranks, arguments), {**os.environ, **ONE_THREAD})
     except FileNotFoundError:
         raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
-    with process:
+    if status != 0:
+        raise Failed(f"status {status}: {line}")
+
+
+def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[str, None, tuple[int, str]]:
+    """Run a command and yield its output, line by line, without the tags of the ranks.
+
+    Return its status, and the line of standard error that reports why it failed. The command ends when this
+    generator does.
+    """
+    pipe, errors = subprocess.PIPE, list[str]()
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
+    ) as process:
         assert process.stdout is not None
         reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
         reading.start()
         try:
-            yield from process.stdout
+            for line in process.stdout:
+                yield RANK_TAG.sub("", line)
         except BaseException:
-            process.terminate()  # it ends the ranks
+            process.terminate()  # it ends all processes that it has started
             raise
         reading.join()
-    if process.returncode != 0:
-        raise Failed(_reason(process.returncode, [line.strip("\0\n") for line in errors]))
+    return process.returncode, error_line(errors)
 
 
-def _reason(status: int, errors: Sequence[str]) -> str:
-    """Return what the ranks said themselves, else the status and the last line before mpirun's account."""
-    own = [line.removeprefix(OWN) for line in errors if line.startswith(OWN)]
-    if own:
-        return own[0]
-    before = takewhile(lambda line: not SAID_ALREADY.match(line), errors)
-    reported = [line for line in before if line.strip("- ")]
-    return f"status {status}: {reported[-1] if reported else 'nothing was said'}"
+def error_line(lines: Iterable[str]) -> str:
+    """Return the line that reports an error: the first of our own, else the last before MPI's message."""
+    untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
+    before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)
+    reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
+    own = [line.partition(": ")[2] for line in reported if line.startswith(OWN)]
+    return next(iter(own or reported[-1:]), "no error was reported")
+
+
+def _is_noise(line: str) -> bool:
+    return NOISE.search(line.encode()) is not None or LEFT_ALREADY.search(line) is not None

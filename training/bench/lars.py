@@ -12,7 +12,7 @@ from commlib import Communicator
 from commlib.vectors import Float32
 from pto import Norms
 from pto.keras import LARS
-from training.bench.interleaved import refuse_wrong
+from training.bench.interleaved import raise_if_wrong
 from training.bench.norms import Tensors
 
 RATE, DECAY, TRUST = 0.1, 0.01, 0.001
@@ -38,7 +38,7 @@ def lars_steps(
             variable.assign(weight)
         steps[name] = _step(variables, gradients, each)
         steps[name]()
-        refuse_wrong(comm, f"LARS, {name}", _difference(variables, tensors))
+        raise_if_wrong(comm, f"LARS, {name}", _difference(variables, tensors))
     return steps
 
 
@@ -50,7 +50,7 @@ def _step(variables: list[Any], gradients: list[Any], norms: Norms | None) -> Ca
 
 
 def _difference(variables: list[Any], tensors: Tensors) -> str:
-    """Return what is wrong with the weights after one step, or nothing."""
+    """Return the fault of the weights after one step, an empty text if there is none."""
     for number, variable in enumerate(variables):
         weight, gradient = tensors.weights[number], tensors.gradients[number]
         step = _expected_step(weight, gradient)

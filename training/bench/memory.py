@@ -1,15 +1,11 @@
 """The memory that a reducer takes on a rank, in dense vectors."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from commlib import Communicator, Reducer
-from commlib.arrays import Array
 from commlib.transport.base import Request
 from commlib.tuning.gradients import Gradients
 from commlib.vectors import VALUE_BYTES
@@ -18,7 +14,7 @@ STEPS = 2  # the first finds thresholds and regions, the second has a residual f
 
 
 class Meter:
-    """Adds up what one rank allocates while it computes; whatever a transport allocates does not count.
+    """Adds up what one rank allocates while it computes; allocations of a transport do not count.
 
     Simulated ranks share one process, and one of them runs at a time.
     """
@@ -27,7 +23,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again: what is held by now does not count."""
+        """Begin again: memory that is held by now does not count."""
         self._held = 0
         self.peak = 0
         self._resume()
@@ -51,52 +47,36 @@ class Meter:
             self._resume()
 
 
+def _paused(name: str) -> Any:
+    """Return a method that calls that of the other communicator, and pauses the meter meanwhile."""
+
+    def call(self: "MeteredCommunicator", *arguments: Any) -> Any:
+        with self.meter.pause():
+            result = getattr(self.comm, name)(*arguments)
+        if isinstance(result, Communicator):
+            return MeteredCommunicator(result, self.meter)
+        return _MeteredRequest(result, self.meter) if isinstance(result, Request) else result
+
+    return call
+
+
 class _MeteredRequest(Request):
     def __init__(self, request: Request, meter: Meter) -> None:
-        self._request, self._meter = request, meter
+        self.comm, self.meter = request, meter
 
-    def wait(self) -> None:
-        with self._meter.pause():
-            self._request.wait()
+    wait = _paused("wait")
 
 
 class MeteredCommunicator(Communicator):
-    """Passes everything on to another communicator, and pauses the meter meanwhile."""
+    """Forwards everything to another communicator, and pauses the meter meanwhile."""
 
     def __init__(self, comm: Communicator, meter: Meter) -> None:
         super().__init__(comm.rank, comm.size, comm.host)
-        self._comm, self._meter = comm, meter
+        self.comm, self.meter = comm, meter
 
-    def _free(self) -> None:
-        self._comm.close()
-
-    def split(self, color: int) -> "MeteredCommunicator":
-        """See :meth:`Communicator.split`."""
-        with self._meter.pause():
-            return MeteredCommunicator(self._comm.split(color), self._meter)
-
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.allgather_ints`."""
-        with self._meter.pause():
-            return self._comm.allgather_ints(values)
-
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.alltoall_ints`."""
-        with self._meter.pause():
-            return self._comm.alltoall_ints(values)
-
-    def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
-        with self._meter.pause():
-            return self._comm.allgather_objects(value)
-
-    def _send(self, array: Array, destination: int) -> Request:
-        with self._meter.pause():
-            return _MeteredRequest(self._comm.send_header(array, destination), self._meter)
-
-    def _receive(self, array: Array, source: int) -> Request:
-        with self._meter.pause():
-            return _MeteredRequest(self._comm.receive_header(array, source), self._meter)
+    _free, split, _send, _receive = map(_paused, ("close", "split", "send_header", "receive_header"))
+    allgather_ints, alltoall_ints = _paused("allgather_ints"), _paused("alltoall_ints")
+    allgather_objects = _paused("allgather_objects")
 
 
 def dense_vectors(comm: Communicator, make: Callable[[Communicator], Reducer], gradients: Gradients) -> float:

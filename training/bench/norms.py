@@ -12,7 +12,7 @@ from commlib.agreement import differing, digest
 from commlib.tuning.gradients import SEED
 from commlib.vectors import Float32
 from pto import Norms
-from training.bench.interleaved import refuse_wrong
+from training.bench.interleaved import raise_if_wrong
 from training.bench.shapes import Shape
 
 Float64 = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ class Tensors:
         return [weight.size for weight in self.weights]
 
     def squares(self) -> Float64:
-        """Return the sums of squares, computed as the candidates do not: float64 ``(2, tensors)``."""
+        """Return the sums of squares, independent of the candidates: float64 ``(2, tensors)``."""
         return np.array([[_sum_of_squares(each) for each in own] for own in (self.weights, self.gradients)])
 
 
@@ -63,7 +63,7 @@ def _sum_of_squares(tensor: Float32) -> float:
 def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Tensors) -> None:
     """Raise ``WrongResult`` on all ranks where sums are wrong, or not the same on all ranks."""
     expected = tensors.squares() if comm.rank == 0 else None
-    # What the kernel says of itself, then a sum over ranks, and what the reference may be off.
+    # The bound of the kernel, then a sum over ranks, and the error of the reference.
     operations = np.array(tensors.sizes) / 64 + 7 + comm.size + REFERENCE_OPERATIONS
     for name, norms in candidates.items():
         squares = norms.squares(tensors.weights, tensors.gradients)
@@ -73,4 +73,4 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
             is_right = np.abs(squares - expected) <= operations * EPSILON * expected
             wrong = np.count_nonzero(~is_right)  # ~: a NaN is wrong, too
             problem = f"{wrong} of {squares.size} sums of squares are wrong" if wrong else ""
-        refuse_wrong(comm, name, problem)
+        raise_if_wrong(comm, name, problem)

@@ -1,4 +1,4 @@
-"""Ok-Topk's algorithm 1 in plain NumPy, line by line: what the reducer ``oktopk`` is timed against."""
+"""Ok-Topk's algorithm 1 in plain NumPy, line by line: the peer of the reducer ``oktopk``."""
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,8 @@ class PlainOkTopK(Reducer):
         if is_due:
             gathered = self._allgather(np.abs(values))
             self._global_threshold = _kth_largest(gathered, self._k)
-        is_kept = np.abs(values) >= self._global_threshold
-        indices, values = self._balance_and_allgather(indices[is_kept], values[is_kept])
+        is_selected = np.abs(values) >= self._global_threshold
+        indices, values = self._balance_and_allgather(indices[is_selected], values[is_selected])
         accumulated[np.intersect1d(local, indices, assume_unique=True)] = 0
         self._residual = accumulated
         mean = np.zeros(self.size, np.float32)

@@ -1,4 +1,4 @@
-"""What ``cloudtrain bench reducers`` is asked for, what of it goes together, and the candidates."""
+"""The options of ``cloudtrain bench reducers``, which of them go together, and the candidates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ PEERS_SIZE, PEERS_QUICK_SIZE, PEERS_STEPS = 14_728_266, 1_000_000, 8
 DENSITY = 0.01
 
 BASELINE = "dense"
-# Papers' algorithms as one would write them down in NumPy, and the reducers that are measured against them.
+# Algorithms of papers in plain NumPy, and the reducers that are measured against them.
 TRANSCRIPTIONS: dict[str, type[Reducer]] = {"oktopk_numpy": PlainOkTopK}
 TRANSCRIBED = {"oktopk": "oktopk_numpy"}
-# What is measured and is none of ``REDUCERS``.
+# Candidates that are none of ``REDUCERS``.
 KINDS: dict[str, type[Reducer]] = {**TRANSCRIPTIONS, **ALLREDUCES}
 
 LINKS = ("inter_gbit", "inter_microseconds", "intra_gbit", "intra_microseconds")
 CLUSTER = ("nodes", "rates", "algorithm", "timeout")
-# What is not called on the command line as it is here.
+# Names on the command line, where these are others.
 CALLED = {"ranks": "-np", "sizes": "--size", "densities": "--density", "reducers": "--reducer"}
 CALLED |= {"wires": "--wire", "rates": "--rate", "horovod": "--no-horovod"}
 
 
 @dataclass(frozen=True)
 class BenchCandidate:
-    """What takes turns with others: a reducer, a transcription or an all-reduce; its codec if not its own."""
+    """A candidate: a reducer, a transcription or an all-reduce; its codec if it is not its own."""
 
     name: str
     wire: str | None = None
@@ -43,7 +43,7 @@ class BenchCandidate:
 
     @property
     def kind(self) -> Callable[..., Reducer]:
-        """Return what makes it, with a topology and a size."""
+        """Return its constructor, which takes a topology and a size."""
         return KINDS.get(self.name) or partial(make_reducer, self.name)
 
     @property
@@ -112,7 +112,7 @@ class Options:
             raise InvalidArgument(f"--wire: expected a sparse --reducer, got {', '.join(self.reducers)}")
 
     def _check_combinations(self) -> None:
-        """Refuse what would have no effect."""
+        """Refuse options without effect."""
         if self.cluster:
             self._refuse(("ranks", "peers", "allreduce", *LINKS), "without --cluster")
             return
@@ -177,7 +177,7 @@ class Options:
 
 
 def called(name: str) -> str:
-    """Return what an option is called on the command line.
+    """Return the name of an option on the command line.
 
     >>> called("ranks"), called("inter_gbit")
     ('-np', '--inter-gbit')

@@ -1,4 +1,4 @@
-"""What ``cloudtrain bench reducers`` measures, and the ranks that it measures on."""
+"""The plan of ``cloudtrain bench reducers``: its candidates, and the ranks that it measures on."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,29 +22,25 @@ LARGEST_GROUP_ENTRIES = 5 * 25_600_000
 
 @dataclass(frozen=True)
 class Plan:
-    """Ranks to measure on, and what.
+    """What ``options`` ask for, and the ranks to measure it on.
 
     ``run`` calls a function on all ranks and returns rank 0's result; of real ranks each gets its own.
-    ``steps``: those that count, after the warm-up. ``allreduces``: what the candidates are measured against,
-    where it is not ``peer_of`` each.
+    ``steps``: those that count, after the warm-up. ``allreduces``: the baselines of all candidates, where
+    these are not ``peer_of`` each.
     """
 
+    options: Options
     run: Callable[[Callable[[Communicator], Any]], Any]
     ranks_per_node: int | None
     clock: Clock
-    size: int
-    density: float
     steps: range
     candidates: Sequence[BenchCandidate]
     allreduces: Sequence[BenchCandidate]
-    network: Network
     gradients: Gradients
-    quick: bool
-    peers: bool
 
     @classmethod
     def of(cls, options: Options, comm: Communicator | None) -> "Plan":
-        """Return what to do on the ranks of ``comm``, or on simulated ones without it."""
+        """Return the plan for the ranks of ``comm``, or for simulated ones without it."""
         ranks_per_node = options.ranks_per_node
         if comm is None:
             if options.allreduce:
@@ -58,53 +54,49 @@ class Plan:
             if options.ranks not in (None, comm.size):
                 raise InvalidArgument(f"-np: expected the {comm.size} ranks of this job, got {options.ranks}")
         return cls(
+            options=options,
             run=_on(comm, options.ranks or RANKS, ranks_per_node, options.network),
             ranks_per_node=ranks_per_node,
             clock=clock,
-            size=options.size,
-            density=options.density,
             steps=range(WARM_UP_STEPS, WARM_UP_STEPS + options.counted_steps),
             candidates=list(options.candidates()),
             allreduces=list(options.allreduces()),
-            network=options.network,
             gradients=Gradients(options.size),
-            quick=options.quick,
-            peers=options.peers,
         )
 
     def topology(self, comm: Communicator) -> Topology:
-        """Return the nodes, on one of the ranks."""
+        """Return the nodes of the ranks."""
         return Topology(comm, self.ranks_per_node)
 
     def make(self, candidate: BenchCandidate, topology: Topology) -> Reducer:
         """Return a reducer of the plan's size and density, else with its defaults."""
         wire = {"wire": candidate.wire} if candidate.wire else {}
-        density = {"density": self.density} if candidate.sparse else {}
-        return candidate.kind(topology, self.size, **density, **wire)
+        density = {"density": self.options.density} if candidate.sparse else {}
+        return candidate.kind(topology, self.options.size, **density, **wire)
 
     def peer_of(self, candidate: BenchCandidate) -> BenchCandidate | None:
-        """Return what a reducer is measured against; the baseline has no peer."""
-        if self.peers:
+        """Return the peer of a reducer; the baseline has none."""
+        if self.options.peers:
             return BenchCandidate(TRANSCRIBED[candidate.name])
         return None if candidate.name == BASELINE else BenchCandidate(BASELINE)
 
     def groups(self) -> Iterator[Sequence[BenchCandidate]]:
-        """Yield the candidates, so many that fit into memory together, in parts of about one length."""
-        count = -(-len(self.candidates) * self.size // LARGEST_GROUP_ENTRIES)
+        """Yield the candidates in groups of about one length, each of which fits into memory."""
+        count = -(-len(self.candidates) * self.options.size // LARGEST_GROUP_ENTRIES)
         for low, high in pairwise(partition(len(self.candidates), count)):
             yield self.candidates[low:high]
 
     def case(self, candidate: BenchCandidate, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return what tells this measurement of a candidate from others."""
+        """Return the case of a candidate: all that distinguishes its measurement from others."""
         return {
-            "size": self.size,
-            "density": self.density if candidate.sparse else None,
+            "size": self.options.size,
+            "density": self.options.density if candidate.sparse else None,
             "wire": candidate.wire,
             "ranks_of_nodes": [len(node) for node in nodes],
             "clock": self.clock.name,
             "warm_up_steps": self.steps.start,
-            **({} if self.allreduces else {"network": asdict(self.network)}),
-            "quick": self.quick,
+            **({} if self.allreduces else {"network": asdict(self.options.network)}),
+            "quick": self.options.quick,
         }
 
 

@@ -20,7 +20,7 @@ from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, report
 from training.bench.shapes import SHAPES
 from training.bench.timing import WARM_UP_RUNS
-from training.commands.printing import milliseconds, print_table, times
+from training.commands.printing import Table, milliseconds, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
 
@@ -43,7 +43,7 @@ PARTITIONS = {SLICES: by_slices, LAYERS: by_tensor, "by layer": by_layer}
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is measured, and on how many ranks: the options, with the defaults filled in."""
+    """The options, with the defaults filled in: networks, and numbers of ranks to measure them on."""
 
     ranks: Sequence[int]
     networks: Sequence[str]
@@ -52,7 +52,7 @@ class Sweep:
 
     @classmethod
     def of(cls, ranks: Sequence[int], networks: Sequence[str], steps: int | None, quick: bool) -> "Sweep":
-        """Return it; raise ``ValueError`` for what is unknown or makes no sense."""
+        """Return the sweep; raise ``ValueError`` for an invalid option."""
         for each in ranks:
             if each < 2:
                 raise InvalidArgument(f"--ranks: expected at least 2, got {each}")
@@ -68,9 +68,9 @@ class Sweep:
         )
 
     @property
-    def words(self) -> list[str]:
-        """Return the words with which a job measures it on its ranks."""
-        networks = [word for name in self.networks for word in ("--network", name)]
+    def arguments(self) -> list[str]:
+        """Return the arguments of a job that measures it on its ranks."""
+        networks = [each for name in self.networks for each in ("--network", name)]
         quick = ["--quick"] if self.quick else []
         return ["bench", "pto", "--json", *networks, "--steps", str(self.calls), *quick]
 
@@ -87,7 +87,7 @@ def bench(
 
 
 def _start(sweep: Sweep, as_json: bool) -> int:
-    """Start the ranks, one number of them after the other, and pass on what they measure."""
+    """Start jobs of each number of ranks, and print their records."""
     return pass_on(
         _measured(sweep),
         as_json=as_json,
@@ -97,22 +97,22 @@ def _start(sweep: Sweep, as_json: bool) -> int:
 
 def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
     for ranks in sweep.ranks:
-        with closing(lines(ranks, sweep.words)) as said:
-            for line in said:
+        with closing(lines(ranks, sweep.arguments)) as printed:
+            for line in printed:
                 if line.startswith("{"):
                     yield json.loads(line) | {"command": command()}
 
 
-def _as_rank(sweep: Sweep, asked: Sequence[int], as_json: bool) -> int:
+def _as_rank(sweep: Sweep, wanted: Sequence[int], as_json: bool) -> int:
     """Measure as one rank of a job."""
     with as_rank() as comm:
-        all_or_exit(comm, lambda: _expect_ranks(asked, comm.size))
+        all_or_exit(comm, lambda: _expect_ranks(wanted, comm.size))
         return report(measure(sweep, Topology(comm)), as_json=as_json, show=_print, comm=comm)
 
 
-def _expect_ranks(asked: Sequence[int], size: int) -> None:
-    if any(each != size for each in asked):
-        got = ", ".join(map(str, asked))
+def _expect_ranks(wanted: Sequence[int], size: int) -> None:
+    if any(each != size for each in wanted):
+        got = ", ".join(map(str, wanted))
         raise InvalidArgument(f"--ranks: expected the {size} ranks of this job, got {got}")
 
 
@@ -130,7 +130,7 @@ class Setting:
         return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
 
     def interleave(self, candidates: Mapping[str, Callable[[], object]]) -> dict[str, Interleaved]:
-        """Return what each took."""
+        """Return the measurements of each."""
         return interleave(self.topology, candidates, self.sweep.calls)
 
     def records(
@@ -208,14 +208,19 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     yield from setting.records("lars", setting.interleave(steps), LARS_PEERS)
 
 
-def _print(records: Sequence[Record]) -> None:
-    """Print a table for each operation and number of ranks."""
+def tables(records: Sequence[Record]) -> Iterator[Table]:
+    """Yield a table for each operation and number of ranks."""
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
     for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""
         title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
-        print_table(title, header, map(_row, own), list(_notes(own)))
+        yield Table(title, header, [_row(each) for each in own], list(_notes(own)))
+
+
+def _print(records: Sequence[Record]) -> None:
+    for table in tables(records):
+        table.print()
 
 
 def _key(record: Record, *names: str) -> tuple[Any, ...]:

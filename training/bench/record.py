@@ -1,4 +1,4 @@
-"""What a bench tells: one record a line as JSON, or tables."""
+"""The records of a bench: printed as one JSON object a line, or as tables."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from typing import Any
 from commlib import LinkBytes
 from commlib.tuning.profile import processor
 from training.bench.timing import Seconds
-from training.commands.printing import print_table, times
+from training.commands.printing import Table, times
 
 # Variables that change how fast a process computes, allocates or exchanges.
 SETTING = re.compile(
@@ -89,7 +89,7 @@ class Record:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return what the numbers depend on: processor, cores of this process, memory, versions."""
+    """Return the machine on which the numbers depend: processor, cores of this process, memory, versions."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": processor(),
@@ -103,7 +103,7 @@ def machine() -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """Return what decides how this process allocates, computes and waits: its C library and environment."""
+    """Return the settings of allocation, computing and waiting: C library and environment."""
     return {
         "allocator": " ".join(platform.libc_ver()),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if SETTING.match(name)},
@@ -124,15 +124,15 @@ def command() -> str:
 
 
 def print_lines(records: Iterable[Record]) -> None:
-    """Print each record as a line of JSON as soon as it is there."""
+    """Print each record as a line of JSON as soon as it is measured."""
     for record in records:
         print(record.line(), flush=True)
 
 
-def print_against_baseline(
+def against_baseline(
     records: Sequence[Record], title: str, per_second: float, unit: str, notes: Sequence[str]
-) -> None:
-    """Print a table: a line a record, its subject's median against its peer's, in ``unit``s."""
+) -> Table:
+    """Return a table with a line a record: its subject's median and its peer's, in ``unit``s."""
 
     def text(seconds: Seconds | None) -> str:
         return "–" if seconds is None else f"{seconds.median * per_second:,.1f}"
@@ -141,4 +141,4 @@ def print_against_baseline(
         [each.subject, text(each.seconds), each.peer or "–", text(each.peer_seconds), times(each.ratio)]
         for each in records
     ]
-    print_table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)
+    return Table(title, ["", unit, "baseline", unit, "× as fast"], rows, notes)

@@ -13,7 +13,7 @@ from training.bench.plan import Plan, has_ranks
 from training.bench.record import Record
 from training.bench.reporting import report
 from training.bench.steps import CLOCKS, Measurement, interleave
-from training.bench.tables import print_records
+from training.bench.tables import table_of
 from training.process.job import all_or_exit, as_rank, usage_error
 
 Nodes = Sequence[Sequence[int]]
@@ -26,13 +26,13 @@ def bench(as_json: bool, **options: Any) -> int:
             plan = Plan.of(Options(**options), None)
         except ValueError as error:
             usage_error(str(error))
-        return _tell(plan, as_json, None)
+        return _report(plan, as_json, None)
     with as_rank() as comm:
-        return _tell(all_or_exit(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
+        return _report(all_or_exit(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
 
 
-def _tell(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
-    return report(measure(plan), as_json=as_json, show=print_records, comm=comm)
+def _report(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
+    return report(measure(plan), as_json=as_json, show=lambda records: table_of(records).print(), comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:
@@ -55,11 +55,13 @@ def measure(plan: Plan) -> Iterator[Record]:
 def _measure_against_allreduces(plan: Plan) -> Iterator[Record]:
     """Yield the records of all reducers, then those of the all-reduces.
 
-    The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their turns are
+    The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their calls are
     measured last, on their own.
     """
-    in_turns = [each for each in plan.allreduces if each.name not in BUSY]
-    groups = [(group, *plan.run(partial(_interleave, plan, [*group, *in_turns]))) for group in plan.groups()]
+    interleaved = [each for each in plan.allreduces if each.name not in BUSY]
+    groups = [
+        (group, *plan.run(partial(_interleave, plan, [*group, *interleaved]))) for group in plan.groups()
+    ]
     alone: dict[BenchCandidate, Measurement] = {}
     for each in plan.allreduces:
         if each.name in BUSY:
@@ -111,7 +113,7 @@ def _in_full(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measure
 
 
 def _of_allreduce(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
-    """Return the record of what MPI does: how many bytes it sends, and in what stages, it does not say."""
+    """Return the record of an all-reduce of MPI, whose bytes and stages are unknown."""
     stages = taken.stages if candidate.name == FLOOR else None
     more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
     return replace(_record(plan, candidate, nodes, taken), bytes=None, more=more)
@@ -131,8 +133,8 @@ def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str
     reducer = REDUCERS.get(candidate.name)
     if reducer is None or reducer.cost is None:
         return None
-    density = plan.density if candidate.sparse else None
+    density = plan.options.density if candidate.sparse else None
     wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
-    prediction = predict(candidate.name, nodes, plan.size, density, plan.network, **wire)
+    prediction = predict(candidate.name, nodes, plan.options.size, density, plan.options.network, **wire)
     seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}
     return seconds | {"sent": asdict(prediction.sent)}

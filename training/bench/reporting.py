@@ -1,4 +1,4 @@
-"""How a bench tells what it measures: lines of JSON as soon as they are there, or tables at the end."""
+"""How a bench prints its records: lines of JSON as soon as they are measured, or tables at the end."""
 
 import json
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -25,19 +25,35 @@ def report(
 
     ``records`` measures while it is gone through; ``show`` prints the tables of all.
     """
-    speaks = comm is None or comm.rank == 0
+    prints = comm is None or comm.rank == 0
     try:
-        if as_json and speaks:
+        if as_json and prints:
             print_lines(records)
         else:
             measured = list(records)
-            if speaks:
+            if prints:
                 show(measured)
     except WrongResult as error:  # on all ranks, in the same step
-        if speaks:
+        if prints:
             log_error(str(error))
         if comm is not None:
             exit_all(comm, FAILURE)
+        return FAILURE
+    return 0
+
+
+def report_cases(
+    cases: Iterable[list[Record]], *, as_json: bool, show: Callable[[list[Record]], None]
+) -> int:
+    """Print each case as soon as it is measured, and return the exit status."""
+    try:
+        for records in cases:
+            if as_json:
+                print_lines(records)
+            else:
+                show(records)
+    except WrongResult as error:
+        log_error(str(error))
         return FAILURE
     return 0
 
@@ -60,7 +76,7 @@ def with_peers(reported: JSONRecord, peers: Sequence[JSONRecord]) -> JSONRecord:
 def pass_on(
     reported: Generator[JSONRecord, None, None], *, as_json: bool, show: Callable[[list[JSONRecord]], None]
 ) -> int:
-    """Print the records that jobs tell, and return the exit status; tables also of what broke off.
+    """Print the records that jobs report, and return the exit status; tables also of an incomplete sweep.
 
     ``reported`` runs the jobs while it is gone through, and ends them when it is closed.
     """

@@ -1,4 +1,4 @@
-"""Steps of reducers on the ranks of a communicator: in turn on the same gradients, checked, and summed up."""
+"""Steps of reducers on the ranks of a communicator: interleaved, on the same gradients, and checked."""
 
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -18,7 +18,7 @@ BenchCandidate = TypeVar("BenchCandidate", bound=Hashable)
 
 @dataclass(frozen=True)
 class Clock:
-    """How the seconds of a step are read on a rank, and what those of all ranks make.
+    """How the seconds of a step are read on a rank, and combined over the ranks.
 
     ``closes``: the step ends where all ranks have ended it.
     """
@@ -76,13 +76,13 @@ class Measurement:
 
     @property
     def bytes(self) -> LinkBytes:
-        """Return what the rank sends that sends most between nodes, inside where all send alike."""
+        """Return the bytes of the rank that sends most between nodes, else inside."""
         busiest = [max(sent, key=lambda each: (each.inter, each.intra)) for sent in self._sent()]
         return _median_bytes(busiest)
 
     @property
     def bytes_of_all_ranks(self) -> LinkBytes:
-        """Return what all ranks send together."""
+        """Return the bytes that all ranks send together."""
         return _median_bytes([sum(sent, LinkBytes()) for sent in self._sent()])
 
     @property
@@ -120,7 +120,7 @@ def interleave(
     *,
     unchecked: Collection[BenchCandidate] = (),
 ) -> dict[BenchCandidate, Measurement]:
-    """Let each reducer reduce the gradient of each step in turn; return what ``steps`` took.
+    """Let each reducer reduce the gradient of each step; return the measurements of ``steps``.
 
     The steps before ``steps.start`` are the warm-up; the result of the very first is checked, but for those
     ``unchecked``. All ranks call it together, and all get the measurements of all ranks.

@@ -1,4 +1,4 @@
-"""The peers of ``cloudtrain bench cache``: what one would write with ``tf.data``, as its guides say."""
+"""The peers of ``cloudtrain bench cache``: input pipelines of ``tf.data``, as its guides recommend."""
 
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batc
     return _batches(_files(folder, manifest).repeat().map(picture, tf.data.AUTOTUNE), batch)
 
 
-def cached(folder: Path, manifest: Manifest, side: int, crop: Augmentation, batch: int) -> Any:
-    """Return batches of crops of pictures that are shrunk once and kept by ``cache()``."""
+def decoded_once(folder: Path, manifest: Manifest, side: int, crop: Augmentation, batch: int) -> Any:
+    """Return batches of crops of pictures that are shrunk once and stored by ``cache()``."""
 
     def small(path: Any, label: Any) -> Any:
         pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=CHANNELS)
@@ -37,8 +37,8 @@ def cached(folder: Path, manifest: Manifest, side: int, crop: Augmentation, batc
         top, left, height, width = tf.unstack(_box(tf.shape(pixels), crop))
         return _finished(pixels[top : top + height, left : left + width], crop), label
 
-    kept = _files(folder, manifest).map(small, tf.data.AUTOTUNE).cache()
-    return _batches(kept.shuffle(2048).repeat().map(cut, tf.data.AUTOTUNE), batch)
+    small_pictures = _files(folder, manifest).map(small, tf.data.AUTOTUNE).cache()
+    return _batches(small_pictures.shuffle(2048).repeat().map(cut, tf.data.AUTOTUNE), batch)
 
 
 def _files(folder: Path, manifest: Manifest) -> Any:

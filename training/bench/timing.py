@@ -1,5 +1,6 @@
-"""Samples of seconds, and how they are taken: candidates alternate, on inputs that no cache holds."""
+"""Measuring seconds: candidates alternate, on inputs that no cache holds."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +14,18 @@ import numpy as np
 from commlib.vectors import Float32
 
 Input = TypeVar("Input")
+Candidate = TypeVar("Candidate")
 
-WARM_UP_RUNS = 2
+WARM_UP_RUNS, FEWEST_RUNS = 2, 3
+SHORTEST_SECONDS = 1e-6
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL_CACHE_BYTES = 32 << 20  # where the machine does not say
+USUAL_CACHE_BYTES = 32 << 20  # where the machine does not report it
 MOST_INPUTS = 256
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """What several runs took."""
+    """The seconds of several runs."""
 
     median: float
     min: float
@@ -38,34 +41,52 @@ class Seconds:
         """
         return cls(statistics.median(samples), min(samples), max(samples), len(samples))
 
+    def per(self, count: int) -> "Seconds":
+        """Return the seconds of one of ``count`` parts of a run."""
+        return Seconds(self.median / count, self.min / count, self.max / count, self.runs)
+
+
+def elapsed(
+    candidate: Callable[[Input], object], given: Input, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the seconds of one call."""
+    start = clock()
+    result = candidate(given)
+    seconds = clock() - start
+    del result  # only now: freeing memory is not part of the work
+    return seconds
+
 
 def alternate(
-    candidates: Mapping[str, Callable[[Input], object]],
+    candidates: Mapping[str, Candidate],
     inputs: Sequence[Input],
     runs: int,
-    clock: Callable[[], float] = time.perf_counter,
+    measure: Callable[[Candidate, Input], float] = elapsed,  # type: ignore[assignment]
+    *,
+    limit_seconds: float = math.inf,
 ) -> dict[str, Seconds]:
     """Return the seconds of each candidate; in every run each is called once, in the order given.
 
-    So whatever else the machine does meets all of them. Each call gets the next of ``inputs``, round and
-    round. The first runs are not counted.
+    So other load of the machine affects all of them. Each call gets the next of ``inputs``, round and round.
+    The first runs are not counted. A candidate that would take more than ``limit_seconds`` has fewer runs.
     """
     samples: dict[str, list[float]] = {name: [] for name in candidates}
+    left = dict.fromkeys(candidates, WARM_UP_RUNS + runs)
     rotated = cycle(inputs)
     for _ in range(WARM_UP_RUNS + runs):
-        for name, candidate in candidates.items():
-            given = next(rotated)
-            start = clock()
-            result = candidate(given)
-            samples[name].append(clock() - start)
-            del result  # only now: giving memory back is not part of the work
+        for name in [name for name in candidates if left[name]]:
+            samples[name].append(measure(candidates[name], next(rotated)))
+            left[name] -= 1
+            if len(samples[name]) == WARM_UP_RUNS:
+                affordable = limit_seconds / max(samples[name][-1], SHORTEST_SECONDS)
+                left[name] = int(min(left[name], max(FEWEST_RUNS, affordable)))
     return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
 
 
 def rotations(vector: Float32) -> list[Float32]:
     """Return ``vector`` and rotated copies of it: two or more, together twice as large as the caches."""
     count = min(MOST_INPUTS, max(2, -(-2 * cache_bytes() // vector.nbytes)))
-    return [np.roll(vector, turn * len(vector) // count) for turn in range(count)]
+    return [np.roll(vector, number * len(vector) // count) for number in range(count)]
 
 
 def cache_bytes() -> int:

@@ -1,14 +1,14 @@
-"""``cloudtrain bench train``: what the loop adds to a bare step, and what a flat gradient costs."""
+"""``cloudtrain bench train``: the overhead of the loop over a bare step, and the cost of a flat gradient."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice, repeat
-from pathlib import Path
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import numpy as np
 
-from training.bench.record import Record, print_against_baseline, print_lines
+from training.bench.record import Record, against_baseline
+from training.bench.reporting import report
 from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
 from training.config.config import Config
@@ -40,45 +40,46 @@ def bench(as_json: bool, *, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     import_tensorflow()
     runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
-    records = [*_loop(runs, steps, quick), _flat(runs, quick)]
-    if as_json:
-        print_lines(records)
-    else:
-        _print(records)
-    return 0
+    records = chain(_loop(runs, steps, quick), [_flat(runs, quick)])
+    return report(records, as_json=as_json, show=_print)
 
 
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
-    from training.bench.bare import bare_step
     from training.process.progress import Progress
+    from training.run.metrics import RunFolder
     from training.run.trainer import Trainer
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
         trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
-        trainer.begin(None, Progress(silent=True), Path(work))
-        (phase,) = trainer.phases
-        batches = _endless(phase.data.training_batches)
-        batch = next(batches)
-        bare = bare_step(trainer.learner, phase, batch)
-
-        def train(batches: Iterable[Any]) -> None:
-            for each in islice(batches, steps):
-                trainer.train_step(phase, each)
-
-        seconds = alternate(
-            {
-                READING: lambda _: train(batches),
-                LOOP: lambda _: train(repeat(batch)),
-                BARE: lambda _: [bare() for _ in range(steps)],
-            },
-            [None],
-            runs,
-        )
-        phase.close()
+        with RunFolder(trainer.config) as folder:
+            trainer.begin(folder, Progress(silent=True), folder.path)
+            seconds = _loop_seconds(trainer, runs, steps)
     case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
     case["unit"] = "seconds a step"
     return [_record(case, subject, BARE, seconds, steps) for subject in (LOOP, READING)]
+
+
+def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
+    from training.bench.bare import bare_step
+
+    (phase,) = trainer.phases
+    batches = _endless(phase.data.training_batches)
+    batch = next(batches)
+    bare = bare_step(trainer.learner, phase, batch)
+
+    def train(batches: Iterable[Any]) -> None:
+        for each in islice(batches, steps):
+            trainer.train_step(phase, each)
+
+    candidates: dict[str, Callable[[None], object]] = {
+        READING: lambda _: train(batches),
+        LOOP: lambda _: train(repeat(batch)),
+        BARE: lambda _: [bare() for _ in range(steps)],
+    }
+    seconds = alternate(candidates, [None], runs)
+    phase.close()
+    return seconds
 
 
 def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
@@ -102,11 +103,8 @@ def _flat(runs: int, quick: bool) -> Record:
 
 
 def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Seconds], steps: int) -> Record:
-    each = {
-        name: Seconds(own.median / steps, own.min / steps, own.max / steps, own.runs)
-        for name, own in seconds.items()
-    }
-    return Record("train", case, subject, each[subject], peer, each[peer], bytes=None)
+    own, baseline = (seconds[name].per(steps) for name in (subject, peer))
+    return Record("train", case, subject, own, peer, baseline, bytes=None)
 
 
 def _print(records: list[Record]) -> None:
@@ -114,4 +112,4 @@ def _print(records: list[Record]) -> None:
         "loop: resnet20, 64 samples of 32 pixels a step, one rank",
         f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
     ]
-    print_against_baseline(records, "ms", 1e3, "ms", notes)
+    against_baseline(records, "ms", 1e3, "ms", notes).print()

@@ -11,7 +11,7 @@ from datacache.catalogue import superseded
 from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import CacheFolder
-from training.commands.printing import print_table
+from training.commands.printing import Table
 from training.commands.train import load_together
 from training.config.config import load
 from training.config.records import Cache
@@ -79,7 +79,7 @@ def info(path: str | None, overrides: Sequence[str]) -> None:
         print("nothing is stored here")
         return
     header = ["folder", "level", "samples", "size", "state", "requested", "found", "in use", "days"]
-    print_table("samples that are stored here", header, [_row(each) for each in folders], notes=[])
+    Table("samples that are stored here", header, [_row(each) for each in folders]).print()
     for root in dict.fromkeys(each.path.parent for each in folders):
         own = [each for each in folders if each.path.parent == root]
         print(f"{root}: {readable(management.total_bytes(own))} in {len(own)} folders")

@@ -147,52 +147,38 @@ def doctor() -> None:
     raise typer.Exit(examine())
 
 
-@caches.command("build")
-def cache_build(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Read all samples of a configuration before training, as one rank of a job or alone."""
-    from training.commands.cache import build
+def _add_cache_command(name: str, help: str, *, needs_config: bool = False, **options: bool) -> None:
+    """Add a command of ``cloudtrain cache``: a function of :mod:`training.commands.cache`."""
+    function = "remove" if options else name
 
-    build(config, overrides or [])
+    def run(config: str | None, overrides: list[str] | None) -> None:
+        from training.commands import cache
 
+        raise typer.Exit(getattr(cache, function)(config, overrides or [], **options))
 
-@caches.command("info")
-def cache_info(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """List what is stored here."""
-    from training.commands.cache import info
+    def of_config(config: ConfigPath, overrides: Overrides = None) -> None:
+        run(config, overrides)
 
-    info(config, overrides or [])
+    def of_folders(config: CachedConfig = None, overrides: Overrides = None) -> None:
+        run(config, overrides)
 
-
-@caches.command("verify")
-def cache_verify(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Verify every checksum; the exit status is 1 if something is damaged."""
-    from training.commands.cache import verify
-
-    raise typer.Exit(verify(config, overrides or []))
+    caches.command(name, help=help)(of_config if needs_config else of_folders)
 
 
-@caches.command("repair")
-def cache_repair(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Read what is damaged again from central storage."""
-    from training.commands.cache import repair
-
-    repair(config, overrides or [])
-
-
-@caches.command("gc")
-def cache_gc(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove what no running job uses: all of memory, and what is unfinished or unusable on disk."""
-    from training.commands.cache import remove
-
-    remove(config, overrides or [], everything=False)
-
-
-@caches.command("clear")
-def cache_clear(config: CachedConfig = None, overrides: Overrides = None) -> None:
-    """Remove all that no running job uses."""
-    from training.commands.cache import remove
-
-    remove(config, overrides or [], everything=True)
+_add_cache_command(
+    "build",
+    "Read all samples of a configuration before training, as one rank of a job or alone.",
+    needs_config=True,
+)
+_add_cache_command("info", "List what is stored here.")
+_add_cache_command("verify", "Verify every checksum; the exit status is 1 if something is damaged.")
+_add_cache_command("repair", "Read what is damaged again from central storage.", needs_config=True)
+_add_cache_command(
+    "gc",
+    "Remove what no running job uses: all of memory, and what is unfinished or unusable on disk.",
+    everything=False,
+)
+_add_cache_command("clear", "Remove all that no running job uses.", everything=True)
 
 
 def main() -> None:

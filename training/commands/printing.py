@@ -3,31 +3,60 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich import box
+import rich.table
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 WIDTH = 180  # wider than any table: a terminal may wrap lines, numbers are not truncated
 
 
-def print_table(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
-) -> None:
-    """Print a table, its title above and the notes below it; plain where standard output is no terminal."""
-    # Open MPI gives its ranks a pseudo-terminal.
-    is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
-    console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, name in enumerate(header):
-        table.add_column(name, justify="right" if column else "left", vertical="bottom", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(title, markup=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, markup=False)
-    console.print()
+@dataclass(frozen=True)
+class Table:
+    """A table under a title, and notes below it."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def print(self) -> None:
+        """Print it, without colours and rules where standard output is no terminal."""
+        # Open MPI gives its ranks a pseudo-terminal.
+        is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
+        console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
+        table = rich.table.Table(
+            box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        for column, name in enumerate(self.header):
+            table.add_column(name, justify="right" if column else "left", vertical="bottom", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(self.title, markup=False)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False)
+        console.print()
+
+    def markdown(self) -> str:
+        """Return it as Markdown, the names in the first column as code."""
+        header = [" ".join(name.split()) for name in self.header]
+        table = markdown(header, ([f"`{row[0]}`", *row[1:]] for row in self.rows))
+        return "\n".join([f"{self.title}\n", table, *(f"- {note}" for note in self.notes), ""])
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, numbers to the right.
+
+    >>> print(markdown(["name", "ms"], [["a", "1"]]), end="")
+    | name | ms |
+    |---|---:|
+    | a | 1 |
+    """
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 def milliseconds(seconds: float) -> str:

@@ -11,7 +11,7 @@ from commlib.tuning.probe import measure
 from commlib.tuning.profile import Profile
 from commlib.tuning.trials import try_out
 from commlib.tuning.tuner import ALONE, Choice, choose
-from training.commands.printing import milliseconds, print_table, times
+from training.commands.printing import Table, milliseconds, times
 from training.config.config import Config, load
 from training.config.records import Transport
 from training.process.devices import see_own_gpu, with_gpus
@@ -150,7 +150,7 @@ def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Ca
     print(flush=True)
     picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
     header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
-    print_table("reducer=auto picks", header, [_row(*each) for each in picked], notes=[])
+    Table("reducer=auto picks", header, [_row(*each) for each in picked]).print()
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
 

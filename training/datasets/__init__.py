@@ -5,14 +5,13 @@
 (4, 3, (8, 8, 3))
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from commlib import registry
-from commlib.errors import InvalidArgument, shown, suggestion
+from commlib.errors import InvalidArgument, shown
 from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.datasets.bundled import digits, mnist5k
@@ -62,25 +61,12 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
         raise ValueError(f"dataset {name}: path: expected a folder or URL, got none")
     if "path" not in parameters and path is not None:
         raise ValueError(f"dataset {name}: path: expected none, {name} reads no files, got '{path}'")
-    known = [key for key in parameters if key != "path"]
-    if name in DATASETS:
-        _check_keys(f"dataset {name}", options, known)
-    else:
-        registry.check_options(
-            f"dataset {name}", load, {**options, **({} if path is None else {"path": path})}
-        )
-    if options.get("storage") is not None:
-        _check_storage(f"dataset {name}: storage", options["storage"])
-
-
-def _check_storage(place: str, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{place}: expected keys and values, got {given!r}")  # noqa: TRY004 - a user's value
-    _check_keys(place, given, [key for key in inspect.signature(Storage).parameters if key != "url"])
-
-
-def _check_keys(place: str, given: Mapping[str, Any], known: list[str]) -> None:
-    for key in given:
-        if key not in known:
-            names = ", ".join(known) or "none"
-            raise ValueError(f"{place}: {key}: unknown option{suggestion(key, known)} (known here: {names})")
+    location = {} if path is None else {"path": path}
+    if location.keys() & options.keys():
+        raise ValueError(f"dataset {name}: path: expected none among the options, got {options['path']!r}")
+    registry.check_options(f"dataset {name}", load, {**options, **location})
+    storage = options.get("storage")
+    if storage is not None:
+        if not isinstance(storage, Mapping):
+            raise ValueError(f"dataset {name}: storage: expected keys and values, got {storage!r}")
+        registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)

@@ -37,7 +37,7 @@ INTERRUPT_SECONDS = 5.0
 
 
 def up(cluster: Cluster, nodes: int, rate: str) -> int:
-    """Make the cluster, or mend it, or say that it is up."""
+    """Make the cluster, or mend it, or report that it is up."""
     check_machine()
     if not 1 <= nodes <= len(ADDRESSES):
         raise Problem(f"--nodes: expected 1 to {len(ADDRESSES)}, got {nodes}")
@@ -46,14 +46,14 @@ def up(cluster: Cluster, nodes: int, rate: str) -> int:
     with alone(cluster.state):
         fault = cluster.fault(wanted)
         if fault is None:
-            say(f"is up already: {_counted(nodes)} at {rate}")
+            print_note(f"is up already: {_counted(nodes)} at {rate}")
             return 0
-        with cluster.in_use():  # not under the feet of a run
+        with cluster.in_use():  # no run uses it
             if fault:
-                say(f"{fault}: building it again")
+                print_note(f"{fault}: building it again")
             cluster.destroy()
         cluster.build(wanted)
-    say(f"is up: {_counted(nodes)} at {rate}")
+    print_note(f"is up: {_counted(nodes)} at {rate}")
     return 0
 
 
@@ -79,7 +79,7 @@ def run(cluster: Cluster, command: Sequence[str], timeout: float | None) -> int:
             cluster.end_processes()
             process.wait()
     if status == TIMED_OUT and timeout is not None:
-        say(f"ended after {timeout:g} s: {' '.join(command)}")
+        print_note(f"ended after {timeout:g} s: {' '.join(command)}")
     return status
 
 
@@ -87,16 +87,16 @@ def status(cluster: Cluster) -> int:
     """Print nodes, addresses, rate, and what the cards have sent."""
     nodes = cluster.nodes()
     if not any(node.pid for node in nodes):
-        say("is down")
+        print_note("is down")
         return NOT_UP
-    say(f"is up: {_counted(len(nodes))} at {cluster.settings['rate']}")
+    print_note(f"is up: {_counted(len(nodes))} at {cluster.settings['rate']}")
     for node in nodes:
         line = f"{node.name:8}{node.address:14}"
         if node.pid is None:
             print(f"{line}down: mend it with scripts/cluster.py up")
             continue
         sent, received = node.card_bytes()
-        sshd = "sshd listens" if node.listens else "sshd is deaf"
+        sshd = "sshd listens" if node.listens else "sshd does not listen"
         print(f"{line}{sshd}   sent {sent:>15,} bytes   received {received:>15,} bytes")
     return 0 if all(node.listens for node in nodes) else NOT_UP
 
@@ -106,24 +106,24 @@ def down(cluster: Cluster) -> int:
     with alone(cluster.state):
         was_there = cluster.state.exists()
         cluster.destroy()
-    say("is down" if was_there else "was not up")
+    print_note("is down" if was_there else "was not up")
     return 0
 
 
 def burst_bytes(rate: str) -> int:
-    """Return how much may pass at once: what the rate brings in 0.25 ms, and some packets at least.
+    """Return how many bytes may pass at once: those of 0.25 ms at the rate, and some packets at least.
 
     With more, small messages would run faster than the rate; with less, timers that are late would hold up
     large ones. ``tc`` itself reads the rate, in a namespace that ends with it. Where it takes one that it
     cannot hold, as ``-5mbit``, it shows another burst than it was given.
     """
-    asked = 80_000
-    shape = f'tc qdisc add dev lo root tbf burst {asked} latency 50ms rate "$0"'
+    wanted = 80_000
+    shape = f'tc qdisc add dev lo root tbf burst {wanted} latency 50ms rate "$0"'
     result = call("unshare", "--net", "sh", "-c", f"{shape} && tc -json qdisc show dev lo", rate, check=False)
     shown = json.loads(result.stdout)[0]["options"] if result.returncode == 0 else {"burst": 0}
-    if not 0.9 * asked < shown["burst"] < 1.1 * asked:
-        said = (result.stderr.splitlines() or ["it takes that for another rate"])[0]
-        raise Problem(f"--rate: expected what tc understands, as 1gbit or 200mbit, got {rate!r} (tc: {said})")
+    if not 0.9 * wanted < shown["burst"] < 1.1 * wanted:
+        reason = (result.stderr.splitlines() or ["it takes that for another rate"])[0]
+        raise Problem(f"--rate: expected a rate of tc, such as 1gbit or 200mbit, got {rate!r} (tc: {reason})")
     return max(8_000, shown["rate"] // 4000)
 
 
@@ -141,8 +141,8 @@ def check_machine() -> None:
         raise Problem(f"cannot make namespaces ({result.stderr.strip()}): a container needs --privileged")
 
 
-def say(text: str) -> None:
-    """Tell the user, apart from what a command prints."""
+def print_note(text: str) -> None:
+    """Print a line of this script, apart from the output of a command."""
     print(f"cluster: {text}", file=sys.stderr, flush=True)
 
 
@@ -167,7 +167,7 @@ def _status_of(process: "subprocess.Popen[bytes]", timeout: float | None) -> int
         code = process.wait(timeout)
     except subprocess.TimeoutExpired:
         return TIMED_OUT
-    except KeyboardInterrupt:  # the terminal has told the command as well
+    except KeyboardInterrupt:  # the terminal has interrupted the command as well
         with suppress(subprocess.TimeoutExpired):
             process.wait(INTERRUPT_SECONDS)
         return 128 + signal.SIGINT
@@ -195,9 +195,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
-    """Do what the words say and return the exit status."""
-    given = _parser().parse_args(words)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line and return the exit status."""
+    given = _parser().parse_args(arguments)
     cluster = Cluster(given.state.absolute())
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # cron and others may leave out sbin
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -209,10 +209,10 @@ def main(words: Sequence[str]) -> int:
             return run(cluster, given.command[given.command[:1] == ["--"] :], given.timeout)
         return {"status": status, "down": down}[given.action](cluster)
     except Problem as problem:
-        say(str(problem))
+        print_note(str(problem))
         return FAILED
     except PermissionError as error:
-        say(f"{error.filename}: {error.strerror}: run it as root")
+        print_note(f"{error.filename}: {error.strerror}: run it as root")
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -58,9 +58,9 @@ def connect(name: str, settings: dict[str, Any], switch_network: str) -> None:
 
 
 def mount_own(state: Path) -> None:
-    """Put what differs from node to node over what the machine has; only this node sees it."""
+    """Mount the files of this node over those of the machine; only this node sees them."""
     mount("-t", "proc", "proc", "/proc")
-    mount("-t", "sysfs", "sysfs", "/sys")  # shows the cards of whoever mounts it
+    mount("-t", "sysfs", "sysfs", "/sys")  # shows the cards of the namespace that mounts it
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
     places = {
         "ssh": "/etc/ssh",
@@ -99,17 +99,17 @@ def add_to_run(folder: str) -> None:
     os.rmdir(aside)
 
 
-def mount(*words: str) -> None:
+def mount(*arguments: str) -> None:
     """Mount, without a note of it in the machine's /run/mount."""
-    call("mount", "-n", *words)
+    call("mount", "-n", *arguments)
 
 
-def call(*words: str) -> None:
-    """Run a command; where it fails, say why in one line and end."""
-    result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+def call(*command: str) -> None:
+    """Run a command; if it fails, exit with the reason in one line."""
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if result.returncode != 0:
-        said = " ".join(result.stderr.split()) or f"status {result.returncode}"
-        sys.exit(f"{' '.join(words)}: {said}")
+        reason = " ".join(result.stderr.split()) or f"status {result.returncode}"
+        sys.exit(f"{' '.join(command)}: {reason}")
 
 
 def main(state: Path, name: str) -> None:

@@ -25,7 +25,7 @@ PROGRAMS = _BESIDE if (_BESIDE / "cloudtrain").exists() else _IN_A_CLONE
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NODE_PATH = f"{PROGRAMS}:{SYSTEM_PATH}"
 PATIENCE_SECONDS = 20.0
-MARK = "settings.json"  # what tells the folder of a cluster from others: written first, removed last
+MARK = "settings.json"  # distinguishes the folder of a cluster from others: written first, removed last
 
 SSH_CONFIG = """\
 IdentityFile /etc/ssh/key
@@ -37,7 +37,7 @@ UpdateHostKeys no
 LogLevel ERROR
 """
 # TMPDIR: Open MPI names folders by process numbers, which nodes have in common; /dev/shm is the node's own.
-# SHLVL: bash reads ~/.bashrc when ssh starts it, unless inside another shell; so PATH stays what it is here.
+# SHLVL: bash reads ~/.bashrc when ssh starts it, unless inside another shell; so PATH stays as it is here.
 SSHD_CONFIG = f"""\
 AddressFamily inet
 HostKey /etc/ssh/host_key
@@ -58,7 +58,7 @@ Settings = dict[str, Any]
 
 
 class Problem(Exception):
-    """What keeps a command from being done, in one line."""
+    """The reason why a command cannot be run, in one line."""
 
 
 class Node(NamedTuple):
@@ -95,7 +95,7 @@ class Cluster:
 
     @property
     def settings(self) -> Settings:
-        """Return what it was built with; nothing where that was not written whole."""
+        """Return the settings it was built with; none where they were not written completely."""
         try:
             return dict(json.loads((self.state / MARK).read_text()))
         except (OSError, ValueError):
@@ -115,10 +115,10 @@ class Cluster:
                 if number := file.read():
                     return int(number)
             time.sleep(0.01)  # it has just been started
-        raise Problem(f"{self.state}/switch.pid is held by a process that does not say its number: end that")
+        raise Problem(f"{self.state}/switch.pid is held by a process without a number: end that process")
 
     def nodes(self) -> list[Node]:
-        """Return all nodes that were asked for."""
+        """Return all nodes of the settings."""
         is_alive = self.switch() is not None
         return [
             Node(name, address, self._node(name) if is_alive else None)
@@ -179,7 +179,7 @@ class Cluster:
         (ssh / "sshd_config").write_text(f"{SSHD_CONFIG}{no_penalties if is_newer else ''}\n")
         hosts = {"localhost": "127.0.0.1", **settings["addresses"]}
         (self.state / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
-        # Without PAM, sshd lets nobody in whose password is locked, as root's often is.
+        # Without PAM, sshd refuses users whose password is locked, as root's often is.
         (self.state / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:19000::::::\n")
         (self.state / "empty").mkdir(mode=0o700)
 
@@ -191,7 +191,7 @@ class Cluster:
             time.sleep(0.02)
         logs = [path.read_text().strip() for path in sorted(self.state.glob("*.log"))]
         last = dict.fromkeys(log.splitlines()[-1] for log in logs if log)
-        raise Problem(f"it did not come up: {'; '.join(last) or f'nothing said in {PATIENCE_SECONDS:g} s'}")
+        raise Problem(f"it did not come up: {'; '.join(last) or f'no output in {PATIENCE_SECONDS:g} s'}")
 
     def end_processes(self) -> None:
         """End all that runs in the nodes but their sshd, however it was started."""
@@ -223,7 +223,7 @@ class Cluster:
             self.state.rmdir()
 
     def _entries(self) -> list[Path]:
-        """Return what is in the folder; raise ``Problem`` where that is not of a cluster."""
+        """Return the entries of the folder; raise ``Problem`` if it is not of a cluster."""
         if not self.state.exists():
             return []
         entries = list(self.state.iterdir()) if self.state.is_dir() else [self.state]
@@ -233,7 +233,7 @@ class Cluster:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have the nodes for oneself: two commands at a time would disturb each other's measurements."""
+        """Use the nodes alone: two commands at a time would disturb each other's measurements."""
         if not self.state.exists():
             yield
             return
@@ -245,7 +245,7 @@ class Cluster:
 
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
-    """Let one ``up`` or ``down`` pass at a time. The folder above is locked, so that no lock file is left."""
+    """Run one ``up`` or ``down`` at a time. The folder above is locked, so that no lock file is left."""
     try:
         folder = os.open(state.parent, os.O_RDONLY)
     except OSError as error:
@@ -257,11 +257,11 @@ def alone(state: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def call(*words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    """Run a command and return what it printed; raise ``Problem`` where it fails, unless told not to."""
-    result = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+def call(*command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    """Run a command and return its output; raise ``Problem`` if it fails, unless ``check`` is false."""
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if check and result.returncode != 0:
-        raise Problem(f"{' '.join(words)}: {result.stderr.strip() or result.returncode}")
+        raise Problem(f"{' '.join(command)}: {result.stderr.strip() or result.returncode}")
     return result
 
 
