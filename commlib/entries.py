@@ -80,6 +80,22 @@ def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
 
 
 @compiled
+def add_up_equal(indices: Index, values: Float32) -> int:
+    """Add up the values of equal neighbours among sorted ``indices``, in their order from 0 on, in place.
+
+    Return how many distinct indices are left, at the front of both arrays.
+    """
+    filled = 0
+    for i in range(len(indices)):
+        if filled and indices[filled - 1] == indices[i]:
+            values[filled - 1] += values[i]
+        else:
+            indices[filled], values[filled] = indices[i], np.float32(0) + values[i]
+            filled += 1
+    return filled
+
+
+@compiled
 def merge_two(
     indices: Index, values: Float32, half: int, merged_indices: Index, merged_values: Float32
 ) -> int:

@@ -17,6 +17,7 @@ from commlib.entries import Float32 as Float32
 from commlib.entries import Index as Index
 from commlib.entries import (
     add_at,
+    add_up_equal,
     are_ascending,
     are_finite,
     are_missing,
@@ -117,6 +118,29 @@ class SparseVector:
         if len(indices) >= delta(len(vector)):
             return cls(len(vector), None, vector)
         return cls.trusted(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
+
+    @classmethod
+    def from_pairs(cls, size: int, indices: npt.ArrayLike, values: npt.ArrayLike) -> "SparseVector":
+        """Return the vector of pairs in any order; values of one index are added up in the order given.
+
+        Both are copied, and of one dimension: integers and real numbers in host memory.
+
+        >>> SparseVector.from_pairs(6, [4, 1, 4], [2.0, -3.0, 0.5]).to_dense()
+        array([ 0. , -3. ,  0. ,  0. ,  2.5,  0. ], dtype=float32)
+        """
+        places, given = np.asarray(indices), np.asarray(values, np.float32)
+        if places.size and places.dtype.kind not in "iu":
+            raise InvalidArgument(f"indices: expected integers, got {places.dtype}")
+        if places.ndim != 1 or given.shape != places.shape:
+            raise InvalidArgument(
+                f"values: expected one for each index, got shapes {places.shape} and {given.shape}"
+            )
+        if places.size and not (places.min() >= 0 and places.max() < size):
+            raise InvalidArgument(f"indices: expected 0 … {size - 1}, got one outside")
+        order = np.argsort(places, kind="stable")
+        own_indices, own_values = places[order].astype(index_dtype(size)), given[order]
+        filled = add_up_equal(own_indices, own_values)
+        return cls.trusted(size, own_indices[:filled], own_values[:filled])
 
     @property
     def is_dense(self) -> bool:

@@ -105,6 +105,46 @@ def test_from_dense_switches_exactly_at_delta(size, last_sparse):
     assert SparseVector.from_dense(at).nnz == size
 
 
+@given(seed=st.integers(0, 2**16), size=st.integers(1, 300), count=st.integers(0, 900))
+def test_pairs_in_any_order_are_added_up_one_after_the_other(seed, size, count):
+    rng = np.random.default_rng(seed)
+    indices, values = rng.integers(0, size, count), rng.standard_t(1, count).astype(np.float32)
+    before = indices.copy(), values.copy()
+    vector = SparseVector.from_pairs(size, indices, values)
+    expected = np.zeros(size, np.float32)
+    for index, value in zip(indices, values, strict=True):
+        expected[index] += value
+    assert vector.to_dense().tobytes() == expected.tobytes()
+    assert vector.indices.tolist() == sorted(set(indices.tolist()))
+    assert vector.indices.dtype == np.int32
+    assert np.array_equal(indices, before[0])
+    assert np.array_equal(values, before[1])
+
+
+def test_pairs_of_large_vectors_and_of_other_types_are_taken():
+    vector = SparseVector.from_pairs(2**40, np.array([2**39, 5, 2**39], np.uint64), [1, 2, 3])
+    assert (vector.indices.dtype, vector.indices.tolist()) == (np.int64, [5, 2**39])
+    assert (vector.values.dtype, vector.values.tolist()) == (np.float32, [2.0, 4.0])
+    assert SparseVector.from_pairs(7, [], []).nnz == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "message"),
+    [
+        ([1, 7], [1, 1], "indices: expected 0 … 6, got one outside"),
+        ([-1, 2], [1, 1], "indices: expected 0 … 6, got one outside"),
+        ([1.0], [1], "indices: expected integers, got float64"),
+        ([True], [1], "indices: expected integers, got bool"),
+        ([1, 2], [1], r"values: expected one for each index, got shapes (2,) and (1,)"),
+        ([[1]], [[1]], r"values: expected one for each index, got shapes (1, 1) and (1, 1)"),
+    ],
+)
+def test_pairs_that_are_none_are_refused(indices, values, message):
+    with pytest.raises(InvalidArgument) as caught:
+        SparseVector.from_pairs(7, indices, values)
+    assert str(caught.value) == message
+
+
 def test_an_empty_vector_is_dense_and_holds_nothing():
     vector = SparseVector.from_dense(np.zeros(0, np.float32))
     assert (vector.is_dense, vector.nnz, vector.to_dense().shape) == (True, 0, (0,))
