@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import numpy.typing as npt
 
@@ -26,32 +26,38 @@ from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.fusion import Buckets
 from commlib.reducers.base import Reducer
 from commlib.reducers.mean import Means
-from commlib.vectors import Float32
+from commlib.vectors import Float32, SparseVector
 
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class _Submission:
-    """A gradient that waits for its turn, and where its mean goes."""
-
-    gradient: npt.ArrayLike
-    out: Float32
+Mean = TypeVar("Mean", Float32, SparseVector)
 
 
-class Future:
+class Future(Generic[Mean]):
     """The mean of a gradient that was submitted."""
 
-    def __init__(self, engine: "Engine", step: int, mean: Float32) -> None:
-        self._engine, self._step, self._mean = engine, step, mean
+    def __init__(self, engine: "Engine", step: int) -> None:
+        self._engine, self._step = engine, step
+        self.mean: Any = None  # until the step is over
 
-    def result(self) -> Float32:
+    def result(self) -> Mean:
         """Wait until the whole step is over; return the mean, all NaN where the step is skipped.
 
-        Raises what the exchange of any bucket of the step, or of an earlier one, has raised on this rank.
+        That of a ``SparseVector`` is as :meth:`commlib.Reducer.reduce` returns it. Raises what the exchange
+        of any bucket of the step, or of an earlier one, has raised on this rank.
         """
         self._engine.wait_for(self._step)
-        return self._mean
+        return self.mean  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Submission:
+    """A gradient that waits for its turn, where its mean is written, and who asks for that."""
+
+    gradient: npt.ArrayLike | SparseVector
+    out: Float32 | None
+    future: Future[Any]
 
 
 class Engine:
@@ -100,12 +106,23 @@ class Engine:
         """
         self._end(is_failing=False)
 
-    def submit(self, reducer: Reducer, gradient: npt.ArrayLike, out: Float32 | None = None) -> Future:
+    @overload
+    def submit(self, reducer: Reducer, gradient: SparseVector) -> Future[SparseVector]: ...
+
+    @overload
+    def submit(
+        self, reducer: Reducer, gradient: npt.ArrayLike, out: Float32 | None = None
+    ) -> Future[Float32]: ...
+
+    def submit(
+        self, reducer: Reducer, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None
+    ) -> Future[Any]:
         """Give the gradient of one bucket to the thread; return at once.
 
-        ``gradient`` is not copied: it stays as it is until the step is over. ``out``: as for
-        :meth:`commlib.Reducer.reduce`; without it the mean is memory that is used again once nobody holds it.
-        Raises ``InvalidArgument`` for a reducer that is none of the step's, or was submitted in it already.
+        ``gradient``, an array or a ``SparseVector``, is not copied: it stays as it is until the step is over.
+        ``out``: as for :meth:`commlib.Reducer.reduce`; without it the mean is memory that is used again once
+        nobody holds it. Raises ``InvalidArgument`` for a reducer that is none of the step's, or was submitted
+        in it already.
         """
         number = self._numbers.get(id(reducer))
         if number is None:
@@ -117,13 +134,15 @@ class Engine:
                 raise InvalidArgument(f"reducer: bucket {number} was submitted in this step already")
             if not self._submitted:
                 self.busy_seconds = self.waited_seconds = 0.0
-            mean = self._means[number].array() if out is None else out
-            self._submitted[number] = _Submission(gradient, mean)
+            if out is None and not isinstance(gradient, SparseVector):
+                out = self._means[number].array()
+            future: Future[Any] = Future(self, self._steps)
+            self._submitted[number] = _Submission(gradient, out, future)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="commlib engine", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-            return Future(self, self._steps, mean)
+            return future
 
     def wait_for(self, step: int) -> None:
         """Wait until a step is over; raise what went wrong in the thread."""
@@ -154,16 +173,18 @@ class Engine:
             means = self._reduce()
             if means is None:
                 return False
-            self.buckets.settle(means)
+            settled = self.buckets.settle(means)
         with self._changed:
+            for number, mean in zip(self.order, settled, strict=True):
+                self._submitted[number].future.mean = mean
             self._submitted.clear()
             self._steps += 1
             self._changed.notify_all()
         return True
 
-    def _reduce(self) -> list[Float32] | None:
+    def _reduce(self) -> list[Float32 | SparseVector] | None:
         """Return the means of all buckets of a step, proposed; none where the engine was closed."""
-        busy, means = 0.0, []
+        busy, means = 0.0, list[Float32 | SparseVector]()
         for turn in range(len(self._numbers)):
             if turn == len(self.order) and not self._record_next():
                 return None
@@ -172,7 +193,8 @@ class Engine:
             if submission is None:
                 return None
             start = time.perf_counter()
-            means.append(self.buckets.reducers[number].propose(submission.gradient, out=submission.out))
+            reducer = self.buckets.reducers[number]
+            means.append(reducer.propose(submission.gradient, out=submission.out))  # type: ignore[arg-type]
             busy += time.perf_counter() - start
         self.busy_seconds = busy
         return means

@@ -15,7 +15,7 @@ from commlib.reducers.base import Reducer
 from commlib.reducers.report import Outcome, Report, StageSeconds
 from commlib.topology import Topology, Traffic
 from commlib.transport.base import Communicator
-from commlib.vectors import VALUE_BYTES, Float32, Index
+from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
 NUMBER_OF_A_LAYER = re.compile(r"_\d+(?=/|:|$)")
 
@@ -133,7 +133,14 @@ class Buckets(Reducer):
             reducer.set_density(density)
         self._shared = None
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    @property
+    def takes_entries(self) -> bool:
+        """See :attr:`commlib.Reducer.takes_entries`: each reducer is given those of its bucket."""
+        return True
+
+    def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
+        if isinstance(gradient, SparseVector):
+            return self._reduce_entries(gradient)
         mean = self.step_mean.overwrite()
         for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
             reducer.propose(gradient[part], out=mean[part])
@@ -141,7 +148,16 @@ class Buckets(Reducer):
         self._stopwatch.seconds = report.seconds
         return Outcome(mean if report.finite else None, report.selected, report.applied)
 
-    def _alone(self, gradient: Float32) -> Outcome:
+    def _reduce_entries(self, gradient: SparseVector) -> Outcome:
+        means: list[tuple[int, SparseVector]] = []
+        for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
+            means.insert(0, (part.start, reducer.propose(gradient.slice(part.start, part.stop))))
+        report = merged(self.reports)
+        self._stopwatch.seconds = report.seconds
+        mean = self.step_mean.write(means) if report.finite else None
+        return Outcome(mean, report.selected, report.applied)
+
+    def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
         return self._reduce(gradient)
 
     @property
@@ -149,20 +165,25 @@ class Buckets(Reducer):
         """What each bucket did in its latest step."""
         return [reducer.last for reducer in self.reducers if reducer.last is not None]
 
-    def settle(self, means: Sequence[Float32]) -> None:
+    def settle(self, means: Sequence[Float32 | SparseVector]) -> list[Float32 | SparseVector]:
         """End a step that was proposed to the ``reducers`` one by one: commit it, or discard it.
 
-        It is discarded where one of them is not finite, and ``means`` are filled with NaN. All ranks know of
-        every bucket whether it is finite on all of them: nothing is exchanged.
+        Return ``means``. The step is discarded where one of them is not finite; then they are filled with
+        NaN. All ranks know of every bucket whether it is finite on all of them: nothing is exchanged.
         """
         self.steps += 1
         self.last = merged(self.reports)
         if self.last.finite:
             self.commit()
-            return
+            return list(means)
         self.discard()
-        for mean in means:
-            mean.fill(np.nan)
+        return [self._voided(mean) for mean in means]
+
+    def _voided(self, mean: Float32 | SparseVector) -> Float32 | SparseVector:
+        if isinstance(mean, SparseVector):
+            return non_finite(mean.size, self.arrays)
+        mean.fill(np.nan)
+        return mean
 
     def commit(self) -> None:
         """See :meth:`commlib.Reducer.commit`."""

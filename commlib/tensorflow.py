@@ -170,7 +170,7 @@ class DistributedGradients:
         # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
         self._means = Means(self.size, topology.world.arrays)
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
-        self._futures: list[Future] = []  # of the step that is under way
+        self._futures: list[Future[Any]] = []  # of the step that is under way
         self._mean: Float32 | None = None  # in which its means are made
         self._lock = threading.Lock()
         self._is_rehearsing = False

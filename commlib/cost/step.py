@@ -14,7 +14,7 @@ from commlib.cost.compute import Work
 from commlib.cost.traffic import Nodes, sparse_bytes
 from commlib.density import entries
 from commlib.network import Link, Network
-from commlib.selection import selector_class
+from commlib.selection import EVERYTHING, selector_class
 from commlib.vectors import VALUE_BYTES
 from commlib.wire import Codec, make_codec
 
@@ -143,7 +143,8 @@ class Step:
 
     def most_selected(self, size: int) -> int:
         """Return the most entries that the selector may return of ``size``: ``k``, or a multiple of it."""
-        at_most = selector_class(self.options.get("selector", "exact")).at_most
+        selector = self.options.get("selector", "exact")
+        at_most = 1 if selector == EVERYTHING else selector_class(selector).at_most
         return min(size, at_most * entries(self.density, size))
 
     def message(self, count: float, size: float) -> int:

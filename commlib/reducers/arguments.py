@@ -9,7 +9,7 @@ import numpy.typing as npt
 from commlib.arrays import expect_module
 from commlib.errors import InvalidArgument
 from commlib.memory import Workspace
-from commlib.vectors import Float32, is_finite
+from commlib.vectors import Float32, SparseVector, is_finite
 
 
 def as_size(size: int) -> int:
@@ -39,6 +39,15 @@ def as_gradient(
         converted: Float32 = workspace.get("gradient", size)
         converted[...] = given
         return converted
+
+
+def as_entries(vector: SparseVector, size: int, arrays: ModuleType = np) -> SparseVector:
+    """Return a gradient that is a ``SparseVector`` of ``size`` with contiguous arrays of ``arrays``."""
+    expect_module("gradient", vector.values, arrays)
+    if vector.size != size:
+        raise InvalidArgument(f"gradient: expected a SparseVector of size {size}, got one of {vector.size}")
+    indices = None if vector.indices is None else arrays.ascontiguousarray(vector.indices)
+    return SparseVector.trusted(size, indices, arrays.ascontiguousarray(vector.values))
 
 
 def checked_out(out: Float32, gradient: Float32, arrays: ModuleType) -> Float32:

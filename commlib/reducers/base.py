@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,12 @@ from commlib.arrays import to_host
 from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.memory import Workspace
-from commlib.reducers.arguments import added_residual, as_gradient, as_size, checked_out
-from commlib.reducers.mean import Mean, Means
+from commlib.reducers.arguments import added_residual, as_entries, as_gradient, as_size, checked_out
+from commlib.reducers.mean import Mean, Means, SparseMean
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Outcome, Report, Stopwatch
 from commlib.topology import Topology
-from commlib.vectors import Float32, Index, is_finite
+from commlib.vectors import Float32, Index, SparseVector, is_finite, non_finite
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,25 @@ class Reducer(ABC):
         self.workspace = Workspace(self.arrays)
         self._stopwatch = Stopwatch(topology.world.now)
         self._means = Means(self.size, self.arrays)
-        self._step_mean: Mean | None = None  # of the step that is under way
+        self._step_mean: Mean | SparseMean | None = None  # of the step that is under way
         self._carried: Float32 | None = None  # the residual of a predecessor
         self._is_synchronized = False
         self._shared: str | None = None  # the settings, written out once and not in every step
 
-    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+    @property
+    def takes_entries(self) -> bool:
+        """Whether ``_reduce`` takes a ``SparseVector`` as it is; else it is given the dense vector of it."""
+        return False
+
+    @overload
+    def reduce(self, gradient: SparseVector) -> SparseVector: ...
+
+    @overload
+    def reduce(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32: ...
+
+    def reduce(
+        self, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None
+    ) -> Float32 | SparseVector:
         """Return the mean over ranks, float32 of shape ``(size,)``, bitwise equal on all of them.
 
         ``gradient``: shape ``(size,)``, any float or integer type, not changed. What this call does not
@@ -73,26 +86,50 @@ class Reducer(ABC):
         ``reduce``, and after that as long as the array, a view of it or a tensor that shares it exists. Copy
         means to hold more than two. With ``out``, a contiguous array of that shape and type apart from
         ``gradient``, the mean is written there, is returned, and belongs to the caller.
+
+        The mean of a ``SparseVector`` is a ``SparseVector``, to the bit that of the same gradient given dense
+        (to rounding, where ``oktopk`` sends all). Its arrays belong to the caller; where it ``is_dense``, the
+        above holds for its values. Of a skipped step it has a NaN at index 0. Reducers without
+        ``takes_entries`` make such a gradient dense.
         """
-        mean = self.propose(gradient, out)
+        mean: Float32 | SparseVector = self.propose(gradient, out)  # type: ignore[arg-type]
         if self.last is not None and self.last.finite:
             self.commit()
         return mean
 
-    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
+    @overload
+    def propose(self, gradient: SparseVector) -> SparseVector: ...
+
+    @overload
+    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32: ...
+
+    def propose(
+        self, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None
+    ) -> Float32 | SparseVector:
         """Return the mean as ``reduce`` does, and leave the change of state to ``commit`` or ``discard``.
 
         For steps of several parts, each with a reducer, that count only if all of them are finite. A step
         that is not finite, by ``last.finite``, is discarded already.
         """
-        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
+        if isinstance(gradient, SparseVector):
+            if out is not None:
+                raise InvalidArgument("out: the mean of a SparseVector is one, expected none, got an array")
+            return self._propose_entries(as_entries(gradient, self.size, self.arrays))
+        return self._propose_dense(as_gradient(gradient, self.size, self.arrays, self.workspace), out)
+
+    def _propose_dense(self, vector: Float32, out: Float32 | None) -> Float32:
         made = self._means.take() if out is None else Mean(checked_out(out, vector, self.arrays))
-        self._step_mean = made
-        try:
-            mean = self._step(vector)
-        finally:
-            self._step_mean = None
+        mean = self._step(vector, made)
+        assert not isinstance(mean, SparseVector)
         return made.result(mean, out)
+
+    def _propose_entries(self, vector: SparseVector) -> SparseVector:
+        if not self.takes_entries:
+            return SparseVector.trusted(self.size, None, self._propose_dense(vector.to_dense(), None))
+        made = SparseMean(self._means.take)
+        mean = self._step(vector, made)
+        assert mean is None or isinstance(mean, SparseVector)
+        return non_finite(self.size, self.arrays) if mean is None else made.result(mean)
 
     def commit(self) -> None:
         """Take over the state that the proposed step leads to; once, after a ``propose`` that was finite."""
@@ -105,8 +142,15 @@ class Reducer(ABC):
         if self.topology.world.size > 1:
             self._discard()
 
-    def _step(self, vector: Float32) -> Float32 | None:
+    def _step(self, vector: Any, made: Mean | SparseMean) -> Float32 | SparseVector | None:
         """Propose a step and report it; return the mean, or ``None`` where the step is skipped."""
+        self._step_mean = made
+        try:
+            return self._step_with_mean(vector)
+        finally:
+            self._step_mean = None
+
+    def _step_with_mean(self, vector: Any) -> Float32 | SparseVector | None:
         if not self._is_synchronized:
             self.synchronize()
         before = self.topology.traffic
@@ -114,7 +158,7 @@ class Reducer(ABC):
         # NaNs and infinities: the ranks agree to skip such a step instead.
         with np.errstate(invalid="ignore", over="ignore"), memory_errors(self):
             if self._carried is not None:
-                vector = vector + self._carried
+                vector = _sum_of(vector, self._carried)
             outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
         self.steps += 1
         finite = outcome.mean is not None
@@ -125,7 +169,7 @@ class Reducer(ABC):
         return outcome.mean
 
     @property
-    def step_mean(self) -> Mean:
+    def step_mean(self) -> Mean | SparseMean:
         """Where the mean of the step that is under way is made."""
         assert self._step_mean is not None, "a step is under way"
         return self._step_mean
@@ -138,7 +182,8 @@ class Reducer(ABC):
     def _reduce(self, gradient: Float32) -> Outcome:
         """Run the algorithm on two ranks or more, up to its change of state.
 
-        The mean is made in ``self.step_mean``; the gradient is not changed.
+        The mean is made in ``self.step_mean``; the gradient is not changed. It is a ``SparseVector`` only
+        where the reducer has ``takes_entries``.
         """
 
     def _commit(self) -> None:  # noqa: B027 - not every reducer has state of its own
@@ -147,8 +192,11 @@ class Reducer(ABC):
     def _discard(self) -> None:  # noqa: B027
         """Undo what the latest ``_reduce`` has changed of the state, if anything."""
 
-    def _alone(self, gradient: Float32) -> Outcome:
+    def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
         """Apply everything: the step of a single rank."""
+        if isinstance(gradient, SparseVector):
+            mean = self.step_mean.write([(0, gradient)]) if gradient.is_finite else None
+            return Outcome(mean, selected=gradient.nnz, applied=gradient.nnz)
         if not is_finite(gradient):
             return Outcome(None)
         mean = self.step_mean.overwrite()
@@ -235,3 +283,10 @@ class Reducer(ABC):
 
     def __exit__(self, *error: object) -> None:  # noqa: D105
         self.close()
+
+
+def _sum_of(gradient: Any, residual: Float32) -> Any:
+    """Return a new gradient, dense, of the type of ``gradient``."""
+    if isinstance(gradient, SparseVector):
+        return SparseVector.trusted(gradient.size, None, gradient.to_dense() + residual)
+    return gradient + residual

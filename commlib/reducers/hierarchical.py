@@ -16,10 +16,12 @@ class Shards(Flat):
 
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
     it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
-    smallest node has ranks; the ranks beyond contribute and receive, and own nothing.
+    smallest node has ranks; the ranks beyond contribute and receive, and own nothing. A gradient that is a
+    ``SparseVector`` is made dense.
     """
 
     of_node: ClassVar[bool] = True
+    takes_entries: ClassVar[bool] = False  # the reduce-scatter is dense
 
     def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
@@ -51,5 +53,5 @@ class Shards(Flat):
         with reducer.measure("combine"):
             lows, sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
             decoded = map(reducer.lossless.decode, messages, sizes)
-            reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
-        return Outcome(reducer.step_mean.array, selected, int(shards[:, 1].sum()))
+            mean = reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
+        return Outcome(mean, selected, int(shards[:, 1].sum()))

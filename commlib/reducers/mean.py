@@ -1,14 +1,14 @@
 """Where a reducer's mean is made: memory that is used again once nobody holds the mean of a step before."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import numpy as np
 
 from commlib.entries import clear_at
 from commlib.memory import empty
-from commlib.vectors import Float32, SparseVector, index_dtype
+from commlib.vectors import Float32, SparseVector, concatenate, index_dtype
 
 MOST_MEANS = 2
 ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
@@ -31,8 +31,11 @@ class Mean:
         self._written = None
         return self.array
 
-    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> None:
-        """Hold the entries of ``parts``, which begin at their numbers and leave no gap; 0 everywhere else."""
+    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> Float32:
+        """Hold the entries of ``parts``, which begin at their numbers and leave no gap; 0 everywhere else.
+
+        Return the array.
+        """
         written, self._written = self._written, None
         if written is not None:
             clear_at(self.array, self._places[:written])
@@ -57,6 +60,7 @@ class Mean:
                 filled += vector.nnz
         if is_noted:
             self._written = filled
+        return self.array
 
     def result(self, mean: Float32 | None, out: Float32 | None) -> Float32:
         """Return what ``reduce`` returns for a step's ``mean``, all NaN for none: ``out``, or this array.
@@ -76,6 +80,42 @@ class Mean:
         if isinstance(view, np.ndarray):
             view.flags.writeable = False
         return view
+
+
+class SparseMean:
+    """The mean of a step that was given a ``SparseVector``, and is one.
+
+    ``take`` gives the :class:`Mean` that it is made in where it is dense; one is taken only for that.
+    """
+
+    def __init__(self, take: Callable[[], Mean]) -> None:
+        self._take = take
+        self._taken: Mean | None = None
+
+    def overwrite(self) -> Float32:
+        """See :meth:`Mean.overwrite`."""
+        return self._dense().overwrite()
+
+    def _dense(self) -> Mean:
+        if self._taken is None:
+            self._taken = self._take()
+        return self._taken
+
+    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> SparseVector:
+        """Return the vector of the entries of ``parts``, which follow each other; see :meth:`Mean.write`.
+
+        Its arrays are copies, or where one of the parts is dense, a mean.
+        """
+        if not any(vector.is_dense for _, vector in parts):
+            return concatenate([vector for _, vector in parts])  # which copies, also a single one
+        array = self._dense().write(parts)
+        return SparseVector.trusted(len(array), None, array)
+
+    def result(self, mean: SparseVector) -> SparseVector:
+        """Return what ``reduce`` returns for a step's ``mean``: in host memory, a dense one is read-only."""
+        if self._taken is None or not mean.is_dense:
+            return mean
+        return SparseVector.trusted(mean.size, None, self._taken.result(mean.values, None))
 
 
 class Means:

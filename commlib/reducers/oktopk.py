@@ -166,6 +166,8 @@ class OkTopK(SelectingReducer):
 
     def _above_global_threshold(self, reduced: SparseVector) -> SparseVector:
         """Return the entries of the region that belong to the global top-k."""
+        if self.sends_all:
+            return reduced
         is_due = self.state.counted % self.options.reevaluate_every == 0
         threshold = np.float32(self.state.global_threshold)
         if not is_due:

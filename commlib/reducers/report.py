@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from commlib.topology import Traffic
-from commlib.vectors import Float32
+from commlib.vectors import Float32, SparseVector
 
 
 @dataclass
@@ -41,9 +41,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an algorithm returns: the mean, or ``None`` for a skipped step."""
+    """What an algorithm returns: the mean, or ``None`` for a skipped step.
 
-    mean: Float32 | None
+    Of a step that was given a ``SparseVector`` it is what ``step_mean.write`` returned.
+    """
+
+    mean: Float32 | SparseVector | None
     selected: int = 0
     applied: int = 0
 

@@ -16,6 +16,7 @@ from commlib.memory import empty
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Outcome
 from commlib.reducers.sparse import SparseReducer
+from commlib.selection import EVERYTHING
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Codec, Message
@@ -26,10 +27,12 @@ class Flat:
 
     ``comm``: the ranks that combine; ``peers``: their ranks in the world; ``link``: the stage that their
     exchange counts as. ``low``, ``length``: the range of entries that this rank selects from.
-    ``of_node``: whether what a rank selects is its whole node's.
+    ``of_node``: whether what a rank selects is its whole node's. ``takes_entries``: whether ``collect`` takes
+    a ``SparseVector``, and returns it.
     """
 
     of_node: ClassVar[bool] = False
+    takes_entries: ClassVar[bool] = True
 
     def __init__(self, topology: Topology, size: int) -> None:
         self.comm = topology.world
@@ -37,7 +40,7 @@ class Flat:
         self.link = topology.slowest_link
         self.low, self.length = 0, size
 
-    def collect(self, reducer: "SelectingReducer", gradient: Float32) -> Float32:
+    def collect(self, reducer: "SelectingReducer", gradient: Any) -> Any:
         """Return the vector of ``length`` entries that this rank selects from."""
         return gradient
 
@@ -47,8 +50,8 @@ class Flat:
             return Outcome(None)
         with reducer.measure("combine"):
             mean = combined.divided_by(reducer.topology.world.size, out=combined.values)
-            reducer.step_mean.write([(0, mean)])
-        return Outcome(reducer.step_mean.array, selected, combined.nnz)
+            written = reducer.step_mean.write([(0, mean)])
+        return Outcome(written, selected, combined.nnz)
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,13 @@ class SelectingReducer(SparseReducer):
         self._encoded = 0  # messages of the step that is under way
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
         self._state_before = self.state, self.selector.state_dict()
+        if self.sends_all and not layout.takes_entries:
+            expected = "expected one that selects from dense shards"
+            raise InvalidArgument(f"selector: {expected} for {type(self).__name__}, got {EVERYTHING}")
+        kept = 0 if self.sends_all else self.length
         with memory_errors(self):
-            self._residual = self.arrays.zeros(self.length, np.float32)
-            self._spare = self.arrays.empty(self.length, np.float32)  # the next residual is made in it
+            self._residual = self.arrays.zeros(kept, np.float32)
+            self._spare = self.arrays.empty(kept, np.float32)  # the next residual is made in it
 
     def set_density(self, density: float) -> None:
         """See :meth:`SparseReducer.set_density`."""
@@ -96,20 +103,34 @@ class SelectingReducer(SparseReducer):
         """
         if self.layout.of_node and self.topology.world.size > 1:
             return super().sent_indices(mean)
+        if self.sends_all:
+            return self._selected.indices_or_range
         held = self._residual[self._selected.indices_or_range]
         return self._selected.where(held != self._selected.values).indices_or_range
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    @property
+    def takes_entries(self) -> bool:
+        """See :attr:`Reducer.takes_entries`: where each rank selects from its own gradient."""
+        return self.layout.takes_entries
+
+    def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
         self._encoded = 0
         self._state_before = self.state, self.selector.state_dict()
+        selected, finite = self._select(gradient)
+        combined = self._combine(selected, finite)
+        self._proposed = selected
+        return Outcome(None) if combined is None else self.layout.spread(self, combined, selected.nnz)
+
+    def _select(self, gradient: Float32 | SparseVector) -> tuple[SparseVector, bool]:
+        """Return what this rank sends, taken from its next residual, and whether all it has is finite."""
+        if self.sends_all:
+            return self.select_all(gradient)
         collected, accumulated = self.layout.collect(self, gradient), self._spare
         selected, finite = self.select(collected, self._residual, self.k, out=accumulated)
         if finite:
             with self.measure("combine"):
                 selected.subtract_from(accumulated)
-        combined = self._combine(selected, finite)
-        self._proposed = selected
-        return Outcome(None) if combined is None else self.layout.spread(self, combined, selected.nnz)
+        return selected, finite
 
     def _commit(self) -> None:
         self._residual, self._spare = self._spare, self._residual
@@ -149,6 +170,7 @@ class SelectingReducer(SparseReducer):
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
+        assert not (self.sends_all and vector.nnz), "where all is sent there is no residual"
         vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
 
     def take_off(self, vector: SparseVector, at: int = 0) -> None:
@@ -183,7 +205,8 @@ class SelectingReducer(SparseReducer):
     def residual(self) -> Float32:
         """See :attr:`Reducer.residual`."""
         residual = super().residual
-        residual[self.layout.low : self.layout.low + self.length] += self._residual
+        if not self.sends_all:
+            residual[self.layout.low : self.layout.low + self.length] += self._residual
         return residual
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,9 +218,9 @@ class SelectingReducer(SparseReducer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Reducer.load_state_dict`."""
         check_settings(state["settings"], self.settings())
-        if state["residual"].shape != (self.length,):
-            found = len(state["residual"])
-            raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {self.length}")
+        if state["residual"].shape != self._residual.shape:
+            found, expected = len(state["residual"]), len(self._residual)
+            raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {expected}")
         super().load_state_dict(state)
         self.selector.load_state_dict(state["selector"])
         own = {field.name: copy(state[field.name]) for field in fields(self.state)}

@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from commlib.density import check_density
-from commlib.errors import NonFiniteInput
+from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
+from commlib.selection import EVERYTHING, Selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector
+from commlib.wire import Codec
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,10 @@ class SparseOptions(Options):
 
 
 class SparseReducer(Reducer):
-    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual."""
+    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual.
+
+    With the selector ``all`` it sends all entries that are not 0, and keeps no residual: ``sends_all``.
+    """
 
     sparse: ClassVar[bool] = True
     options: SparseOptions
@@ -38,8 +43,10 @@ class SparseReducer(Reducer):
         super().__init__(topology, size)
         self.options = SparseOptions(check_density(density), selector, wire)
         self.kernels = kernels_of(self.arrays)
-        self.selector = self.kernels.make_selector(selector)
+        self.sends_all = selector == EVERYTHING
+        self.selector = self._make_selector()
         self.codec = self.kernels.make_codec(wire)
+        self._check_all_is_sent(self.density)
         # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
         self.lossless = self.kernels.make_codec("fp32")
 
@@ -48,23 +55,57 @@ class SparseReducer(Reducer):
         """The density of the next step."""
         return self.options.density
 
+    def _make_selector(self) -> Selector:
+        """Return a new selector; where all is sent it is not called."""
+        return self.kernels.make_selector("exact" if self.sends_all else self.options.selector)
+
+    def _check_all_is_sent(self, density: float) -> None:
+        """Raise ``InvalidArgument`` where the selector ``all`` would not send everything."""
+        if self.sends_all and density != 1:
+            raise InvalidArgument(f"density: expected 1.0 with selector {EVERYTHING}, got {density!r}")
+        self.check_loses_nothing("wire", self.options.wire, self.codec)
+
+    def check_loses_nothing(self, option: str, name: str, codec: Codec) -> None:
+        """Raise ``InvalidArgument`` for a lossy codec where there is no residual for what it loses."""
+        if self.sends_all and not codec.lossless:
+            expected = f"expected one without loss with selector {EVERYTHING}"
+            raise InvalidArgument(f"{option}: {expected}, got {name}")
+
     def set_density(self, density: float) -> None:
         """Select another share of the entries from the next step on; the residual stays as it is.
 
         All ranks call it between the same two steps; a rank that did not is found in the next one.
         """
+        self._check_all_is_sent(check_density(density))
         self.options = replace(self.options, density=check_density(density))
         # What the old one remembers is of another count.
-        self.selector = self.kernels.make_selector(self.options.selector)
+        self.selector = self._make_selector()
         self._shared = None
 
-    def select(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> tuple[SparseVector, bool]:
+    def select(
+        self, gradient: Float32 | SparseVector, residual: Float32, k: int, out: Float32
+    ) -> tuple[SparseVector, bool]:
         """Write ``gradient + residual`` to ``out``; return ``k`` entries of it and true.
 
         None and false where it is not finite.
         """
         with self.measure("select"):
             try:
+                if isinstance(gradient, SparseVector):
+                    out[...] = residual
+                    gradient.add_to(out)
+                    return self.selector.select(out, k), True
                 return self.selector.select_sum(gradient, residual, k, out), True
             except NonFiniteInput:
                 return SparseVector.empty(len(out), self.arrays), False
+
+    def select_all(self, gradient: Float32 | SparseVector) -> tuple[SparseVector, bool]:
+        """Return all entries that are given, of a dense vector those that are not 0, and true.
+
+        None and false where one of them is not finite.
+        """
+        with self.measure("select"):
+            given = gradient if isinstance(gradient, SparseVector) else SparseVector.from_dense(gradient)
+            if given.is_finite:
+                return given, True
+            return SparseVector.empty(given.size, self.arrays), False

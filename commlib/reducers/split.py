@@ -174,6 +174,7 @@ class DSARSplit(SplitReducer):
         super().__init__(topology, size, **options)
         self.options = DSAROptions(**asdict(self.options), sums=sums)
         self._sums = self.kernels.make_codec(sums)
+        self.check_loses_nothing("sums", sums, self._sums)
 
     def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
         own = self._add_up_own_range(selected, finite)

@@ -17,12 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.agreement import check_settings
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
-from commlib.reducers.arguments import as_gradient
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.report import Outcome
 from commlib.vectors import Float32, Index
@@ -32,7 +30,8 @@ class ReducerWrapper(Reducer):
     """A reducer around a sparse ``reducer``, whose residual, report, settings and state it has.
 
     Subclasses override ``_before``, and ``_after`` for what follows a step that counts. At most one of each
-    kind is put around a reducer.
+    kind is put around a reducer. What they compute is dense: they make a ``SparseVector`` that they are given
+    dense.
     """
 
     sparse: ClassVar[bool] = True
@@ -57,11 +56,9 @@ class ReducerWrapper(Reducer):
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
-    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32:
-        """See :meth:`commlib.Reducer.propose`."""
+    def _propose_dense(self, vector: Float32, out: Float32 | None) -> Float32:
         if not self._is_synchronized:
             self.synchronize()
-        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
         mean = self.reducer.propose(self._before(vector), out)
         self.steps, self.last = self.reducer.steps, self.reducer.last
         self._proposed = mean if self.last is not None and self.last.finite else None

@@ -21,7 +21,9 @@ SELECTORS: dict[str, type[Selector]] = {
     "bucketed": Bucketed,
 }
 
-__all__ = ["SELECTORS", "Selector", "make_selector", "select", "selector_class"]
+EVERYTHING = "all"  # in place of a selector: reducers then send every entry that is not 0
+
+__all__ = ["EVERYTHING", "SELECTORS", "Selector", "make_selector", "select", "selector_class"]
 
 
 def selector_class(name: str) -> type[Selector]:

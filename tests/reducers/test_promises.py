@@ -61,6 +61,8 @@ for _name, _wire in [
 for _name in ("allgather", "hioktopk"):
     for _selector in ("exact", "dgc", "gaussian", "reused", "bucketed"):
         CASES[f"{_name}-{_selector}"] = (_name, {"density": 0.05, "selector": _selector})
+for _name in ("allgather", "gtopk", "ssar_doubling", "ssar_split", "dsar_split", "oktopk"):
+    CASES[f"{_name}-all"] = (_name, {"density": 1.0, "selector": "all"})
 CASES["hitopk-dense-messages"] = ("hitopk", {"density": 0.4, "wire": "gap+qsgd2"})
 CASES["ssar_doubling-dense-messages"] = ("ssar_doubling", {"density": 0.3, "wire": "fp16"})
 for _sums in ("qsgd8", "qsgd4", "qsgd2"):
@@ -69,7 +71,7 @@ for _sums in ("qsgd8", "qsgd4", "qsgd2"):
 WAYS = [
     *REDUCERS,
     *("allgather-fp16", "allgather-reused", "gtopk-past-delta", "oktopk-owner-fp16", "oktopk-past-delta"),
-    *("hitopk-bitmap+qsgd4", "hioktopk-dgc", "dsar_split-qsgd4"),
+    *("hitopk-bitmap+qsgd4", "hioktopk-dgc", "dsar_split-qsgd4", "ssar_split-all", "oktopk-all"),
 ]
 ONE_OF_A_KIND = ["torus2d", "oktopk", "hitopk"]  # dense, flat and hierarchical: for what a base class does
 SIZES = [3, 1000, *more(1, 4099)]  # below the number of ranks, not divisible by it, prime
