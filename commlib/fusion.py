@@ -119,19 +119,24 @@ class Buckets(Reducer):
     @property
     def sparse(self) -> bool:  # type: ignore[override]  # of a class it is known without an object
         """Whether the buckets are sparse."""
-        return self.reducers[0].sparse
+        return self._selecting[0].sparse
 
     @property
     def density(self) -> float:
         """The density of the next step."""
-        density: float = self.reducers[0].density  # type: ignore[attr-defined]  # sparse reducers have one
+        density: float = self._selecting[0].density  # type: ignore[attr-defined]  # sparse reducers have one
         return density
 
     def set_density(self, density: float) -> None:
-        """See :meth:`commlib.Reducer.set_density`."""
-        for reducer in self.reducers:
+        """See :meth:`commlib.Reducer.set_density`; buckets of which all is sent stay as they are."""
+        for reducer in self._selecting:
             reducer.set_density(density)
         self._shared = None
+
+    @property
+    def _selecting(self) -> list[Reducer]:
+        """The reducers but for those that send all, or these where there are no others."""
+        return [each for each in self.reducers if not getattr(each, "sends_all", False)] or self.reducers
 
     @property
     def takes_entries(self) -> bool:

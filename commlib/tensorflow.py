@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +22,14 @@ from commlib.engine import Engine, Future
 from commlib.errors import InvalidArgument
 from commlib.fusion import Buckets, bucket_bounds, check_variables, make_buckets
 from commlib.memory import ALIGNMENT_BYTES
-from commlib.reducers import Reducer, Report
+from commlib.reducers import Reducer, Report, make_reducer
 from commlib.reducers.mean import Means
+from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
-from commlib.vectors import Float32
+from commlib.vectors import Float32, SparseVector
+
+ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
 
 with without_noise():
     import tensorflow as tf
@@ -73,6 +76,12 @@ def dense_gradients(
     gradients: Sequence[Any], names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> list[Any]:
     """Return the gradients of variables as dense tensors; zeros, and a warning, where there is none."""
+    check_gradients(gradients, names)
+    return made_dense(gradients, shapes)
+
+
+def check_gradients(gradients: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise ``InvalidArgument`` unless there is one of each variable or ``None``; warn of these, by name."""
     if len(gradients) != len(names):
         raise InvalidArgument(
             f"gradients: expected one of each of {len(names)} variables, got {len(gradients)}"
@@ -82,16 +91,49 @@ def dense_gradients(
         raise InvalidArgument("gradients: no variable has one; expected a loss that depends on them")
     if absent:
         without = ", ".join(absent)
-        warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=4)
+        warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=5)
+
+
+def made_dense(gradients: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Return dense tensors, of zeros where there is no gradient."""
     return [
         tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, shape in zip(gradients, shapes, strict=True)
     ]
 
 
+def as_slices(gradient: Any, name: str, shape: tuple[int, ...]) -> Any:
+    """Return the IndexedSlices of a table, without rows where there is no gradient; refuse a dense tensor."""
+    if gradient is None:
+        return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64))
+    if not isinstance(gradient, tf.IndexedSlices):
+        raise InvalidArgument(f"gradients: expected IndexedSlices of {name}, got a dense tensor")
+    return gradient
+
+
 def flattened(tensors: Sequence[Any]) -> Any:
     """Return the entries of tensors, one after the other, as one float32 tensor."""
+    if not tensors:
+        return tf.zeros([0])
     return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
+
+
+def tensors_of(part: Any) -> list[Any]:
+    """Return the tensors of a bucket, which is a list of them or IndexedSlices."""
+    return [part.indices, part.values] if isinstance(part, tf.IndexedSlices) else part
+
+
+def inputs_of(part: Any) -> list[Any]:
+    """Return what an operation takes of a bucket: its entries, or of IndexedSlices rows and their values."""
+    if not isinstance(part, tf.IndexedSlices):
+        return [flattened(part)]
+    return [tf.cast(part.indices, tf.int64), tf.cast(part.values, tf.float32)]
+
+
+def apart(values: Sequence[Any], is_second: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """Return the values of which ``is_second`` is false, and those of which it is true."""
+    pairs = list(zip(values, is_second, strict=True))
+    return [each for each, second in pairs if not second], [each for each, second in pairs if second]
 
 
 def made_at(tensors: Sequence[Any]) -> int:
@@ -139,6 +181,11 @@ class DistributedGradients:
     are the same to the bit. ``overlaps`` tells whether that is so: neither is done where there is one rank,
     or where the vector is on GPUs.
 
+    ``tables``: those of the variables whose gradients are IndexedSlices, and stay so. Each has a reducer of
+    its own, by ``table_config``, and is no part of the vector. By default that sends all rows that it is
+    given and keeps no residual: no array of a table's size is made. ``reducer`` is then the
+    :class:`commlib.Buckets` of the vector's reducers and those of the tables.
+
     With a transport of GPUs the vector is on this rank's GPU throughout: gradients elsewhere are brought
     there by TensorFlow. Steps then run as ``tf.py_function`` on it, else as ``tf.numpy_function`` on the CPU.
     """
@@ -151,26 +198,32 @@ class DistributedGradients:
         *,
         bucket_bytes: int | None = None,
         overlap: bool = False,
+        tables: Sequence[Any] = (),
+        table_config: Mapping[str, Any] = ALL_ROWS,
     ) -> None:
         self.topology = topology
         self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
-        self._shapes = [tuple(variable.shape) for variable in variables]
+        shapes = [tuple(variable.shape) for variable in variables]
+        check_variables(topology.world, self._names, shapes)
+        self._is_table = [any(variable is table for table in tables) for variable in variables]
+        self._shapes, self._table_shapes = apart(shapes, self._is_table)
+        self._check_tables(tables)
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = sum(self.sizes)
-        check_variables(topology.world, self._names, self._shapes)
         self._gpu: Any = None  # CuPy's device
         self._latest: Any = None  # mean on the GPU
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
-        self._bounds = [0, self.size]
-        if bucket_bytes is not None and topology.world.size > 1 and self._gpu is None:
+        self._bounds = [0, self.size] if self.size else [0]
+        if bucket_bytes is not None and self.size and topology.world.size > 1 and self._gpu is None:
             self._bounds = bucket_bounds(self.sizes, bucket_bytes)
-        self.overlaps = overlap and len(self._bounds) > 2
+        self._tables = [self._make_table(shape, table_config) for shape in self._table_shapes]
+        self.overlaps = overlap and topology.world.size > 1 and self._gpu is None and self.buckets > 1
         # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
         self._means = Means(self.size, topology.world.arrays)
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
-        self._futures: list[Future[Any]] = []  # of the step that is under way
+        self._futures: dict[int, Future[Any]] = {}  # of the buckets of the step that is under way
         self._mean: Float32 | None = None  # in which its means are made
         self._lock = threading.Lock()
         self._is_rehearsing = False
@@ -180,17 +233,37 @@ class DistributedGradients:
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
         options = dict(config)
-        reducer = make_buckets(options.pop("name"), self.topology, self._bounds, **options)
+        reducer = self._with_tables(options.pop("name"), options)
         if self.overlaps:
             assert isinstance(reducer, Buckets)
             self._engine = Engine(reducer)
             self._engine.guard = lambda: self.guard()  # it is set later
         return reducer
 
+    def _with_tables(self, name: str, options: Mapping[str, Any]) -> Reducer:
+        """Return a new reducer of the vector, with those of the tables, which stay."""
+        if not self._tables:
+            return make_buckets(name, self.topology, self._bounds, **options)
+        if not self.size:
+            return Buckets(self._tables)
+        reducer = make_buckets(name, self.topology, self._bounds, **options)
+        return Buckets([*(reducer.reducers if isinstance(reducer, Buckets) else [reducer]), *self._tables])
+
+    def _make_table(self, shape: tuple[int, ...], config: Mapping[str, Any]) -> Reducer:
+        options, size = dict(config), int(np.prod(shape, dtype=np.int64))
+        return make_reducer(options.pop("name"), self.topology, size, **options)
+
+    def _check_tables(self, tables: Sequence[Any]) -> None:
+        found = sum(self._is_table)
+        if found != len(tables):
+            raise InvalidArgument(f"tables: expected some of the variables, {found} of {len(tables)} are")
+        if tables and self.topology.world.arrays is not np:
+            raise InvalidArgument("tables: expected none with a transport that moves arrays of GPUs")
+
     @property
     def buckets(self) -> int:
-        """How many parts of the vector are reduced on their own."""
-        return len(self._bounds) - 1
+        """How many parts are reduced on their own: of the vector, and the tables."""
+        return len(self._bounds) - 1 + len(self._tables)
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
@@ -200,9 +273,17 @@ class DistributedGradients:
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
         self._end_engine()
-        before, self.reducer = self.reducer, self._make(config)
-        self.reducer.add_residual(before.residual)
-        before.close()
+        before, self.reducer = self._of_vector(), self._make(config)
+        for old, new in zip(before, self._of_vector(), strict=True):
+            new.add_residual(old.residual)
+            old.close()
+
+    def _of_vector(self) -> list[Reducer]:
+        """Return the reducers of the vector's buckets."""
+        if not self._tables:
+            return [self.reducer]
+        assert isinstance(self.reducer, Buckets)
+        return self.reducer.reducers[: len(self._bounds) - 1]
 
     def close(self) -> None:
         """Free what the reducer has made; all ranks call it together. The topology stays open."""
@@ -225,26 +306,42 @@ class DistributedGradients:
     def reduce(self, gradients: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return the mean gradients, in the dtypes and shapes given, and whether the step counts.
 
-        ``gradients`` come in the order of the variables; IndexedSlices are made dense. ``None``, of a
-        variable that the loss does not depend on here, is zero in float32, and warned of. The second result
-        is a scalar bool tensor: false where a NaN or an infinity on any rank made all of them skip the step.
-        The memory of the means is used again for later ones after the tensors are gone, and not before.
+        ``gradients`` come in the order of the variables; IndexedSlices are made dense, but for those of
+        ``tables``: their means are IndexedSlices of the rows that any rank has, sorted and each once.
+        ``None``, of a variable that the loss does not depend on here, is zero in float32, and warned of. The
+        second result is a scalar bool tensor: false where a NaN or an infinity on any rank made all of them
+        skip the step. The memory of the means is used again for later ones after the tensors are gone, and
+        not before.
         """
-        tensors, results = self._tensors(gradients), [tf.float32, tf.bool]
+        tensors, slices = self._tensors(gradients)
+        results = [tf.float32, tf.bool, *[tf.int64, tf.float32] * len(slices)]
         if self.overlaps:
-            mean, finite = tf.numpy_function(self._collect, self._submit_all(tensors), results, stateful=True)
+            submitted = self._submit_all(tensors, slices)
+            found = tf.numpy_function(self._collect, submitted, results, stateful=True)
         elif self._gpu is None:
-            flat = flattened(tensors)
-            mean, finite = tf.numpy_function(self._reduce, [flat], results, stateful=True)
+            inputs = [flattened(tensors), *chain.from_iterable(map(inputs_of, slices))]
+            found = tf.numpy_function(self._reduce_all, inputs, results, stateful=True)
         else:
             flat = flattened(tensors)
             with tf.device(self._device):
-                mean, finite = tf.py_function(self._reduce_on_gpu, [flat], results)
+                found = tf.py_function(self._reduce_on_gpu, [flat], results)
+        mean, finite, *rows = found
         mean.set_shape([self.size])
         finite.set_shape([])
         parts = cut_up(mean, self._shapes)
-        means = [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
-        return means, finite
+        means = iter([tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)])
+        of_tables = iter(self._slices(rows, slices))
+        return [next(of_tables if is_table else means) for is_table in self._is_table], finite
+
+    def _slices(self, rows: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        """Return IndexedSlices of the rows and values of each table, of the types given."""
+        made, pairs = [], zip(rows[::2], rows[1::2], strict=True)
+        for (numbers, values), each, shape in zip(pairs, given, self._table_shapes, strict=True):
+            numbers.set_shape([None])
+            values.set_shape([None, *shape[1:]])
+            indices = tf.cast(numbers, each.indices.dtype)
+            made.append(tf.IndexedSlices(tf.cast(values, each.dtype), indices, tf.constant(shape, tf.int64)))
+        return made
 
     def submit(self, gradients: Sequence[Any]) -> list[Any]:
         """Start the exchange of the gradients in the background, where it ``overlaps``; ``collect`` waits.
@@ -252,33 +349,45 @@ class DistributedGradients:
         For ``tf.function``, whose graph is not held up: it has an operation for each bucket, which runs as
         soon as the gradients of that are there. The result is there for control dependencies.
         """
-        return self._submit_all(self._tensors(gradients))
+        self._expect_no_tables("submit")
+        return self._submit_all(*self._tensors(gradients))
 
-    def _submit_all(self, tensors: list[Any]) -> list[Any]:
+    def _expect_no_tables(self, call: str) -> None:
+        if self._tables:
+            raise InvalidArgument(f"tables: expected none for {call}, whose means are one vector, or reduce")
+
+    def _submit_all(self, tensors: list[Any], slices: list[Any]) -> list[Any]:
         """Submit the buckets in the order in which the graph yields the last of their gradients."""
         ends = np.cumsum([0, *self.sizes])
         parts = [
-            tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())
+            *(tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())),
+            *slices,
         ]
-        order = sorted(range(len(parts)), key=lambda number: (made_at(parts[number]), -number))
+        order = sorted(range(len(parts)), key=lambda number: (made_at(tensors_of(parts[number])), -number))
         return [
             tf.numpy_function(
-                partial(self._submit, number), [flattened(parts[number])], tf.int64, stateful=True
+                partial(self._submit, number), inputs_of(parts[number]), tf.int64, stateful=True
             )
             for number in order
         ]
 
-    def _submit(self, number: int, flat: Float32) -> np.int64:
+    def _submit(self, number: int, *arrays: Array) -> np.int64:
         """Give a bucket to the engine: the body of an operation, on a thread of TensorFlow's."""
         assert self._engine is not None
         buckets = self._engine.buckets
         with self._lock:
             if not self._is_rehearsing:
+                reducer, table = buckets.reducers[number], number - len(self._bounds) + 1
+                if table >= 0:
+                    rows, values = arrays
+                    entries = entries_of_rows(rows, values, self._table_shapes[table])
+                    self._futures[number] = self._engine.submit(reducer, entries)
+                    return np.int64(number)
                 if self._mean is None:
                     self._mean = self._means.array()
                 out = self._mean[buckets.slices[number]]
                 # The array is TensorFlow's memory, which the array keeps from being used for another tensor.
-                self._futures.append(self._engine.submit(buckets.reducers[number], flat, out))
+                self._futures[number] = self._engine.submit(reducer, arrays[0], out)
         return np.int64(number)
 
     @contextmanager
@@ -292,23 +401,39 @@ class DistributedGradients:
 
     def collect(self) -> tuple[Array, Report]:
         """Wait for the means of all that was submitted; return them as :meth:`reduce_flat` does."""
+        return self._wait()[:2]
+
+    def _wait(self) -> tuple[Array, Report, list[SparseVector]]:
+        """Return the mean of the vector, what the reducer did, and the means of the tables."""
         assert self._engine is not None
         with self._lock:
-            (futures, self._futures), (mean, self._mean) = (self._futures, []), (self._mean, None)
-        for future in futures:
-            future.result()
+            (futures, self._futures), (mean, self._mean) = (self._futures, {}), (self._mean, None)
+        means = [futures[number].result() for number in range(self.buckets)]
         report = self.reducer.last
         assert report is not None
-        assert mean is not None
+        mean = self._means.array() if mean is None else mean  # of a vector without entries
         hidden = max(0.0, self._engine.busy_seconds - self._engine.waited_seconds)
-        return mean, replace(report, hidden=hidden)
+        return mean, replace(report, hidden=hidden), means[len(self._bounds) - 1 :]
 
-    def _collect(self, *numbers: np.int64) -> tuple[Float32, np.bool_]:
-        mean, report = self.collect()
-        return mean, np.bool_(report.finite)
+    def _collect(self, *numbers: np.int64) -> list[Any]:
+        mean, report, of_tables = self._wait()
+        return [mean, np.bool_(report.finite), *self._rows(of_tables)]
 
-    def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
-        return dense_gradients(gradients, self._names, self._shapes)
+    def _rows(self, means: Sequence[SparseVector]) -> list[Array]:
+        """Return the rows and the values of each table, one after the other."""
+        pairs = zip(means, self._table_shapes, strict=True)
+        return [array for mean, shape in pairs for array in rows_of_entries(mean, shape)]
+
+    def _tensors(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the gradients of the vector, dense, and those of the tables, as IndexedSlices."""
+        if not self._tables:
+            return dense_gradients(gradients, self._names, self._shapes), []
+        check_gradients(gradients, self._names)
+        dense, slices = apart(gradients, self._is_table)
+        table_names = apart(self._names, self._is_table)[1]
+        return made_dense(dense, self._shapes), [
+            as_slices(*each) for each in zip(slices, table_names, self._table_shapes, strict=True)
+        ]
 
     def reduce_flat(self, flat: Any) -> tuple[Array, Report]:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
@@ -317,6 +442,7 @@ class DistributedGradients:
         The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory
         is used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
         """
+        self._expect_no_tables("reduce_flat")
         if self._gpu is None:
             mean = self._reduce(array_of(flat))[0]
         else:
@@ -340,3 +466,21 @@ class DistributedGradients:
             mean = self.reducer.reduce(flat, out=self._means.array())
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)
+
+    def _reduce_all(self, flat: Float32, *pairs: Array) -> list[Any]:
+        """Reduce the vector, and the tables of which ``pairs`` are rows and values, as one step."""
+        if not self._tables:
+            return list(self._reduce(flat))
+        buckets, mean, count = self.reducer, self._means.array(), len(self._bounds) - 1
+        assert isinstance(buckets, Buckets)
+        with self.guard():
+            means: list[Float32 | SparseVector] = []
+            for rows, values, shape, table in zip(
+                pairs[::2], pairs[1::2], self._table_shapes, self._tables, strict=True
+            ):
+                means.append(table.propose(entries_of_rows(rows, values, shape)))
+            for reducer, part in zip(buckets.reducers[:count], buckets.slices[:count], strict=True):
+                means.append(reducer.propose(flat[part], out=mean[part]))
+            settled: list[Any] = buckets.settle(means)
+        assert buckets.last is not None
+        return [mean, np.bool_(buckets.last.finite), *self._rows(settled[: len(self._tables)])]

@@ -1,0 +1,206 @@
+"""IndexedSlices of tables stay sparse: in, on the wire, and out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from commlib import InvalidArgument, Topology
+from commlib.tensorflow import DistributedGradients
+from commlib.transport import simulated
+
+SHAPES = [(50, 3), (4, 2), (7,), (20, 2, 2), (5,)]
+TABLES = [0, 3]
+STEPS = 3
+WAYS = {
+    "one-vector": {},
+    "buckets": {"bucket_bytes": 40},
+    "overlapped": {"bucket_bytes": 40, "overlap": True},
+    "selected": {"table_config": {"name": "oktopk", "density": 0.1}},
+}
+
+
+def variables():
+    return [tf.Variable(tf.zeros(shape), name=f"v{number}") for number, shape in enumerate(SHAPES)]
+
+
+def slices(shape, rank, step, dtype=tf.float32):
+    """Rows with some given twice; none at all of rank 1 in step 1."""
+    rng = np.random.default_rng([rank, step, *shape])
+    rows = rng.integers(0, shape[0], 0 if (rank, step) == (1, 1) else 6)
+    values = rng.standard_normal((len(rows), *shape[1:]))
+    return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(rows, tf.int32), tf.constant(shape))
+
+
+def gradients(rank, step):
+    rng = np.random.default_rng([rank, step])
+    return [
+        slices(shape, rank, step) if number in TABLES else tf.constant(rng.standard_normal(shape), tf.float32)
+        for number, shape in enumerate(SHAPES)
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("way", WAYS)
+def test_means_of_tables_are_indexed_slices_of_the_rows_that_any_rank_has(way, traced, world_size):
+    def body(comm):
+        own, seen = variables(), []
+        tables = [own[number] for number in TABLES]
+        with DistributedGradients(
+            Topology(comm), own, {"name": "dense"}, tables=tables, **WAYS[way]
+        ) as distributed:
+            assert distributed.size == 8 + 7 + 5
+            assert distributed.overlaps == (way == "overlapped" and comm.size > 1)
+            reduce = tf.function(distributed.reduce) if traced else distributed.reduce
+            for step in range(STEPS):
+                means, finite = reduce(gradients(comm.rank, step))
+                assert bool(finite)
+                seen.append([tf.convert_to_tensor(mean).numpy() for mean in means])
+                for number in TABLES:
+                    mean = means[number]
+                    assert isinstance(mean, tf.IndexedSlices)
+                    assert mean.indices.dtype == tf.int32
+                    assert tuple(mean.dense_shape.numpy()) == SHAPES[number]
+                    rows = mean.indices.numpy().tolist()
+                    assert rows == sorted(set(rows))
+                    assert len(rows) <= 6 * comm.size
+        return seen
+
+    ranks = simulated.run(body, world_size)
+    for step in range(STEPS):
+        given = [gradients(rank, step) for rank in range(world_size)]
+        for number, parts in enumerate(zip(*given, strict=True)):
+            means = [seen[step][number] for seen in ranks]
+            assert len({mean.tobytes() for mean in means}) == 1
+            if way == "selected" and number in TABLES and world_size > 1:
+                continue
+            whole = [tf.convert_to_tensor(part).numpy().astype(np.float64) for part in parts]
+            np.testing.assert_allclose(means[0], np.mean(whole, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_tables_alone_are_reduced():
+    def body(comm):
+        table = tf.Variable(tf.zeros((50, 3)))
+        distributed = DistributedGradients(Topology(comm), [table], {"name": "dense"}, tables=[table])
+        means, finite = distributed.reduce([slices((50, 3), comm.rank, 0)])
+        return tf.convert_to_tensor(means[0]).numpy(), bool(finite), distributed.size
+
+    expected = np.mean([tf.convert_to_tensor(slices((50, 3), rank, 0)) for rank in range(2)], axis=0)
+    for mean, finite, size in simulated.run(body, 2):
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
+        assert (finite, size) == (True, 0)
+
+
+@pytest.mark.parametrize("way", ["one-vector", "overlapped"])
+@pytest.mark.parametrize("bad", [0, 1], ids=["table", "vector"])
+def test_a_bad_number_in_a_table_or_in_the_vector_skips_the_whole_step(way, bad):
+    def body(comm):
+        own, config = variables(), {"name": "allgather", "density": 0.2}
+        tables = [own[number] for number in TABLES]
+        results = []
+        for poisons in (True, False):
+            distributed = DistributedGradients(Topology(comm), own, config, tables=tables, **WAYS[way])
+            with distributed:
+                distributed.reduce(gradients(comm.rank, 0))
+                poisoned = gradients(comm.rank, 1)
+                if comm.rank == 0:
+                    each = poisoned[bad]
+                    poisoned[bad] = (
+                        tf.IndexedSlices(each.values * np.inf, each.indices) if bad == 0 else each * np.inf
+                    )
+                if poisons:
+                    assert not bool(distributed.reduce(poisoned)[1])
+                means, finite = distributed.reduce(gradients(comm.rank, 2))
+                assert bool(finite)
+                results.append([tf.convert_to_tensor(mean).numpy().tobytes() for mean in means])
+        return results[0] == results[1]
+
+    assert all(simulated.run(body, 3))
+
+
+def test_a_switch_leaves_the_tables_reducers_and_flushes_the_residual_of_the_vector():
+    def body(comm):
+        own = variables()
+        config = {"name": "allgather", "density": 0.2}
+        with DistributedGradients(Topology(comm), own, config, tables=[own[0], own[3]]) as distributed:
+            first, _ = distributed.reduce(gradients(comm.rank, 0))
+            before = distributed.reducer.reducers[1:]
+            distributed.reducer.set_density(0.5)
+            distributed.switch({"name": "dense"})
+            assert distributed.reducer.reducers[1:] == before
+            nothing = [
+                tf.IndexedSlices(tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int32))
+                if number in TABLES
+                else tf.zeros(shape)
+                for number, shape in enumerate(SHAPES)
+            ]
+            second, _ = distributed.reduce(nothing)
+            total = [
+                sum(tf.convert_to_tensor(mean).numpy() for mean in pair)
+                for pair in zip(first, second, strict=True)
+            ]
+            return total[1], second[0].indices.numpy().tolist()
+
+    expected = np.mean([gradients(rank, 0)[1] for rank in range(2)], axis=0)
+    for total, rows in simulated.run(body, 2):
+        np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+        assert rows == []
+
+
+def test_a_table_without_a_gradient_has_no_rows_and_is_named():
+    def body(comm):
+        own = variables()
+        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], own[3]])
+        given = gradients(comm.rank, 0)
+        given[3] = None
+        with pytest.warns(UserWarning, match="the loss does not depend on v3"):
+            means, _ = distributed.reduce(given)
+        return means[3].indices.shape, means[3].values.shape
+
+    assert simulated.run(body, 1) == [((0,), (0, 2, 2))]
+
+
+def test_what_tables_cannot_do_is_refused():
+    def body(comm):
+        own = variables()
+        with pytest.raises(InvalidArgument, match="^tables: expected some of the variables, 1 of 2 are"):
+            DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], tf.Variable(1.0)])
+        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], own[3]])
+        dense = [tf.zeros(shape) for shape in SHAPES]
+        with pytest.raises(
+            InvalidArgument, match="^gradients: expected IndexedSlices of v0.*, got a dense tensor"
+        ):
+            distributed.reduce(dense)
+        with pytest.raises(InvalidArgument, match="^tables: expected none for reduce_flat"):
+            distributed.reduce_flat(tf.zeros([20]))
+        with pytest.raises(InvalidArgument, match="^tables: expected none for submit"):
+            distributed.submit(gradients(comm.rank, 0))
+        return True
+
+    assert all(simulated.run(body, 1))
+
+
+def test_a_keras_embedding_trains_as_with_dense_gradients():
+    def train(comm, tables_of):
+        tf.keras.utils.set_random_seed(1)
+        net = tf.keras.Sequential([tf.keras.layers.Embedding(1000, 4), tf.keras.layers.Dense(1)])
+        net.build((None, 5))
+        own = net.trainable_variables
+        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=tables_of(own))
+
+        @tf.function
+        def step(words):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(words) ** 2)
+            means, _ = distributed.reduce(tape.gradient(loss, own))
+            for variable, mean in zip(own, means, strict=True):
+                variable.assign_sub(0.1 * tf.convert_to_tensor(mean))
+
+        for number in range(3):
+            step(tf.constant(np.random.default_rng([comm.rank, number]).integers(0, 9, (8, 5))))
+        return [variable.numpy() for variable in own]
+
+    sparse = simulated.run(lambda comm: train(comm, lambda own: own[:1]), 1)
+    dense = simulated.run(lambda comm: train(comm, lambda own: []), 1)
+    for one, other in zip(sparse[0], dense[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
