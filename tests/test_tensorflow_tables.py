@@ -187,14 +187,15 @@ def test_a_keras_embedding_trains_as_with_dense_gradients():
         net.build((None, 5))
         own = net.trainable_variables
         distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=tables_of(own))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build(own)
 
         @tf.function
         def step(words):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(net(words) ** 2)
             means, _ = distributed.reduce(tape.gradient(loss, own))
-            for variable, mean in zip(own, means, strict=True):
-                variable.assign_sub(0.1 * tf.convert_to_tensor(mean))
+            optimizer.apply(means, own)
 
         for number in range(3):
             step(tf.constant(np.random.default_rng([comm.rank, number]).integers(0, 9, (8, 5))))
