@@ -172,7 +172,7 @@ class Engine:
             if submission is None:
                 return None
             start = time.perf_counter()
-            means.append(self.buckets.reducers[number].propose(submission.gradient, out=submission.out))
+            means.append(self.buckets.propose_bucket(number, submission.gradient, out=submission.out))
             busy += time.perf_counter() - start
         self.busy_seconds = busy
         return means

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from commlib.agreement import differences, differing, digest
 from commlib.errors import InvalidArgument, RanksDisagree
@@ -14,6 +15,7 @@ from commlib.reducers.arguments import added_residual
 from commlib.reducers.base import Reducer
 from commlib.reducers.report import Outcome, Report, StageSeconds
 from commlib.topology import Topology, Traffic
+from commlib.trace import Recorder
 from commlib.transport.base import Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index
 
@@ -135,14 +137,30 @@ class Buckets(Reducer):
 
     def _reduce(self, gradient: Float32) -> Outcome:
         mean = self.step_mean.overwrite()
-        for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
-            reducer.propose(gradient[part], out=mean[part])
+        for number, part in reversed(list(enumerate(self.slices))):
+            self.propose_bucket(number, gradient[part], out=mean[part])
         report = merged(self.reports)
         self._stopwatch.seconds = report.seconds
         return Outcome(mean if report.finite else None, report.selected, report.applied)
 
     def _alone(self, gradient: Float32) -> Outcome:
         return self._reduce(gradient)
+
+    def propose_bucket(self, number: int, gradient: npt.ArrayLike, out: Float32) -> Float32:
+        """Propose the step of one bucket; see :meth:`commlib.Reducer.propose`."""
+        now, recorder = self.topology.world.now, self._stopwatch.recorder
+        if recorder is None:
+            return self.reducers[number].propose(gradient, out)
+        start = now()
+        mean = self.reducers[number].propose(gradient, out)
+        recorder.add(f"bucket {number}", start, now())
+        return mean
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See :meth:`commlib.Reducer.record`; each bucket has a span, too."""
+        super().record(recorder)
+        for reducer in self.reducers:
+            reducer.record(recorder)
 
     @property
     def reports(self) -> list[Report]:

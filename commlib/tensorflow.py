@@ -26,6 +26,7 @@ from commlib.reducers import Reducer, Report
 from commlib.reducers.mean import Means
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
+from commlib.trace import Recorder
 from commlib.vectors import Float32
 
 with without_noise():
@@ -175,12 +176,14 @@ class DistributedGradients:
         self._lock = threading.Lock()
         self._is_rehearsing = False
         self._engine: Engine | None = None
+        self._recorder: Recorder | None = None
         self.reducer = self._make(config)
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
         options = dict(config)
         reducer = make_buckets(options.pop("name"), self.topology, self._bounds, **options)
+        reducer.record(self._recorder)
         if self.overlaps:
             assert isinstance(reducer, Buckets)
             self._engine = Engine(reducer)
@@ -203,6 +206,11 @@ class DistributedGradients:
         before, self.reducer = self.reducer, self._make(config)
         self.reducer.add_residual(before.residual)
         before.close()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See :meth:`commlib.Reducer.record`; also of reducers that follow. Between two steps."""
+        self._recorder = recorder
+        self.reducer.record(recorder)
 
     def close(self) -> None:
         """Free what the reducer has made; all ranks call it together. The topology stays open."""
@@ -300,8 +308,8 @@ class DistributedGradients:
         report = self.reducer.last
         assert report is not None
         assert mean is not None
-        hidden = max(0.0, self._engine.busy_seconds - self._engine.waited_seconds)
-        return mean, replace(report, hidden=hidden)
+        busy = self._engine.busy_seconds
+        return mean, replace(report, busy=busy, hidden=max(0.0, busy - self._engine.waited_seconds))
 
     def _collect(self, *numbers: np.int64) -> tuple[Float32, np.bool_]:
         mean, report = self.collect()
