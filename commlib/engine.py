@@ -193,8 +193,7 @@ class Engine:
             if submission is None:
                 return None
             start = time.perf_counter()
-            reducer = self.buckets.reducers[number]
-            means.append(reducer.propose(submission.gradient, out=submission.out))  # type: ignore[arg-type]
+            means.append(self.buckets.propose_bucket(number, submission.gradient, out=submission.out))
             busy += time.perf_counter() - start
         self.busy_seconds = busy
         return means

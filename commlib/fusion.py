@@ -14,6 +14,7 @@ from commlib.reducers.arguments import added_residual
 from commlib.reducers.base import Reducer
 from commlib.reducers.report import Outcome, Report, StageSeconds
 from commlib.topology import Topology, Traffic
+from commlib.trace import Recorder
 from commlib.transport.base import Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
@@ -147,16 +148,16 @@ class Buckets(Reducer):
         if isinstance(gradient, SparseVector):
             return self._reduce_entries(gradient)
         mean = self.step_mean.overwrite()
-        for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
-            reducer.propose(gradient[part], out=mean[part])
+        for number, part in reversed(list(enumerate(self.slices))):
+            self.propose_bucket(number, gradient[part], out=mean[part])
         report = merged(self.reports)
         self._stopwatch.seconds = report.seconds
         return Outcome(mean if report.finite else None, report.selected, report.applied)
 
     def _reduce_entries(self, gradient: SparseVector) -> Outcome:
         means: list[tuple[int, SparseVector]] = []
-        for reducer, part in reversed(list(zip(self.reducers, self.slices, strict=True))):
-            means.insert(0, (part.start, reducer.propose(gradient.slice(part.start, part.stop))))
+        for number, part in reversed(list(enumerate(self.slices))):
+            means.insert(0, (part.start, self.propose_bucket(number, gradient.slice(part.start, part.stop))))
         report = merged(self.reports)
         self._stopwatch.seconds = report.seconds
         mean = self.step_mean.write(means) if report.finite else None
@@ -164,6 +165,22 @@ class Buckets(Reducer):
 
     def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
         return self._reduce(gradient)
+
+    def propose_bucket(self, number: int, gradient: Any, out: Float32 | None = None) -> Any:
+        """Propose the step of one bucket; arguments and mean as of :meth:`commlib.Reducer.propose`."""
+        now, recorder = self.topology.world.now, self._stopwatch.recorder
+        if recorder is None:
+            return self.reducers[number].propose(gradient, out)
+        start = now()
+        mean = self.reducers[number].propose(gradient, out)
+        recorder.add(f"bucket {number}", start, now())
+        return mean
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See :meth:`commlib.Reducer.record`; each bucket has a span, too."""
+        super().record(recorder)
+        for reducer in self.reducers:
+            reducer.record(recorder)
 
     @property
     def reports(self) -> list[Report]:

@@ -27,6 +27,7 @@ from commlib.reducers.mean import Means
 from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
+from commlib.trace import Recorder
 from commlib.vectors import Float32, SparseVector
 
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
@@ -228,12 +229,14 @@ class DistributedGradients:
         self._lock = threading.Lock()
         self._is_rehearsing = False
         self._engine: Engine | None = None
+        self._recorder: Recorder | None = None
         self.reducer = self._make(config)
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
         options = dict(config)
         reducer = self._with_tables(options.pop("name"), options)
+        reducer.record(self._recorder)
         if self.overlaps:
             assert isinstance(reducer, Buckets)
             self._engine = Engine(reducer)
@@ -284,6 +287,11 @@ class DistributedGradients:
             return [self.reducer]
         assert isinstance(self.reducer, Buckets)
         return self.reducer.reducers[: len(self._bounds) - 1]
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See :meth:`commlib.Reducer.record`; also of reducers that follow. Between two steps."""
+        self._recorder = recorder
+        self.reducer.record(recorder)
 
     def close(self) -> None:
         """Free what the reducer has made; all ranks call it together. The topology stays open."""
@@ -412,8 +420,9 @@ class DistributedGradients:
         report = self.reducer.last
         assert report is not None
         mean = self._means.array() if mean is None else mean  # of a vector without entries
-        hidden = max(0.0, self._engine.busy_seconds - self._engine.waited_seconds)
-        return mean, replace(report, hidden=hidden), means[len(self._bounds) - 1 :]
+        busy = self._engine.busy_seconds
+        report = replace(report, busy=busy, hidden=max(0.0, busy - self._engine.waited_seconds))
+        return mean, report, means[len(self._bounds) - 1 :]
 
     def _collect(self, *numbers: np.int64) -> list[Any]:
         mean, report, of_tables = self._wait()

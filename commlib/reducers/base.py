@@ -21,8 +21,9 @@ from commlib.memory import Workspace
 from commlib.reducers.arguments import added_residual, as_entries, as_gradient, as_size, checked_out
 from commlib.reducers.mean import Mean, Means, SparseMean
 from commlib.reducers.memory_errors import memory_errors
-from commlib.reducers.report import Outcome, Report, Stopwatch
+from commlib.reducers.report import Outcome, Report, StageSeconds, Stopwatch
 from commlib.topology import Topology
+from commlib.trace import Recorder
 from commlib.vectors import Float32, Index, SparseVector, is_finite, non_finite
 
 
@@ -55,7 +56,7 @@ class Reducer(ABC):
         self.steps = 0
         self.last: Report | None = None
         self.workspace = Workspace(self.arrays)
-        self._stopwatch = Stopwatch(topology.world.now)
+        self._stopwatch = Stopwatch(topology.world.now, StageSeconds)
         self._means = Means(self.size, self.arrays)
         self._step_mean: Mean | SparseMean | None = None  # of the step that is under way
         self._carried: Float32 | None = None  # the residual of a predecessor
@@ -177,6 +178,10 @@ class Reducer(ABC):
     def measure(self, stage: str) -> AbstractContextManager[None]:
         """Add the time of the body to ``stage`` of the report, without what is measured inside of it."""
         return self._stopwatch.measure(stage)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage to ``recorder`` from the next step on, or to none."""
+        self._stopwatch.recorder = recorder
 
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:

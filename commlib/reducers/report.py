@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from commlib.topology import Traffic
+from commlib.trace import Recorder
 from commlib.vectors import Float32, SparseVector
+
+Seconds = TypeVar("Seconds")
 
 
 @dataclass
@@ -27,8 +31,8 @@ class Report:
 
     ``finite``: false when a NaN or an infinity on any rank made all ranks skip the step. ``selected``:
     entries this rank selected; ``applied``: entries of the result, as held on the wire (all ``d`` where
-    it was sent dense). ``hidden``: seconds of the step during which the caller went on computing, of
-    :class:`commlib.Engine`.
+    it was sent dense). ``busy``: seconds that a thread in the background took for the step, ``hidden``: those
+    of them during which the caller went on computing; 0 without a :class:`commlib.Engine`.
     """
 
     finite: bool
@@ -36,6 +40,7 @@ class Report:
     applied: int
     traffic: Traffic
     seconds: StageSeconds
+    busy: float = 0.0
     hidden: float = 0.0
 
 
@@ -51,33 +56,41 @@ class Outcome:
     applied: int = 0
 
 
-class Stopwatch:
-    """Adds up the seconds of the stages of a step. ``now``: the clock."""
+class Stopwatch(Generic[Seconds]):
+    """Adds up the seconds of the stages of a step. ``now``: the clock; ``zero``: makes the record of a step.
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.seconds = StageSeconds()
+    ``recorder``: gets a span of each stage that is measured, if there is one.
+    """
+
+    def __init__(self, now: Callable[[], float], zero: Callable[[], Seconds]) -> None:
+        self._now, self._zero = now, zero
+        self.seconds = zero()
+        self.recorder: Recorder | None = None
         self._running: list[str] = []  # stages whose bodies are running, the innermost last
         self._charged_until = 0.0
 
     def restart(self) -> None:
         """Begin a step."""
-        self.seconds = StageSeconds()
+        self.seconds = self._zero()
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
         """Add the time of the body to ``stage``, without what is measured inside of it."""
-        self._charge()
+        start = self._charge()
         self._running.append(stage)
         try:
             yield
         finally:
-            self._charge()
+            end = self._charge()
             self._running.pop()
+            if self.recorder is not None:
+                self.recorder.add(stage, start, end)
 
-    def _charge(self) -> None:
+    def _charge(self) -> float:
+        """Add the time since the latest call to the innermost stage; return the time."""
         now = self._now()
         if self._running:
             stage = self._running[-1]
             setattr(self.seconds, stage, getattr(self.seconds, stage) + now - self._charged_until)
         self._charged_until = now
+        return now

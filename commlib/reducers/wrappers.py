@@ -23,6 +23,7 @@ from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.report import Outcome
+from commlib.trace import Recorder
 from commlib.vectors import Float32, Index
 
 
@@ -75,6 +76,11 @@ class ReducerWrapper(Reducer):
         """See :meth:`commlib.Reducer.discard`."""
         self.reducer.discard()
         self._proposed = None
+
+    def record(self, recorder: Recorder | None) -> None:
+        """See :meth:`commlib.Reducer.record`."""
+        super().record(recorder)
+        self.reducer.record(recorder)
 
     def _before(self, gradient: Float32) -> Float32:
         """Return what the wrapped reducer is given; the gradient is not changed."""

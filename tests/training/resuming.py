@@ -308,6 +308,7 @@ def _epochs(folder: Path) -> dict[int, dict[str, Any]]:
     (path,) = folder.glob("*/metrics.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     timed = ("seconds", "train_seconds", "run_seconds", "images_per_second")
+    timed += ("stage_seconds", "hidden_seconds", "hidden_share", "slowest")
     return {
         line["epoch"]: {key: value for key, value in line.items() if key not in timed}
         for line in lines

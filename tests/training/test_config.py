@@ -277,6 +277,8 @@ WRONG = {
     "phases.0.label_smoothing=1": "phases[0].label_smoothing: expected a number in [0, 1), got 1",
     "phases.1.density_warmup={start: 0.25, epochs: 1}": "phases[1].density_warmup: expected none, the",
     "accumulate=3": "accumulate: expected a divisor of phases[0].batch_size = 16, got 3",
+    "trace=0": "trace: expected a whole number from 1, got 0",
+    "trace=x": "trace: expected a whole number from 1, got 'x'",
     "clip_norm=0": "clip_norm: expected a number above 0, got 0",
     "average=1": "average: expected a number in [0, 1), got 1",
     "precision=float64": "precision: expected 'float32', 'float16' or 'bfloat16', got 'float64'",

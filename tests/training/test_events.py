@@ -9,6 +9,7 @@ from tests.training.test_summary import epoch
 from training.config.records import Target
 from training.run import events
 from training.run.data import Reads
+from training.run.stages import Slowest, StageMeans
 from training.run.state import Position
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
@@ -35,6 +36,10 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
         (events.Stalled(1, 0.25), []),
         (events.CheckpointSaved(43, 0.5), []),
         (
+            events.Traced("runs/x/trace.json", 3, 2e-5),
+            ["trace of 3 steps: runs/x/trace.json (for https://ui.perfetto.dev)"],
+        ),
+        (
             events.CacheRead(Reads(COUNTS, ["x: sample 7 stands in"])),
             ["3 damaged records of the cache were read again", "x: sample 7 stands in"],
         ),
@@ -57,6 +62,15 @@ def test_records_are_flat():
     assert [line[:12] for line in ended.lines()] == ["epoch  3/20 "]
 
 
+def test_the_record_of_an_epoch_has_the_means_of_its_stages():
+    means = StageMeans({"select": 0.5}, 0.25, 0.75, Slowest(3, 0.125))
+    record = events.EpochEnded(epoch(stages=means), 20, 8).record()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["stage_seconds"] == {"select": 0.5}
+    assert (record["hidden_seconds"], record["hidden_share"]) == (0.25, 0.75)
+    assert record["slowest"] == {"rank": 3, "excess": 0.125}
+
+
 def test_the_line_of_a_target_names_what_counts():
     target = Target(metric="top5", at_least=0.93)
     assert events.target_line(epoch(), target) == "top5 99.00% reaches the target of 93.00% after 20.0 s"
@@ -74,6 +88,9 @@ def test_the_live_line_tells_the_time_that_is_left_of_the_phase():
     phases = phases_of("hitopk", count=2)
     assert events.live_line(phases, AT, 0.25, None) == line
     assert events.live_line(phases, AT, 0.25, 3725.4) == f"{line}  1:02:05 left of phase 2/2"
+    times = "  hidden 83%  slowest rank 3 (+12%)"
+    timed = events.live_line(phases, AT, 0.25, 3725.4, times)
+    assert timed == f"{line}{times}  1:02:05 left of phase 2/2"
 
 
 def test_the_live_line_of_one_rank_and_one_phase_names_neither():

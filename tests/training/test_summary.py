@@ -1,6 +1,7 @@
 """What a run says of itself."""
 
 from training.config.records import Target
+from training.run.stages import Slowest, StageMeans
 from training.run.summary import EpochResult, PhaseResult, Ranks, Summary, closing_lines, epoch_line
 
 RANKS = Ranks(4, [2, 2], ["node1", "node2"])
@@ -40,6 +41,13 @@ def test_an_epoch_that_was_not_tested_is_as_wide():
         "  between nodes 0.27 MB (dense 27.00 MB)"
     )
     assert len(line) == len(epoch_line(epoch(), epochs=20, width=8))
+
+
+def test_an_epoch_tells_what_was_hidden_and_who_was_the_slowest():
+    line = epoch_line(
+        epoch(stages=StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))), epochs=20, width=8
+    )
+    assert line == f"{epoch_line(epoch(), epochs=20, width=8)}  hidden 83%  slowest rank 3 (+12%)"
 
 
 def test_accuracies_are_shares_of_the_samples():

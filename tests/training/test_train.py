@@ -88,7 +88,8 @@ def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     program = (
         "from training.commands.train import train\n"
         "for verify in ('false', 'true'):\n"
-        f"    words = ['log_every=1', f'verify={{verify}}', f'output={{verify}}/runs']\n"
+        f"    words = ['log_every=1', 'bucket_mib=0.1', f'verify={{verify}}', f'output={{verify}}/runs']\n"
+        "    words += ['trace=3'] if verify == 'true' else []\n"
         f"    train({DIGITS!r}, [*{BRIEF}, *words])"
     )
     result = python_on_ranks(2, program, cwd=tmp_path)
@@ -100,6 +101,28 @@ def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     )
     assert len(first) == 2 * (1437 // 32)
     assert first == second
+    told = [line for line in result.stdout.splitlines() if line.startswith("epoch") and "accuracy" in line]
+    assert all("  hidden " in line and "  slowest rank " in line for line in told)
+    check_trace(tmp_path / "true" / "runs", lines_of(tmp_path / "true"))
+
+
+def check_trace(runs, lines):
+    """Hold that both ranks' steps are in the trace, and that no rank ends one before all have begun it."""
+    (path,) = runs.glob("*/trace.json")
+    trace = json.loads(path.read_text())
+    (error,) = [1e6 * line["clock_error_seconds"] for line in lines if line["kind"] == "trace"]
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {(span["pid"], span["tid"]) for span in spans} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    for line in lines:
+        if line["kind"] == "epoch":
+            assert line["slowest"]["rank"] in (0, 1)
+            assert line["slowest"]["excess"] >= 0
+            assert 0 <= line["hidden_share"] <= 1
+    for name in ("step 2", "step 3", "step 4"):
+        steps = [span for span in spans if span["name"] == name]
+        assert sorted(span["pid"] for span in steps) == [0, 1]
+        latest = max(span["ts"] for span in steps)
+        assert all(span["ts"] + span["dur"] > latest - 2 * error for span in steps)
 
 
 def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):

@@ -124,6 +124,8 @@ class Config(ReducerKeys):
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
+    trace: Count | None = None
+    """Steps to trace, the first ones after the first of this process; ``trace.json`` shows them by rank."""
     output: str = "runs"
     """The folder in which the run creates its own."""
 

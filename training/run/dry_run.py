@@ -72,6 +72,7 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
             "checkpoints": None,
             "resume": "never",
             "target": None,
+            "trace": None,
             "output": output,
         }
     )

@@ -72,4 +72,5 @@ def add_up(
         sent_intra_bytes=sums.sent.intra,
         sent_inter_bytes=sums.sent.inter,
         dense_inter_bytes=sums.dense_inter_bytes,
+        stages=sums.stages,
     )

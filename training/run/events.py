@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib import Report
 from training.config.config import Config
 from training.config.records import Target
 from training.run.data import Data, Reads
 from training.run.learner import Learner, StepHyperparameters
 from training.run.phases import PhaseRun
 from training.run.provenance import command, versions
+from training.run.stages import Step
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, epoch_line
 
@@ -197,8 +197,13 @@ class Prepared(Event):
 # ------------------------------------------------------------------------------------------ while training
 
 
-def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None) -> str:
-    """Return the live line after a step; ``seconds_left``: until the end of the phase, if known."""
+def live_line(
+    phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None, times: str = ""
+) -> str:
+    """Return the live line after a step.
+
+    ``seconds_left``: until the end of the phase, if known; ``times``: see :func:`training.run.stages.shown`.
+    """
     phase = phases[at.phase]
     reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
     left = ""
@@ -207,13 +212,18 @@ def live_line(phases: Sequence[PhaseRun], at: Position, loss: float, seconds_lef
         left = f"  {timedelta(seconds=round(seconds_left))} left{of_phase}"
     return (
         f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
-        f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){left}"
+        f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){times}{left}"
     )
 
 
 @dataclass(frozen=True)
 class StepTaken(Event):
-    """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite."""
+    """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite.
+
+    ``step_seconds``: since the end of the step before. ``stage_seconds``: by
+    :class:`training.run.stages.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
+    ``busy_seconds`` and ``hidden_seconds``: as in :class:`commlib.Report`.
+    """
 
     kind = "step"
     epoch: int
@@ -226,18 +236,21 @@ class StepTaken(Event):
     selected: int
     applied: int
     traffic: dict[str, Any]
+    step_seconds: float
     stage_seconds: dict[str, float]
+    busy_seconds: float
     hidden_seconds: float
 
     @classmethod
     def of(
-        cls, at: Position, loss: float, report: Report, hyperparameters: StepHyperparameters, learner: Learner
+        cls, at: Position, step: Step, hyperparameters: StepHyperparameters, learner: Learner
     ) -> "StepTaken":
         """Return the event of the step that led to ``at``, with the loss scale of the next step."""
+        report = step.report
         return cls(
             epoch=at.run_epoch,
             step=at.phase_steps,
-            loss=loss if np.isfinite(loss) else None,
+            loss=step.loss if np.isfinite(step.loss) else None,
             learning_rate=hyperparameters.learning_rate,
             momentum=hyperparameters.momentum,
             loss_scale=None if learner.scale is None else float(learner.scale.scale.numpy()),
@@ -245,7 +258,9 @@ class StepTaken(Event):
             selected=report.selected,
             applied=report.applied,
             traffic=asdict(report.traffic),
-            stage_seconds=asdict(report.seconds),
+            step_seconds=step.seconds,
+            stage_seconds=step.stage_seconds,
+            busy_seconds=report.busy,
             hidden_seconds=report.hidden,
         )
 
@@ -298,13 +313,30 @@ class EpochEnded(Event):
     def record(self) -> dict[str, Any]:
         """See :meth:`Event.record`."""
         shares = {"accuracy": self.result.accuracy, "accuracy_of_five": self.result.accuracy_of_five}
-        return shares | asdict(self.result)
+        values = asdict(self.result)
+        stages: dict[str, Any] = values.pop("stages")
+        return shares | values | stages
 
 
 def target_line(result: EpochResult, target: Target) -> str:
     """Return the line of an epoch that reached the target."""
     share = f"{target.metric} {result.share(target.metric):.2%}"
     return f"{share} reaches the target of {target.at_least:.2%} after {result.run_seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class Traced(Event):
+    """``steps`` of all ranks are in ``file``; their clocks are aligned to within ``clock_error_seconds``."""
+
+    kind = "trace"
+    file: str
+    steps: int
+    clock_error_seconds: float
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        yield f"trace of {steps}: {self.file} (for https://ui.perfetto.dev)"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from commlib import Report, Topology
 from commlib.arrays import to_host
+from commlib.reducers.report import Stopwatch
 from commlib.tensorflow import DistributedGradients
+from commlib.trace import Recorder
 from commlib.tuning.profile import Profile
 from datacache import Batch
 from pto.keras import LossScale
@@ -25,6 +27,7 @@ from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import input_dtype
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
+from training.run.stages import LoopSeconds
 from training.run.steps import Average, Backward, Forward, Update
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
@@ -41,11 +44,13 @@ class StepHyperparameters:
 class Learner:
     """Model, optimizer and reducer of one rank.
 
-    ``config`` has the choices made from ``profile`` written out, ``choices`` their reasons.
+    ``config`` has the choices made from ``profile`` written out, ``choices`` their reasons. ``stopwatch``
+    adds up the time of steps until it is restarted.
     """
 
     def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
         self.topology = topology
+        self.stopwatch = Stopwatch(topology.world.now, LoopSeconds)
         with _policy(POLICIES[config.precision]):
             normalised = config.normalise is not None
             self.model = config.model.make(dataset.channels, dataset.classes, normalised=normalised)
@@ -194,27 +199,41 @@ class Learner:
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of
         the model.
         """
-        images, *more = np.split(batch.images, self.config.accumulate)
-        labels, *more_labels = np.split(batch.labels, self.config.accumulate)
-        loss, gradient = backward(images, labels)
-        found = backward.found
-        if more:
-            loss, gradient = _accumulated(backward, loss, gradient, list(zip(more, more_labels, strict=True)))
-        if self.gradients.overlaps:
-            mean, report = self.gradients.collect()
-        else:
-            mean, report = self.gradients.reduce_flat(gradient)
+        with self.stopwatch.measure("forward_backward"):
+            images, *more = np.split(batch.images, self.config.accumulate)
+            labels, *more_labels = np.split(batch.labels, self.config.accumulate)
+            loss, gradient = backward(images, labels)
+            found = backward.found
+            if more:
+                parts = list(zip(more, more_labels, strict=True))
+                loss, gradient = _accumulated(backward, loss, gradient, parts)
+        with self.stopwatch.measure("exchange_wait"):
+            if self.gradients.overlaps:
+                mean, report = self.gradients.collect()
+            else:
+                mean, report = self.gradients.reduce_flat(gradient)
         if report.finite:
-            self._clip(mean)
-            self._set(hyperparameters)
-            if self._step_norms is not None and not isinstance(self.optimizer, ShardedUpdate):
-                self._step_norms.give(mean)
-            self._update(mean)
+            self._apply(mean, hyperparameters)
         else:
             backward.put_back(found)
         if self.scale is not None:
             self.scale.update(report.finite)
         return loss, report
+
+    def _apply(self, mean: Any, hyperparameters: StepHyperparameters) -> None:
+        """Update the weights by the mean, which may be changed."""
+        with self.stopwatch.measure("norms"):
+            self._clip(mean)
+            if self._step_norms is not None and not isinstance(self.optimizer, ShardedUpdate):
+                self._step_norms.give(mean)
+        with self.stopwatch.measure("update"):
+            self._set(hyperparameters)
+            self._update(mean)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
+        self.stopwatch.recorder = recorder
+        self.gradients.record(recorder)
 
     def _clip(self, mean: Any) -> None:
         """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""

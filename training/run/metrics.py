@@ -21,7 +21,7 @@ from training.run.run_lock import RunIsAlive, RunLock, holder_of
 from training.run.summary import Ranks, Summary
 
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
-CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
+CONFIG, WEIGHTS, RUN, TRACE = "config.yaml", "model.weights.h5", "run.json", "trace.json"
 
 
 class WeightsNotSaved(RuntimeError):
@@ -33,10 +33,10 @@ class RunFolder:
 
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
-    ``norms``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``checkpoint``, ``cache``
-    (:mod:`training.run.events`) and ``summary``, each with ``seconds`` since this process opened the folder;
-    those of ``summary`` are of the whole training. Non-finite numbers are ``null``. ``summary.json`` is
-    written when the run has ended.
+    ``norms``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``trace``,
+    ``checkpoint``, ``cache`` (:mod:`training.run.events`) and ``summary``, each with ``seconds`` since this
+    process opened the folder; those of ``summary`` are of the whole training. Non-finite numbers are
+    ``null``. ``summary.json`` is written when the run has ended.
 
     If metrics cannot be written any more, one warning is printed and training continues.
     """
@@ -90,8 +90,8 @@ class RunFolder:
         """Write a file atomically; raise ``OSError`` if the disk is full."""
         write_whole(self.path / name, content.encode())
 
-    def attempt(self, name: str, write: Callable[[], None]) -> None:
-        """Write an optional file: a full disk causes one warning per file."""
+    def attempt(self, name: str, write: Callable[[], None]) -> bool:
+        """Write an optional file; return whether that succeeded. A full disk causes one warning per file."""
         try:
             write()
         except OSError as error:
@@ -101,6 +101,8 @@ class RunFolder:
                 log_error(
                     f"warning: {path}: cannot be written: {error.strerror}; training goes on without it"
                 )
+            return False
+        return True
 
     def end(self, summary: Summary, ranks: Ranks) -> None:
         """Write the result of the run: it is not resumed any more."""

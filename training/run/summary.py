@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from commlib import Topology
 from training.config.records import Target
+from training.run.stages import StageMeans, shown
 
 HOSTS_SHOWN = 8
 STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
@@ -62,7 +63,7 @@ class EpochResult:
 
     ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
     where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
-    ``reducer``: ``None`` on one rank.
+    ``reducer``: ``None`` on one rank. ``stages``: of the steps that were made since the latest resumption.
     """
 
     epoch: int
@@ -79,6 +80,7 @@ class EpochResult:
     sent_intra_bytes: int
     sent_inter_bytes: int
     dense_inter_bytes: int
+    stages: StageMeans = StageMeans()
 
     @property
     def accuracy(self) -> float | None:
@@ -163,10 +165,11 @@ def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
         between = f"  between nodes {sent} (dense {dense})"
     tested = "not tested          " if result.accuracy is None else f"test accuracy {result.accuracy:6.1%}"
     reducer = f"{result.reducer or '':<{width}}  " if width else ""
+    times = shown(result.stages.hidden_share, result.stages.slowest)
     return (
         f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input_size} px"
         f"  loss {loss}  {tested}"
-        f"  {result.images_per_second:7,.0f} images/s{between}"
+        f"  {result.images_per_second:7,.0f} images/s{between}{times}"
     )
 
 

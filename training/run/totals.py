@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from commlib import Communicator, LinkBytes, Report
+from commlib import Communicator, LinkBytes
 from training.checkpoint.serialization import Tree
+from training.run.stages import StageMeans, StageSums, Step, means_over_ranks
 
 
 @dataclass(frozen=True)
@@ -15,25 +16,31 @@ class EpochTotals:
     loss: float | None
     sent: LinkBytes
     dense_inter_bytes: int
+    stages: StageMeans
 
 
 @dataclass
 class EpochAccumulator:
-    """The sums of an epoch so far, on this rank. ``seconds``: of each step that this process made."""
+    """The sums of an epoch so far, on this rank.
+
+    ``seconds``: of each step that this process made; ``stages``: of these steps.
+    """
 
     losses: float = 0.0
     finite: int = 0
     steps: int = 0
     sent: LinkBytes = LinkBytes()
     seconds: list[float] = field(default_factory=list)
+    stages: StageSums = field(default_factory=StageSums)
 
-    def add(self, loss: float, report: Report, seconds: float) -> None:
+    def add(self, step: Step) -> None:
         """Count a step."""
         self.steps += 1
-        self.sent += report.traffic.sent
-        self.seconds.append(seconds)
-        if np.isfinite(loss):
-            self.losses += loss
+        self.sent += step.report.traffic.sent
+        self.seconds.append(step.seconds)
+        self.stages.add(step)
+        if np.isfinite(step.loss):
+            self.losses += step.loss
             self.finite += 1
 
     def over_ranks(self, comm: Communicator, dense_step_bytes: int) -> EpochTotals:
@@ -43,9 +50,10 @@ class EpochAccumulator:
         """
         own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite]
         intra, inter, dense, finite = map(int, comm.allgather_ints(own).sum(axis=0))
-        losses = sum(comm.allgather_objects(self.losses))
-        return EpochTotals(losses / finite if finite else None, LinkBytes(intra, inter), dense)
+        losses, stages = zip(*comm.allgather_objects((self.losses, self.stages)), strict=True)
+        loss = sum(losses) / finite if finite else None
+        return EpochTotals(loss, LinkBytes(intra, inter), dense, means_over_ranks(stages))
 
     def as_tree(self) -> Tree:
-        """Return what is stored in a checkpoint: all but the seconds."""
+        """Return what is stored in a checkpoint: all but the times."""
         return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}

@@ -1,6 +1,8 @@
 """A run: the loop over phases and epochs, with tests, records and checkpoints."""
 
+import json
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 from commlib import Report, Topology
 from commlib.transport.mpi import world
 from commlib.tuning.profile import Profile
+from datacache import Batch
 from training.config.config import Config, load
 from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
@@ -23,13 +26,15 @@ from training.run.dawnbench import DawnBench, hardware, summed_up
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.events import Event
 from training.run.learner import Learner, StepHyperparameters
-from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume, unwritable
+from training.run.metrics import CHECKPOINTS, TRACE, RunFolder, WeightsNotSaved, to_resume, unwritable
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run.saving import Saving
+from training.run.stages import Slowest, Step, shown
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, Summary
 from training.run.totals import EpochAccumulator
+from training.run.tracing import Tracing, merged
 
 SKIPPED_STEPS_IN_A_ROW = 20
 
@@ -79,8 +84,12 @@ class Trainer:
         self._left = TimeLeft()
         self._saving: Saving | None = None
         self._dawnbench: DawnBench | None = None
+        self._tracing = None if config.trace is None else Tracing(config.trace, self.learner)
+        self._slowest: Slowest | None = None  # rank of the latest epoch
         self._skipped_in_a_row = 0
-        self._began = self._boundary = self._last = self._first_step_end = time.perf_counter()
+        self._began = time.perf_counter()
+        self._now = topology.world.now
+        self._boundary = self._last = self._first_step_end = self._now()
 
     def fit(self) -> Summary:
         """Train, report progress, write the run's folder and return the summary; collective."""
@@ -176,7 +185,7 @@ class Trainer:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
             self._train_epoch(phase)
-        self._boundary = time.perf_counter()
+        self._boundary = self._now()
         phase.close()
         if not self.summary.reached:
             self.position = self.position.after_phase()
@@ -199,8 +208,9 @@ class Trainer:
         at = self.position
         if (density := phase.density(at.epoch)) is not None:
             self.learner.set_density(density)
-        self._last = time.perf_counter()
-        for batch in phase.data.training_batches(at.run_epoch, at.step):
+        self._last = self._now()
+        self.learner.stopwatch.restart()
+        for batch in self._batches(phase):
             self.train_step(phase, batch)
             if self.position.phase_steps == phase.steps:
                 break
@@ -208,23 +218,38 @@ class Trainer:
             self._note_stall(phase)
         self._finish_epoch(phase)
 
+    def _batches(self, phase: PhaseRun) -> Iterator[Batch]:
+        """Yield the remaining batches of an epoch; the time until each is there is measured."""
+        at, measure = self.position, self.learner.stopwatch.measure
+        with measure("data_wait"):
+            batches = phase.data.training_batches(at.run_epoch, at.step)
+        while True:
+            with measure("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
     def train_step(self, phase: PhaseRun, batch: Any) -> None:
         """Train on one batch; collective."""
-        at = self.position
+        at, start = self.position, self._last
         hyperparameters = phase.hyperparameters(at.phase_steps)
         loss, report = self.learner.step(phase.backward, batch, hyperparameters)
-        now = time.perf_counter()
-        self._accumulator.add(loss, report, now - self._last)
-        self._left.add(now - self._last)
-        self._last = now
+        self._last = self._now()
+        step = Step(loss, report, self._last - start, self.learner.stopwatch.seconds)
+        self.learner.stopwatch.restart()
+        self._accumulator.add(step)
+        self._left.add(step.seconds)
         if at.phase_steps == 0:
-            self._first_step_end = now
+            self._first_step_end = self._last
         self.position = at.after_step(phase.global_batch)
+        if self._tracing is not None and self._tracing.add_step(self.position.steps, start, self._last):
+            self._end_tracing(self._tracing)
         self._watch_for_skipped_steps(phase, report, hyperparameters)
-        self._report_step(phase, loss, report, hyperparameters)
+        self._report_step(phase, step, hyperparameters)
         if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
             self._save()
-            self._last = time.perf_counter()
+            self._last = self._now()
 
     def _watch_for_skipped_steps(
         self, phase: PhaseRun, report: Report, hyperparameters: StepHyperparameters
@@ -246,6 +271,18 @@ class Trainer:
 
     # --------------------------------------------------------------------------- what an epoch ends with
 
+    def _end_tracing(self, tracing: Tracing) -> None:
+        """Write what was traced; collective. The time that takes is none of a step's."""
+        self._tracing, traces = None, tracing.end()
+        if tracing.steps == 0:
+            self.progress.say("trace: no step: only those after the first of this process are traced")
+        elif (folder := self.folder) is not None:
+            content = json.dumps(merged(traces))
+            if folder.attempt(TRACE, lambda: folder.write_file(TRACE, content)):
+                error = max(trace.offset.error for trace in traces)
+                self._report(events.Traced(str(folder.path / TRACE), tracing.steps, error))
+        self._last = self._now()
+
     def _finish_epoch(self, phase: PhaseRun) -> None:
         """Test, report and record the result of an epoch."""
         at, config = self.position, self.config
@@ -255,7 +292,7 @@ class Trainer:
         seconds = self.summary.seconds = time.perf_counter() - self._began
         result = add_up(at.run_epoch, phase, self.learner, self._accumulator, answers, run_seconds=seconds)
         self._report_epoch(result)
-        self._accumulator = EpochAccumulator()
+        self._accumulator, self._slowest = EpochAccumulator(), result.stages.slowest
         self.position = at.after_epoch()
         is_best = self.summary.judge(result, config.target)
         if self.summary.reached and config.target is not None:
@@ -277,6 +314,8 @@ class Trainer:
         summary.residual_norm = self.learner.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
+        if self._tracing is not None:  # the run had fewer steps
+            self._end_tracing(self._tracing)
         self._report(events.CacheRead(self.data.read_so_far()))
         if self.folder is not None:
             self.folder.end(summary, self.ranks)
@@ -300,13 +339,12 @@ class Trainer:
         if self.folder is not None:
             self.folder.write(event.kind, **event.record())
 
-    def _report_step(
-        self, phase: PhaseRun, loss: float, report: Report, hyperparameters: StepHyperparameters
-    ) -> None:
+    def _report_step(self, phase: PhaseRun, step: Step, hyperparameters: StepHyperparameters) -> None:
         left = self._left.of(phase.steps - self.position.phase_steps)
-        self.progress.update(events.live_line(self.phases, self.position, loss, left))
+        times = shown(self._accumulator.stages.hidden_share, self._slowest)
+        self.progress.update(events.live_line(self.phases, self.position, step.loss, left, times))
         if self.position.steps % self.config.log_every == 0:
-            self._report(events.StepTaken.of(self.position, loss, report, hyperparameters, self.learner))
+            self._report(events.StepTaken.of(self.position, step, hyperparameters, self.learner))
 
     def _report_epoch(self, result: EpochResult) -> None:
         self._report(events.EpochEnded.of(result, self.phases, self.position))

@@ -1,0 +1,153 @@
+"""Where the time of steps goes: what each rank measures, and what an epoch makes of all ranks."""
+
+import pytest
+
+from commlib import LinkBytes, Report
+from commlib.reducers.report import StageSeconds, Stopwatch
+from commlib.topology import Traffic
+from commlib.transport import simulated
+from tests.training.small import metrics_of, phase, trainer
+from training.run.stages import LoopSeconds, Slowest, StageMeans, StageSums, Step, means_over_ranks, shown
+from training.run.totals import EpochAccumulator
+
+ALL_STAGES = [
+    *("data_wait", "forward_backward", "exchange_wait", "norms", "update"),
+    *("select", "intra", "inter", "combine"),
+]
+
+
+def step_of(rank, *, busy=0.0, hidden=0.0):
+    """A step whose selection and forward and backward pass take longer on higher ranks."""
+    seconds = StageSeconds(select=1.0 + rank, inter=4.0 - rank)
+    report = Report(True, 3, 5, Traffic(LinkBytes(1, 2), LinkBytes(3, 4)), seconds, busy, hidden)
+    return Step(0.5, report, 20.0, LoopSeconds(1.0, 6.0 + rank, 2.0, 0.5, 0.25))
+
+
+class Clock:
+    """A clock that only the functions move that take time."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def taking(self, seconds, function):
+        def slow(*args, **options):
+            self.now += seconds
+            return function(*args, **options)
+
+        return slow
+
+    def batches(self, batches, seconds):
+        for batch in batches:
+            self.now += seconds
+            yield batch
+
+
+# -------------------------------------------------------------------------------------------- one rank
+
+
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
+    clock = Clock()
+    run = trainer(tmp_path, "log_every=1", "clip_norm=1.0", phases=(phase(steps=3),))
+    learner, (only,) = run.learner, run.phases
+    run._now, learner.stopwatch = clock, Stopwatch(clock, LoopSeconds)
+    backward, update, reduce_flat = only.backward, learner._update, learner.gradients.reduce_flat
+    training_batches = only.data.training_batches
+    backward._backward = clock.taking(1, backward._backward)
+    spoil = 1.0 if is_finite else float("nan")
+    learner.gradients.reduce_flat = clock.taking(2, lambda gradient: reduce_flat(gradient * spoil))
+    learner._clip = clock.taking(3, learner._clip)
+    learner._update = clock.taking(4, update)
+    only.data.training_batches = lambda *at: clock.batches(training_batches(*at), 5)
+    run.fit()
+
+    applied = {"norms": 3.0, "update": 4.0} if is_finite else {"norms": 0.0, "update": 0.0}
+    expected = {"data_wait": 5.0, "forward_backward": 1.0, "exchange_wait": 2.0, **applied}
+    lines = metrics_of(tmp_path)
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == 3
+    for line in steps:
+        assert {name: line["stage_seconds"][name] for name in expected} == expected
+        assert list(line["stage_seconds"]) == ALL_STAGES
+        assert line["step_seconds"] == sum(expected.values())
+        assert (line["busy_seconds"], line["hidden_seconds"]) == (0.0, 0.0)
+    (epoch,) = [line for line in lines if line["kind"] == "epoch"]
+    assert {name: epoch["stage_seconds"][name] for name in expected} == expected
+    assert epoch["train_seconds"] == 3 * sum(expected.values())
+    assert (epoch["hidden_seconds"], epoch["hidden_share"], epoch["slowest"]) == (0.0, None, None)
+
+
+def test_a_step_is_what_the_loop_and_the_reducer_measured():
+    assert step_of(1).stage_seconds == {
+        "data_wait": 1.0,
+        "forward_backward": 7.0,
+        "exchange_wait": 2.0,
+        "norms": 0.5,
+        "update": 0.25,
+        "select": 2.0,
+        "intra": 0.0,
+        "inter": 3.0,
+        "combine": 0.0,
+    }
+    assert list(step_of(1).stage_seconds) == ALL_STAGES
+
+
+def test_the_share_that_is_hidden_is_that_of_what_ran_in_the_background():
+    sums = StageSums()
+    sums.add(step_of(0))
+    assert sums.hidden_share is None
+    sums.add(step_of(0, busy=4.0, hidden=3.0))
+    sums.add(step_of(0, busy=4.0, hidden=0.0))
+    assert sums.hidden_share == 3 / 8
+
+
+# -------------------------------------------------------------------------------------------- all ranks
+
+
+def test_an_epoch_has_the_means_of_all_ranks_and_the_slowest_of_them():
+    def body(comm):
+        accumulator = EpochAccumulator()
+        for hidden in (0.0, 1.0 + comm.rank):
+            accumulator.add(step_of(comm.rank % 3, busy=5.0, hidden=hidden))
+        return accumulator.over_ranks(comm, dense_step_bytes=7)
+
+    totals, *others = simulated.run(body, 4)
+    assert others == [totals] * 3  # on every rank
+    means = totals.stages
+    assert means.stage_seconds["select"] == pytest.approx((1 + 2 + 3 + 1) / 4)
+    assert means.stage_seconds["forward_backward"] == pytest.approx((6 + 7 + 8 + 6) / 4)
+    assert means.stage_seconds["inter"] == pytest.approx((4 + 3 + 2 + 4) / 4)
+    assert list(means.stage_seconds) == ALL_STAGES
+    assert means.hidden_seconds == pytest.approx((1 + 2 + 3 + 4) / 8)
+    assert means.hidden_share == pytest.approx((1 + 2 + 3 + 4) / 40)
+    # data wait, forward and backward, selection: 8, 10, 12 and 8 seconds a step
+    assert means.slowest == Slowest(2, pytest.approx(12 / 9.5 - 1))
+    assert totals.sent == LinkBytes(8, 16)
+    assert (totals.loss, totals.dense_inter_bytes) == (0.5, 4 * 2 * 7)
+
+
+def test_waiting_for_others_makes_no_rank_the_slowest():
+    waiting = Step(0.5, step_of(0).report, 99.0, LoopSeconds(1.0, 6.0, 50.0, 9.0, 9.0))
+    of_ranks = [StageSums(), StageSums(), StageSums()]
+    for sums, step in zip(of_ranks, (waiting, step_of(1), step_of(0)), strict=True):
+        sums.add(step)
+    assert means_over_ranks(of_ranks).slowest.rank == 1
+
+
+def test_without_a_step_there_is_nothing_to_tell():
+    assert means_over_ranks([StageSums(), StageSums()]) == StageMeans()
+    assert shown(None, None) == ""
+
+
+def test_what_a_line_of_progress_tells():
+    assert shown(0.834, None) == "  hidden 83%"
+    assert shown(0.0, Slowest(12, 0.004)) == "  hidden 0%  slowest rank 12 (+0%)"
+    assert shown(None, Slowest(0, 1.5)) == "  slowest rank 0 (+150%)"
+
+
+def test_a_checkpoint_has_no_times():
+    accumulator = EpochAccumulator()
+    accumulator.add(step_of(0))
+    assert set(accumulator.as_tree()) == {"losses", "finite", "steps", "sent"}

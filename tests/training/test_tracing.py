@@ -1,0 +1,248 @@
+"""A trace of all ranks: one process for each, one thread each for its loop and its engine, one clock."""
+
+import json
+
+import horovod.tensorflow as hvd
+import keras
+import pytest
+
+from commlib import Topology
+from commlib.trace import ClockOffset, Span
+from commlib.transport import simulated
+from tests.gpu.test_training import batch_of, config_of, two_layers
+from tests.test_trace import Ahead
+from tests.training.small import metrics_of, phase, trainer
+from training.config.config import ConfigurationError
+from training.datasets import make_dataset
+from training.models import MODELS
+from training.run.learner import Learner, StepHyperparameters
+from training.run.metrics import RunFolder
+from training.run.tracing import RankTrace, Tracing, merged
+
+LOOP_STAGES = ["data_wait", "forward_backward", "exchange_wait", "norms", "update"]
+BUCKETS = "bucket_mib=0.0005"  # of the 586 entries of two_layers
+
+
+@pytest.fixture(autouse=True)
+def _small_model(monkeypatch):
+    monkeypatch.setitem(MODELS, "two_layers", two_layers)
+
+
+def spans_of(trace, **of):
+    """The events of a trace that are spans, of a process or a thread or of a name."""
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    return [span for span in spans if all(span[key] == value for key, value in of.items())]
+
+
+def names_of(spans):
+    return [span["name"] for span in sorted(spans, key=lambda span: span["ts"])]
+
+
+def check(trace, ranks):
+    """Hold what is true of every trace, after a journey through JSON."""
+    trace = json.loads(json.dumps(trace, allow_nan=False))
+    spans = spans_of(trace)
+    assert {span["pid"] for span in spans} == set(range(ranks))
+    assert {span["tid"] for span in spans} <= {0, 1}
+    assert min(span["ts"] for span in spans) == 0
+    assert all(span["dur"] >= 0 for span in spans)
+    for rank in range(ranks):
+        for thread in (0, 1):
+            own = spans_of(trace, pid=rank, tid=thread)
+            assert [span["ts"] for span in own] == sorted(span["ts"] for span in own)
+    named = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert named == {(rank, thread): ("loop", "engine")[thread] for rank in range(ranks) for thread in (0, 1)}
+    assert len(trace["otherData"]["clock_error_seconds"]) == ranks
+    return trace
+
+
+# ---------------------------------------------------------------------------------------- many ranks
+
+
+def traced(comm, config, dataset, asked, steps, ahead):
+    """Take steps on ranks whose clocks are ``ahead``; return the trace, and when the steps were."""
+    comm = Ahead(comm, ahead[comm.rank])
+    keras.utils.set_random_seed(3)
+    learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+    (only,) = config.phases
+    backward, tracing, times = learner.backward_of(only, 1), Tracing(asked, learner), []
+    for number in range(1, steps + 1):
+        comm.barrier()
+        start = comm.now()
+        learner.step(backward, batch_of(comm.rank, number), StepHyperparameters(0.1, 0.9))
+        end = comm.now()
+        times.append((start - ahead[comm.rank], end - ahead[comm.rank]))
+        if tracing.add_step(number, start, end):
+            traces = tracing.end()
+    return merged(traces), times
+
+
+def traced_on(world_size, *words, ahead=(0.0, 0.0, 0.0, 0.0)):
+    """Trace two of five steps."""
+    hvd.init()
+    config, dataset = config_of(*words, reducers=("hitopk",)), make_dataset("digits")
+    return simulated.run(lambda comm: traced(comm, config, dataset, 2, 5, ahead), world_size)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_rank_is_a_process_with_the_steps_that_were_asked_for(overlap):
+    results = traced_on(3, BUCKETS, f"overlap={str(overlap).lower()}")
+    trace = check(results[0][0], ranks=3)
+    assert [json.dumps(other) for other, _ in results] == [json.dumps(trace)] * 3
+    for rank in range(3):
+        loop, exchanging = spans_of(trace, pid=rank, tid=0), spans_of(trace, pid=rank, tid=int(overlap))
+        steps = [span for span in loop if span["name"].startswith("step")]
+        assert names_of(steps) == ["step 2", "step 3"]  # the first is slower
+        for stage in LOOP_STAGES[1:]:
+            assert len([span for span in loop if span["name"] == stage]) == 2
+        buckets = [span["name"] for span in exchanging if span["name"].startswith("bucket")]
+        assert len(buckets) >= 2 * 3
+        assert {buckets.count(name) for name in buckets} == {2}
+        assert {"select", "intra", "inter", "combine"} <= {span["name"] for span in exchanging}
+        assert bool(spans_of(trace, pid=rank, tid=1)) == overlap
+
+
+def test_clocks_that_are_ahead_move_no_span():
+    together, apart = (
+        traced_on(4, "overlap=false"),
+        traced_on(4, "overlap=false", ahead=(5.0, 1005.0, -7.0, 5.0)),
+    )
+    expected, found = spans_of(together[0][0]), spans_of(apart[0][0])
+    assert [(span["pid"], span["name"]) for span in found] == [
+        (span["pid"], span["name"]) for span in expected
+    ]
+    error = max(apart[0][0]["otherData"]["clock_error_seconds"])
+    for one, other in zip(found, expected, strict=True):
+        assert one["ts"] == pytest.approx(other["ts"], abs=2e6 * error + 1e-3)
+    assert 2 * error < 1e-3 < 1.0  # seconds
+    first, last = (apart[0][1][number] for number in (1, 2))  # by the clock that they share
+    assert max(span["ts"] + span["dur"] for span in found) <= 1e6 * (last[1] - first[0] + 2 * error) + 1e-3
+
+
+@pytest.mark.parametrize("waited", [0.0, 1e-9, 1e9])
+def test_what_is_hidden_is_what_was_not_waited_for(waited):
+    config, dataset = config_of(BUCKETS, reducers=("hitopk",)), make_dataset("digits")
+
+    def body(comm):
+        keras.utils.set_random_seed(3)
+        learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+        engine = learner.gradients._engine
+        wait_for = engine.wait_for
+
+        def wait(step):
+            wait_for(step)
+            engine.waited_seconds = waited
+
+        engine.wait_for = wait
+        backward = learner.backward_of(config.phases[0], 1)
+        return learner.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))[1]
+
+    hvd.init()
+    for report in simulated.run(body, 2):
+        assert 0 < report.busy < 1e9
+        assert report.hidden == max(0.0, report.busy - waited)
+
+
+# ------------------------------------------------------------------------------------------- its form
+
+
+def test_times_are_microseconds_since_the_first_span_by_the_clock_of_rank_0():
+    ours = RankTrace(
+        "here", ClockOffset(0.0, 0.0), [Span("engine", "inter", 3.0, 3.5), Span("loop", "update", 2.0, 2.25)]
+    )
+    theirs = RankTrace("there", ClockOffset(100.0, 0.125), [Span("loop", "step 2", 101.5, 104.0)])
+    trace = check(merged([ours, theirs]), ranks=2)
+    assert spans_of(trace) == [
+        {"name": "update", "ph": "X", "pid": 0, "tid": 0, "ts": 0.5e6, "dur": 0.25e6},
+        {"name": "inter", "ph": "X", "pid": 0, "tid": 1, "ts": 1.5e6, "dur": 0.5e6},
+        {"name": "step 2", "ph": "X", "pid": 1, "tid": 0, "ts": 0.0, "dur": 2.5e6},
+    ]
+    assert [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"] == [
+        "rank 0 (here)",
+        "rank 1 (there)",
+    ]
+    assert trace["otherData"]["clock_error_seconds"] == [0.0, 0.125]
+
+
+# ---------------------------------------------------------------------------------------------- a run
+
+
+def trace_of(folder):
+    (run,) = folder.iterdir()
+    return json.loads((run / "trace.json").read_text())
+
+
+def test_a_run_writes_its_trace_across_epochs_and_phases_and_goes_on(tmp_path, capsys):
+    run = trainer(tmp_path, "trace=3", phases=(phase(steps=2, reducer="gtopk"), phase(steps=4)))
+    run.fit()
+    trace = check(trace_of(tmp_path), ranks=1)
+    steps = [span for span in spans_of(trace) if span["name"].startswith("step")]
+    assert names_of(steps) == ["step 2", "step 3", "step 4"]
+    for stage in LOOP_STAGES:
+        own = [span for span in spans_of(trace, tid=0) if span["name"] == stage]
+        within = [each for each in own if any(_is_inside(each, step) for step in steps)]
+        assert len(within) == 3 + (stage == "data_wait")  # the batches of an epoch are opened, too
+    lines = metrics_of(tmp_path)
+    (line,) = [line for line in lines if line["kind"] == "trace"]
+    assert line["steps"] == 3
+    assert lines[-1]["kind"] == "summary"
+    assert run.learner.stopwatch.recorder is run.learner.gradients._recorder is None
+    (folder,) = tmp_path.iterdir()
+    assert f"trace of 3 steps: {folder / 'trace.json'}" in capsys.readouterr().out
+
+
+def _is_inside(span, outer):
+    end = span["ts"] + span["dur"]
+    return outer["ts"] - 1e-3 <= span["ts"] and end <= outer["ts"] + outer["dur"] + 1e-3
+
+
+def test_a_run_of_fewer_steps_writes_those_that_there_are(tmp_path, capsys):
+    trainer(tmp_path, "trace=100", phases=(phase(steps=3),)).fit()
+    steps = [span for span in spans_of(trace_of(tmp_path)) if span["name"].startswith("step")]
+    assert names_of(steps) == ["step 2", "step 3"]
+    assert "trace of 2 steps: " in capsys.readouterr().out
+
+
+def test_a_run_of_one_step_says_that_it_has_none_to_trace(tmp_path, capsys):
+    trainer(tmp_path, "trace=1", phases=(phase(steps=1),)).fit()
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "trace.json").exists()
+    assert "trace: no step: only those after the first" in capsys.readouterr().out
+
+
+def test_without_trace_nothing_is_recorded_or_written(tmp_path):
+    run = trainer(tmp_path, phases=(phase(steps=3),))
+    run.fit()
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "trace.json").exists()
+    assert not any(line["kind"] == "trace" for line in metrics_of(tmp_path))
+    assert run._tracing is None
+
+
+def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, monkeypatch, capsys):
+    run = trainer(tmp_path, "trace=1", phases=(phase(steps=3),))
+    write_file = RunFolder.write_file
+
+    def full(folder, name, content):
+        if name == "trace.json":
+            raise OSError(28, "No space left on device")
+        write_file(folder, name, content)
+
+    monkeypatch.setattr(RunFolder, "write_file", full)
+    assert run.fit().samples == 360
+    said = capsys.readouterr()
+    assert "trace.json: cannot be written: No space left on device; training goes on" in said.err
+    assert "trace of" not in said.out
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "x", "1.5", "true", "[3]"])
+def test_a_number_of_steps_that_is_none_is_one_line(tmp_path, given):
+    with pytest.raises(ConfigurationError) as caught:
+        trainer(tmp_path, f"trace={given}")
+    shown = {"x": "'x'", "true": "True"}.get(given, given)
+    assert str(caught.value).endswith(f"trace: expected a whole number from 1, got {shown}")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,90 @@
+"""A trace of some steps of a run: when each rank's loop and engine did what, in one file of all ranks.
+
+The file has Chrome's trace event format, which https://ui.perfetto.dev and ``chrome://tracing`` show.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commlib import Communicator
+from commlib.trace import ENGINE, LOOP, ClockOffset, Recorder, Span, clock_offset
+from training.run.learner import Learner
+
+THREADS = {LOOP: 0, ENGINE: 1}
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The spans of one rank, by its own clock."""
+
+    host: str
+    offset: ClockOffset
+    spans: list[Span]
+
+
+class Tracing:
+    """Records the first ``steps`` steps after the first one that it sees, which is slower than the others."""
+
+    def __init__(self, steps: int, learner: Learner) -> None:
+        self._left, self._learner = steps, learner
+        self._recorder: Recorder | None = None
+        self.steps = 0  # that are recorded
+
+    def add_step(self, number: int, start: float, end: float) -> bool:
+        """Count a step that is over, by the transport's clock; return whether it is the last one."""
+        if self._recorder is None:
+            self._recorder = Recorder()
+            self._learner.record(self._recorder)
+            return False
+        self._recorder.add(f"step {number}", start, end)
+        self.steps += 1
+        return self.steps == self._left
+
+    def end(self) -> list[RankTrace]:
+        """Stop recording, and return the spans of all ranks; collective, while no step is under way."""
+        self._learner.record(None)
+        spans = [] if self._recorder is None else self._recorder.spans
+        return gathered(spans, self._learner.topology.world)
+
+
+def gathered(spans: list[Span], world: Communicator) -> list[RankTrace]:
+    """Return the spans of all ranks, in the order of the ranks; collective."""
+    return world.allgather_objects(RankTrace(world.host, clock_offset(world), spans))
+
+
+def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """Return a trace of all ranks: a process for each, whose threads are its loop and its engine.
+
+    All times are by rank 0's clock, in microseconds since the first span of any rank.
+    """
+    starts = [span.start - trace.offset.seconds for trace in traces for span in trace.spans]
+    first = min(starts, default=0.0)
+    events = [event for rank, trace in enumerate(traces) for event in _events(rank, trace, first)]
+    errors = [trace.offset.error for trace in traces]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clock_error_seconds": errors},
+    }
+
+
+def _events(rank: int, trace: RankTrace, first: float) -> Iterator[dict[str, Any]]:
+    """Yield the names of a rank and its threads, and its spans by thread and time, outer before inner."""
+    yield _metadata("process_name", rank, 0, name=f"rank {rank} ({trace.host})")
+    yield _metadata("process_sort_index", rank, 0, sort_index=rank)
+    for thread, number in THREADS.items():
+        yield _metadata("thread_name", rank, number, name=thread)
+    for span in sorted(trace.spans, key=lambda span: (THREADS[span.thread], span.start, -span.end)):
+        yield {
+            "name": span.name,
+            "ph": "X",
+            "pid": rank,
+            "tid": THREADS[span.thread],
+            "ts": 1e6 * (span.start - trace.offset.seconds - first),
+            "dur": 1e6 * (span.end - span.start),
+        }
+
+
+def _metadata(kind: str, rank: int, thread: int, **values: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": thread, "args": values}
