@@ -43,7 +43,7 @@ class Trainer:
 
     ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are created if
     not given. ``config`` is the configuration with the choices from the profile written out, ``model`` the
-    Keras model. Raises a ``ValueError`` of one line if the run is impossible.
+    Keras model. ``learner``: what a step is. Raises a ``ValueError`` of one line if the run is impossible.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -56,6 +56,7 @@ class Trainer:
         topology: Topology | None = None,
         data: Data | None = None,
         profile: Profile | None = None,
+        learner: type[Learner] = Learner,
     ) -> None:
         config = import_parts(config if isinstance(config, Config) else load(config))
         topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
@@ -68,7 +69,7 @@ class Trainer:
             profile = profile_for(config, self.topology)
         self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = Learner(config, self.topology, data.dataset, profile)
+        self.learner = learner(config, self.topology, data.dataset, profile)
         self.config = self.learner.config
         self.model = self.learner.model
         phases = enumerate(self.config.phases)
