@@ -185,6 +185,8 @@ def _of_steps(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
 
 def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
     """Yield the records of runs, beside the dense one that is the first at the accuracy."""
+    if not told:
+        return
     target = race.target(cell)
     finishes = {subject: [seconds_to(target, each["curve"]) for each in results] for subject, results in told}
     seconds = {

@@ -153,7 +153,9 @@ RaceRates = Annotated[
 Layouts = Annotated[
     list[str] | None, Option("--layout", help="nodes x ranks on each; may be repeated [4x1, 4x2]")
 ]
-RacedModels = Annotated[list[str] | None, Option("--model", help="may be repeated [mlp, resnet20]")]
+RacedModels = Annotated[
+    list[str] | None, Option("--model", help="or vgg16_cifar; may be repeated [mlp, resnet20]")
+]
 RacedReducers = Annotated[list[str] | None, Option("--reducer", help="or auto; may be repeated [all]")]
 Seeds = Annotated[
     int | None, Option(help="of runs to the accuracy, at the first rate and layout; 0: none [3]")
