@@ -13,11 +13,9 @@ from commlib import Report, Topology
 from commlib.reducers import StageSeconds
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
-from commlib.tuning.profile import Profile
 from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
-from training.datasets import Dataset
 from training.run.learner import Learner, StepHyperparameters
 from training.run.steps import Backward
 
@@ -50,9 +48,9 @@ class HorovodLearner(Learner):
     The bytes that it sends are not known.
     """
 
-    def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
+    def __init__(self, config: Config, topology: Topology, *more: Any) -> None:
         _check(config)
-        super().__init__(config, topology, dataset, profile)
+        super().__init__(config, topology, *more)
         self.gradients.close()
         self.gradients = HorovodGradients(topology, self.variables, self.gradients.config)
         signature = [[tf.TensorSpec(variable.shape, tf.float32) for variable in self.variables]]

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 from commlib.topology import LinkBytes
 from training.bench.cluster import EmulatedCluster, cluster_until_end, environment, note
 from training.bench.jobs import Failed
-from training.bench.race_plan import AUTO, Cell, Race, RaceOptions, Subject
+from training.bench.race_plan import AUTO, Cell, Race, RaceOptions, Subject, called
 from training.bench.race_tables import A_STEP, TO_ACCURACY, print_race
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on
@@ -36,6 +36,11 @@ def bench(as_json: bool, **options: Any) -> int:
     except ValueError as error:
         usage_error(str(error))
     return pass_on(_measured(race), as_json=as_json, show=print_race)
+
+
+def refuse(option: str) -> NoReturn:
+    """End where an option of the race was given without it."""
+    usage_error(f"{called(option)}: has an effect only with --cluster")
 
 
 def _measured(race: Race) -> Generator[JSONRecord, None, None]:

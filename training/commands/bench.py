@@ -190,8 +190,7 @@ def bench_train(
     from training.bench.train import bench
 
     if others := given.keys() - {"as_json", "quick"}:
-        from training.bench.race_plan import called
-        from training.process.job import usage_error
+        from training.bench.race import refuse
 
-        usage_error(f"{called(min(others))}: has an effect only with --cluster")
+        refuse(min(others))
     raise typer.Exit(bench(as_json, quick=quick))
