@@ -166,6 +166,7 @@ class FakeCluster:
             Path(program).write_text("{}")
             return
         asked = json.loads(Path(file).read_text())
+        assert int(environment["TF_NUM_INTEROP_THREADS"]) > 1  # with one, nothing overlaps
         self.calls.append((algorithm, names_of(asked["steps"]), names_of(asked["runs"])))
         yield "mpirun says something\n"
         for subject in asked["steps"]:

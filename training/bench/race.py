@@ -140,8 +140,9 @@ class CellRace:
         note(what)
         job = command_line(Ranks(layout.ranks, layout.hosts), words)
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
-        threads = str(max(1, len(os.sched_getaffinity(0)) // layout.ranks))
-        sharing = {"TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads}
+        threads = max(1, len(os.sched_getaffinity(0)) // layout.ranks)
+        # A bucket is submitted by an operation of TensorFlow's: with one thread, when all others are through.
+        sharing = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(max(2, threads))}
         try:
             yield from self.cluster.lines(job, environment(algorithm) | sharing, self.race.timeout)
         except Failed as failure:

@@ -101,7 +101,7 @@ class Trainer:
     def begin(
         self, folder: RunFolder | None, progress: Progress, path: Path, *, resume: bool = False
     ) -> None:
-        """Prepare training; only rank 0 has a ``folder`` and writes to it, all know its path.
+        """Prepare training; only rank 0 has a ``folder``, if anything is to be written; all know its path.
 
         ``resume``: from the newest checkpoint there; rank 0's value is used. Raises ``ValueError`` if that
         is of another model.
@@ -143,7 +143,8 @@ class Trainer:
         computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
 
         def write() -> None:
-            assert self.folder is not None
+            if self.folder is None:  # as in a bench
+                return
             self.folder.write_config(self.config)
             if self.config.target is not None:
                 with unwritable(f"{self.folder.path}: expected room for its records"):
