@@ -58,7 +58,8 @@ def page(found: dict[str, Results]) -> str:
             parts += spread.tables(results)
     for kind, results in found.items():
         if kind.startswith(race.RACE):
-            parts += [race.TEXT, results.source, *race.tables(results)]
+            title = kind.replace(race.RACE, "Training, raced", 1).replace("-", ": ", 1)
+            parts += [race.TEXT.format(title=title), results.source, *race.tables(results)]
     return "\n".join(parts)
 
 

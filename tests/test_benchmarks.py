@@ -284,6 +284,7 @@ RACED = [
 def test_a_race_has_a_table_of_steps_of_all_rates_and_one_of_runs(folder):
     keep(folder, "2026-01-02-race", RACED)
     told = page(newest(folder / "results"))
+    assert "## Training, raced\n" in told
     assert "### mlp, 10 weights, 2 nodes × 1 rank" in told
     hitopk = (
         "| 1gbit | `hitopk` | 1% | 2 | 500.0 | 250.0 | 1,000.0 | dense | 4 | – | 1.00 | 1.5 | 40 % | 5 | 6 |"

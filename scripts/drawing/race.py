@@ -17,7 +17,7 @@ from training.commands.printing import milliseconds, times
 
 RACE = "race"  # so begin the names of the pictures, and of the kinds of results
 
-TEXT = """## Training, raced
+TEXT = """## {title}
 
 Whole training steps, and time to a test accuracy, on MNIST-5k: real ranks under `horovodrun` on
 `scripts/cluster.py`, on the cores of one machine. `horovod`: an asynchronous `hvd.allreduce` for each
