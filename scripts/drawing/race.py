@@ -25,7 +25,8 @@ gradient in the backward graph, fused and overlapped by Horovod, over the all-re
 `horovod, ring`: over its ring. All others go through this package's engine, whose `dense` overlaps, too;
 `overlap off`: each exchange begins when the whole gradient is there. "× peer" is against the fastest that
 sends all entries, "of best" is the fastest of all over it, "hidden" the share of the exchange that ran while
-the rank computed, and "card" what the card of the busiest node sent, headers and all.
+the rank computed, and "card" what the card of the busiest node sent, headers and all. In pictures of
+accuracies the lines of what sends all entries are dashed.
 """
 
 
@@ -142,7 +143,7 @@ def is_whole(record: Record) -> bool:
 def draw_steps(drawn: Picture, path: Path) -> None:
     """Write the picture of steps a second: a panel a rate, a bar a subject, its ratio to the peer above."""
     panels = [list(own) for _, own in groupby(drawn.records, key=rate)]
-    with picture(path, 0.8 + 3.4 * len(panels), 3.6, drawn.fingerprint) as figure:
+    with picture(path, 0.8 + 4.6 * len(panels), 3.6, drawn.fingerprint) as figure:
         row = figure.subplots(1, len(panels), squeeze=False)
         for axes, records in zip(row[0], panels, strict=True):
             axes.set_title(rate(records[0]))

@@ -41,6 +41,8 @@ TIMED_OUT = 124
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
+OWN = ("cloudtrain: ", "cluster: ")
+GOES_ON = ("cloudtrain: warning: ", "cloudtrain: compiling kernels ")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -280,7 +282,7 @@ def _last_line(lines: Iterable[str]) -> str:
     untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)  # which ends what MPI says
     reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
-    own = [line for line in reported if line.startswith(("cloudtrain: ", "cluster: "))]
+    own = [line for line in reported if line.startswith(OWN) and not line.startswith(GOES_ON)]
     line = next(iter(own or reported[-1:]), "nothing was said")
     return line.removeprefix("cloudtrain: ").removeprefix("cluster: ")
 
