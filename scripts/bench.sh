@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
 # then makes benchmarks/README.md, docs/pto.md, docs/validation.md and their pictures again. On an otherwise idle machine.
-# The emulated clusters take two hours; they need root on Linux.
+# The emulated clusters take two hours, and the race of training some more; they need root on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
@@ -19,7 +19,7 @@ keep pto pto
 keep train train
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
-    echo "cloudtrain: bench reducers --cluster is left out: it needs root on Linux" >&2
+    echo "cloudtrain: bench reducers --cluster and train --cluster are left out: they need root on Linux" >&2
     .venv/bin/python scripts/draw_benchmarks.py
     exit
 fi
@@ -51,5 +51,7 @@ for rate in 500mbit 1gbit 5gbit 10gbit; do
     on_cluster cluster-4x2-tuner --rate $rate --size 1000000 --size $vgg "${choices[@]}"
 done
 for rate in 1gbit 10gbit; do on_cluster cluster-4x2-tuner --rate $rate --size $resnet "${choices[@]}"; done
+keep race train --cluster --seeds 0
+keep race-accuracy train --cluster --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
 .venv/bin/python scripts/draw_benchmarks.py
 .venv/bin/python scripts/validate.py --predict

@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.drawing import cache, cluster, gpu, pto, spread
+from scripts.drawing import cache, cluster, gpu, pto, race, spread
 from scripts.drawing.cluster import CLUSTER, all_cells
 from scripts.drawing.pages import Page
 from scripts.drawing.results import Results, newest
@@ -100,6 +100,10 @@ def page(found: dict[str, Results]) -> str:
             title = kind.replace(CLUSTER, "Reducers on an emulated cluster", 1).replace("-", ": ", 1)
             parts += [cluster.TEXT.format(title=title), results.source, *cluster.tables(results)]
             parts += spread.tables(results)
+    for kind, results in found.items():
+        if kind.startswith(race.RACE):
+            title = kind.replace(race.RACE, "Training, raced", 1).replace("-", ": ", 1)
+            parts += [race.TEXT.format(title=title), results.source, *race.tables(results)]
     return "\n".join(parts)
 
 
@@ -108,11 +112,14 @@ def write(folder: Path) -> None:
     found = newest(folder / "results")
     (folder / "README.md").write_text(page(found))
     drawn = {cell.picture: cell for cell in all_cells(found.values())}
-    for old in folder.glob(f"{CLUSTER}*.svg"):
-        if old.name not in drawn:
+    raced = {each.picture: each for each in race.all_pictures(found.values())}
+    for old in [*folder.glob(f"{CLUSTER}*.svg"), *folder.glob(f"{race.RACE}*.svg")]:
+        if old.name not in drawn | raced:
             old.unlink()
     for name, cell in drawn.items():
         cluster.draw(cell, folder / name)
+    for name, each in raced.items():
+        each.draw(folder / name)
     for kind, draw in PICTURES.items():
         if kind in found:
             draw(found[kind], folder / f"{kind}.svg")

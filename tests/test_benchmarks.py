@@ -9,7 +9,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from scripts.draw_benchmarks import PICTURES, page, write
-from scripts.drawing import style
+from scripts.drawing import race, style
 from scripts.drawing.cluster import all_cells, bars, cells, draw
 from scripts.drawing.results import Results, newest
 from tests.launching import ROOT
@@ -94,6 +94,7 @@ def test_the_page_is_of_the_newest_results():
 def test_the_pictures_are_of_the_newest_results():
     found = newest(FOLDER / "results")
     expected = {cell.picture: cell.fingerprint for cell in all_cells(found.values())}
+    expected |= {each.picture: each.fingerprint for each in race.all_pictures(found.values())}
     expected |= {f"{kind}.svg": found[kind].fingerprint for kind in PICTURES if kind in found}
     assert {path.name: fingerprint(path) for path in FOLDER.glob("*.svg")} == expected
 
@@ -247,3 +248,83 @@ def test_the_time_of_a_sample_is_a_table_and_a_picture(folder):
     assert "| `levels, one core` | 80.0 | – | – | – |" in text
     assert "- level 2 takes 210 bytes for all ranks of a node, 1.050 times its samples" in text
     assert {"levels", "levels, one core", "storage", "2,000"} <= set(texts(folder / "cache.svg"))
+
+
+# ------------------------------------------------------------- races
+
+
+def raced(subject: str, median: float, rate: str = "1gbit", **keys) -> dict:
+    """Return a record of the steps of a subject in a race."""
+    case = {
+        "unit": "seconds a step",
+        "model": "mlp",
+        "weights": 10,
+        "batch": 32,
+        "rate": rate,
+        "quick": False,
+    }
+    more = {"steps_a_second": 1 / median, "overlap": "off" not in subject, "hidden_share": 0.4}
+    return {
+        "bench": "race",
+        "case": case | {"ranks_of_nodes": [1, 1], "density": None if subject == "dense" else 0.01},
+        "subject": subject,
+        "peer": None if subject == "dense" else "dense",
+        "seconds": seconds(median),
+        "peer_seconds": None if subject == "dense" else seconds(2.0),
+        "bytes": {"intra": 0, "inter": 5000},
+        "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
+        "command": "cloudtrain bench train --cluster --json",
+        "of_best": 0.5 / median,
+        "card_bytes": 5500.0,
+        **more,
+        **keys,
+    }
+
+
+def run_of(subject: str, median: float, curve: list) -> dict:
+    """Return a record of the runs of a subject, of one seed."""
+    more = {"target": 0.9, "seeds": 1, "reached": 1, "final_accuracy": [0.91], "steps": [31]}
+    alone = raced(subject, median, curves=[curve], **more)
+    return alone | {"case": alone["case"] | {"unit": "seconds to the accuracy"}}
+
+
+RACED = [
+    raced("dense", 2.0),
+    raced("hitopk", 0.5),
+    raced("hitopk, overlap off", 0.75),
+    run_of("dense", 2.0, [[1.0, 0.5], [2.0, 0.91]]),
+    run_of("hitopk", 0.5, [[0.5, 0.91]]),
+    raced("dense", 1.0, "10gbit"),
+]
+
+
+def test_a_race_has_a_table_of_steps_of_all_rates_and_one_of_runs(folder):
+    keep(folder, "2026-01-02-race", RACED)
+    told = page(newest(folder / "results"))
+    assert "## Training, raced\n" in told
+    assert "### mlp, 10 weights, 2 nodes × 1 rank" in told
+    at_1gbit, at_10gbit = (f"mlp (10 weights), {rate}, 2 nodes × 1 rank\n" for rate in ("1gbit", "10gbit"))
+    assert told.index(at_1gbit) < told.index(at_10gbit)
+    hitopk = "| `hitopk` | 2 | 500.0 | 250.0 | 1,000.0 | dense | 4 | – | 1.00 | 1.5 | 40 % | 5 | 6 |"
+    assert told.index(at_1gbit) < told.index(hitopk) < told.index(at_10gbit)
+    off = "| `hitopk, overlap off` | 1.33 | 750.0 | 375.0 | 1,500.0 | dense | 2.67 | – | 0.67 |"
+    assert f"{off} – | – |" in told
+    assert told.index(at_10gbit) < told.index("| `dense` | 1 |")
+    assert "Time to the accuracy: 1gbit, test accuracy 90.0%" in told
+    assert "| `hitopk` | 1 of 1 | 0.5 | 0.2 | 1.0 | dense | 4 | 31 | 91.0% |" in told
+
+
+def test_a_race_is_drawn_as_bars_of_steps_and_curves_of_accuracies(folder):
+    keep(folder, "2026-01-02-race", RACED)
+    (folder / "race-old-2x1.svg").write_text("old")
+    write(folder)
+    steps, curves = folder / "race-mlp-2x1.svg", folder / "race-mlp-2x1-1gbit-accuracy.svg"
+    assert sorted(path.name for path in folder.glob("race*.svg")) == [curves.name, steps.name]
+    drawn = texts(steps)
+    assert {"1gbit", "10gbit", "steps a second", "hitopk, overlap off", "4×"} <= set(drawn)
+    assert drawn.count("dense") == 2
+    assert {"dense", "hitopk", "test accuracy", "s"} <= set(texts(curves))
+    expected = {
+        each.picture: each.fingerprint for each in race.all_pictures(newest(folder / "results").values())
+    }
+    assert {path.name: fingerprint(path) for path in (steps, curves)} == expected

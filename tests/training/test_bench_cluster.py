@@ -472,6 +472,7 @@ def test_a_job_is_run_on_the_first_node_and_its_lines_are_without_tags(tmp_path,
             "status 1: ValueError: odd",
         ),
         ("broken\nE0000 Unable to register cuDNN factory\n", "status 1: broken"),
+        ("cloudtrain: compiling kernels for this\ncloudtrain: warning: a\nodd\n", "status 1: odd"),
         ("", "status 1: no error was reported"),
     ],
 )

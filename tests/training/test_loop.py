@@ -14,6 +14,7 @@ from datacache import Arrays
 from tests.training.small import metrics_of, phase, trainer
 from tests.training.test_summary import epoch as epoch_result
 from training.config.config import Config, ConfigurationError, load
+from training.process.progress import Progress
 from training.run.data import Data
 from training.run.dawnbench import DawnBench
 from training.run.metrics import RunFolder
@@ -375,3 +376,13 @@ def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
     run = Trainer(config, topology=Topology(transport.mpi.world()))
     assert (run.config.phases[0].reducer.name, run.config.phases[0].reducer.density) == ("gtopk", 0.5)
     run.fit()
+
+
+def test_steps_are_trained_without_a_folder_as_a_bench_does(tmp_path):
+    run = trainer(tmp_path)
+    run.begin(None, Progress(silent=True), tmp_path)
+    before = run.model.get_weights()
+    (only,) = run.phases
+    run.train_step(only, next(only.data.training_batches(0)))
+    assert not np.array_equal(run.model.get_weights()[0], before[0])
+    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from training.models import MODELS
 from training.models.heads import AdaptiveAveragePooling2D
 from training.models.resnet import wide_resnet18
 
-SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg16_cifar"]
+SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg16_cifar", "mlp"]
 LARGE = ["resnet50", "wide_resnet18", "vgg16", "vgg19", "alexnet"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
 
@@ -89,6 +89,11 @@ def test_a_cifar_model_has_the_papers_weights(name, expected):
     assert weights(MODELS[name](3, 10)) == expected
 
 
+def test_the_perceptron_has_ten_million_weights_whatever_the_size_of_its_images():
+    expected = (784 + 1) * 2048 + 2 * (2048 + 1) * 2048 + (2048 + 1) * 10
+    assert weights(MODELS["mlp"](1, 10)) == expected == 10_020_874
+
+
 def test_the_residual_networks_are_as_large_as_he_says():
     assert round(cifar_resnet_weights(20) / 1e6, 2) == 0.27
     assert round(cifar_resnet_weights(110) / 1e6, 1) == 1.7
@@ -125,7 +130,9 @@ def test_an_imagenet_model_has_the_papers_weights_and_takes_any_size(name, expec
     assert last.std() == pytest.approx(0.01, rel=0.01)  # of at least 2 million draws
 
 
-@pytest.mark.parametrize("name", ["resnet8", "vgg_tiny", "vgg16_cifar", *more("resnet20", "resnet110")])
+@pytest.mark.parametrize(
+    "name", ["resnet8", "vgg_tiny", "vgg16_cifar", "mlp", *more("resnet20", "resnet110")]
+)
 def test_a_small_model_takes_any_size_at_once_and_traced_with_unknown_sizes(name):
     model, smallest = MODELS[name](1, 7), MODELS[name].smallest_side
     traced = tf.function(

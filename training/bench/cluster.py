@@ -39,6 +39,7 @@ TIMED_OUT = 124
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 BENCH = ("bench", "reducers", "--allreduce", "--json")
+OWN = ("cloudtrain: ", "cluster: ")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -163,7 +164,7 @@ def bench(as_json: bool, **options: Any) -> int:
 
 def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
-    with _cluster() as cluster:
+    with cluster_until_end() as cluster:
         for rate in sweep.rates[1:]:  # one that tc refuses is reported now, not after an hour
             cluster.up(sweep.nodes, rate)
         for rate in sweep.rates:
@@ -176,7 +177,8 @@ def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
 
 
 @contextmanager
-def _cluster() -> Iterator[EmulatedCluster]:
+def cluster_until_end() -> Iterator[EmulatedCluster]:
+    """Yield a cluster that is not up yet; however the block ends, it is gone."""
     before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
         cluster = EmulatedCluster(Path(folder) / "state")
@@ -230,7 +232,7 @@ def _run(
     """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
     job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*arguments))
     what = " ".join(arguments[arguments.index("--size") :])
-    _note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
+    note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:
         for line in cluster.lines(job, {**environment(algorithm), **settings}, sweep.timeout):
             if line.startswith("{"):
@@ -255,7 +257,8 @@ def environment(algorithm: str) -> dict[str, str]:
     }
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Report progress, apart from what is measured."""
     print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
 
 

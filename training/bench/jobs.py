@@ -19,6 +19,7 @@ FLAGS = (
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 OWN = ("cloudtrain: ", "cluster: ")
+NO_ERROR = ("cloudtrain: warning: ", "cloudtrain: compiling kernels ")
 
 
 class Failed(Exception):
@@ -72,7 +73,8 @@ def error_line(lines: Iterable[str]) -> str:
     untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)
     reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
-    own = [line.partition(": ")[2] for line in reported if line.startswith(OWN)]
+    errors = [line for line in reported if line.startswith(OWN) and not line.startswith(NO_ERROR)]
+    own = [line.partition(": ")[2] for line in errors]
     return next(iter(own or reported[-1:]), "no error was reported")
 
 

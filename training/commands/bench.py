@@ -143,12 +143,54 @@ def bench_pto(
     raise typer.Exit(bench(as_json, ranks=ranks or (), networks=networks or (), steps=steps, quick=quick))
 
 
+# Of ``bench train --cluster``: training/bench/race_plan.py checks them.
+RaceCluster = Annotated[
+    bool, Option("--cluster", help="race reducers and Horovod on an emulated cluster (needs root)")
+]
+RaceRates = Annotated[
+    list[str] | None, Option("--rate", help="of its links; may be repeated [0.2gbit, 1gbit, 10gbit]")
+]
+Layouts = Annotated[
+    list[str] | None, Option("--layout", help="nodes x ranks on each; may be repeated [4x1, 4x2]")
+]
+RacedModels = Annotated[
+    list[str] | None, Option("--model", help="or vgg16_cifar; may be repeated [mlp, resnet20]")
+]
+RacedReducers = Annotated[list[str] | None, Option("--reducer", help="or auto; may be repeated [all]")]
+Seeds = Annotated[
+    int | None, Option(help="of runs to the accuracy, at the first rate and layout; 0: none [3]")
+]
+RaceDensity = Annotated[float | None, Option("--density", help="that sparse reducers select [0.01]")]
+RaceTimeout = Annotated[float | None, Option("--timeout", help="seconds that a job on it may take [7200]")]
+
+
 @benches.command("train")
-def bench_train(as_json: AsJson = False, quick: Quick = False) -> None:
+def bench_train(
+    cluster: RaceCluster = False,
+    rates: RaceRates = None,
+    layouts: Layouts = None,
+    models: RacedModels = None,
+    reducers: RacedReducers = None,
+    seeds: Seeds = None,
+    density: RaceDensity = None,
+    timeout: RaceTimeout = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
     """Time steps of the training loop against bare ones.
 
-    And the way of a gradient into one vector and back.
+    And the way of a gradient into one vector and back. With --cluster: steps a second, and time to an
+    accuracy, with every reducer and with Horovod's own all-reduce.
     """
+    given = {name: value for name, value in locals().items() if value is not None}  # else as in RaceOptions
+    if given.pop("cluster"):
+        from training.bench.race import bench as race
+
+        raise typer.Exit(race(**given))
     from training.bench.train import bench
 
+    if others := given.keys() - {"as_json", "quick"}:
+        from training.bench.race import refuse
+
+        refuse(min(others))
     raise typer.Exit(bench(as_json, quick=quick))

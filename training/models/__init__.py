@@ -47,6 +47,7 @@ MODELS: dict[str, Builder] = {
         Builder("vgg", "vgg16", smallest_side=32),
         Builder("vgg", "vgg19", smallest_side=32),
         Builder("alexnet", "alexnet", smallest_side=63),
+        Builder("mlp", "mlp"),
     )
 }
 

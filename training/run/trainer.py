@@ -48,7 +48,7 @@ class Trainer:
 
     ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are created if
     not given. ``config`` is the configuration with the choices from the profile written out, ``model`` the
-    Keras model. Raises a ``ValueError`` of one line if the run is impossible.
+    Keras model. ``learner``: what a step is. Raises a ``ValueError`` of one line if the run is impossible.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -61,6 +61,7 @@ class Trainer:
         topology: Topology | None = None,
         data: Data | None = None,
         profile: Profile | None = None,
+        learner: type[Learner] = Learner,
     ) -> None:
         config = import_parts(config if isinstance(config, Config) else load(config))
         topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
@@ -73,7 +74,7 @@ class Trainer:
             profile = profile_for(config, self.topology)
         self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = Learner(config, self.topology, data.dataset, profile)
+        self.learner = learner(config, self.topology, data.dataset, profile)
         self.config = self.learner.config
         self.model = self.learner.model
         phases = enumerate(self.config.phases)
@@ -109,7 +110,7 @@ class Trainer:
     def begin(
         self, folder: RunFolder | None, progress: Progress, path: Path, *, resume: bool = False
     ) -> None:
-        """Prepare training; only rank 0 has a ``folder`` and writes to it, all know its path.
+        """Prepare training; only rank 0 has a ``folder``, if anything is to be written; all know its path.
 
         ``resume``: from the newest checkpoint there; rank 0's value is used. Raises ``ValueError`` if that
         is of another model.
@@ -151,7 +152,8 @@ class Trainer:
         computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
 
         def write() -> None:
-            assert self.folder is not None
+            if self.folder is None:  # as in a bench
+                return
             self.folder.write_config(self.config)
             if self.config.target is not None:
                 with unwritable(f"{self.folder.path}: expected room for its records"):

@@ -1,0 +1,434 @@
+"""``cloudtrain bench train --cluster``: who races whom, what jobs tell, and what is kept of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commlib import REDUCERS
+from tests.launching import python_on_ranks, run, tail
+from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
+from training.bench import race
+from training.bench.jobs import Failed
+from training.bench.race import records, seconds_to
+from training.bench.race_plan import RACED, Layout, Race, RaceOptions
+from training.bench.record import Record
+from training.commands.main import app
+from training.config.config import Config
+
+DENSE_ONES = [name for name in REDUCERS if not REDUCERS[name].sparse]
+
+
+def bench(*words: str):
+    """Run ``cloudtrain bench train`` in this process."""
+    return CliRunner().invoke(app, ["bench", "train", *words])
+
+
+def plan(**given) -> Race:
+    return Race.of(RaceOptions(**given))
+
+
+def names(subjects) -> list[str]:
+    return [subject.name for subject in subjects]
+
+
+# ------------------------------------------------------------- the plan
+
+
+def test_all_reducers_and_horovod_in_two_ways_take_part():
+    subjects = plan().subjects
+    whole = ["horovod", "horovod, ring", *DENSE_ONES, "dense, overlap off", "dense, both phases"]
+    assert set(names(subjects)) - set(whole) == {
+        *(name for name in REDUCERS if REDUCERS[name].sparse),
+        *("hitopk, overlap off", "oktopk, overlap off", "auto", "hitopk then dense"),
+    }
+    assert [subject.name for subject in subjects if subject.is_peer] == [
+        each for each in names(subjects) if each in whole
+    ]
+    assert {subject.algorithm for subject in subjects} == {"default", "ring"}
+    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
+    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
+
+
+def test_dense_peers_race_whatever_is_asked_for():
+    expected = ["horovod", "horovod, ring", "dense", "gtopk", "dense, overlap off"]
+    assert names(plan(reducers=["gtopk", "dense", "gtopk"]).subjects) == expected
+
+
+def test_without_overlap_only_steps_are_timed_and_with_a_switch_only_runs():
+    for subject in plan().subjects:
+        assert subject.steps == (subject.phases == 1)
+        assert subject.accuracy == subject.overlap == (not subject.name.endswith("overlap off"))
+
+
+def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_the_first_of_a_model():
+    race = plan(rates=["0.2gbit", "1gbit"], layouts=["4x1", "4x2"], seeds=2)
+    places = [(cell.rate, str(cell.layout), cell.model.name, cell.seeds) for cell in race.cells]
+    assert places[:3] == [("0.2gbit", "4x1", "mlp", 2), ("0.2gbit", "4x1", "resnet20", 2)] + [
+        ("0.2gbit", "4x2", "mlp", 0)
+    ]
+    assert len(places) == 8
+    assert [place for place in places if place[3]] == places[:2]
+    assert [race.jobs(cell) for cell in race.cells[:3]] == [3, 3, 3]
+    assert names(race.raced(race.cells[0]))[-2:] == ["dense, both phases", "hitopk then dense"]
+    assert {each.phases for each in race.raced(race.cells[1])} == {1}  # this model has no such phases
+    assert race.raced(race.cells[2]) == []
+    assert race.jobs(plan(seeds=5).cells[0]) == 5
+
+
+def test_quick_is_one_small_cell():
+    quick = plan(quick=True)
+    (cell,) = quick.cells
+    assert (cell.layout.ranks, cell.seeds, quick.jobs(cell)) == (2, 1, 1)
+    expected = ["dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
+    assert names(quick.subjects) == ["horovod", "horovod, ring", *expected]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_a_run_is_told_is_a_configuration(quick):
+    race = plan(quick=quick, density=0.02)
+    for cell in race.cells:
+        for subject in race.subjects:
+            phases = {"phases": [race.stepping(cell, subject)]}
+            for told in (phases, *([race.running(cell, subject)] if subject in race.raced(cell) else ())):
+                config = Config.model_validate(race.config(cell, seed=7) | told).resolved()
+                assert len(config.phases) == (1 if told is phases else subject.phases)
+                assert config.seed == 7
+                first, last = config.phases[0], config.phases[-1]
+                assert (first.reducer.density == 0.02) == subject.is_sparse
+                assert first.input_size == (14 if len(config.phases) == 2 else cell.model.input_size)
+                assert last.reducer.name == ("dense" if len(config.phases) == 2 else subject.reducer)
+                # the one with two phases runs to its end: its last accuracy counts, too
+                ends = told is not phases and subject.phases == 1
+                assert (config.target.at_least if ends else config.target) == (
+                    race.target(cell) if ends else None
+                )
+
+
+def test_a_layout_is_nodes_and_ranks_on_each():
+    layout = Layout.of("3x2")
+    assert (layout.ranks, layout.hosts, str(layout)) == (6, "node1:2,node2:2,node3:2", "3x2")
+
+
+# ------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--rate", "1gbit"), "--rate: has an effect only with --cluster"),
+        (("--seeds", "1"), "--seeds: has an effect only with --cluster"),
+        (("--cluster", "--layout", "4"), "--layout: expected nodes x ranks on each, as 4x2, got '4'"),
+        (("--cluster", "--layout", "1x1"), "--layout: expected two ranks or more, got 1x1"),
+        (("--cluster", "--layout", "255x1"), "--layout: expected at most 254 nodes, got 255x1"),
+        (("--cluster", "--model", "mpl"), 'unknown model "mpl" (known: mlp, resnet20'),
+        (("--cluster", "--reducer", "gtop"), 'unknown reducer "gtop"'),
+        (("--cluster", "--seeds", "-1"), "--seeds: expected at least 0, got -1"),
+        (("--cluster", "--density", "2"), "density: expected a number in (0, 1], got 2"),
+        (("--cluster", "--timeout", "0.5"), "--timeout: expected at least 1, got 0.5"),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_value_is_one_line_and_status_2(words, message):
+    result = bench(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"cloudtrain: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+# ------------------------------------------------------------- jobs, and what they tell
+
+STEP_SECONDS = {"horovod": 4.0, "horovod, ring": 2.0, "dense": 3.0, "hitopk": 0.5}
+
+
+class FakeCluster:
+    """Tells what jobs tell, and keeps what was asked for."""
+
+    calls: list[tuple]
+    fails_at: int | None = None
+
+    def __init__(self, state: Path) -> None:
+        assert not state.exists()
+
+    def up(self, nodes, rate):
+        self.calls.append(("up", nodes, rate))
+
+    def down(self):
+        self.calls.append(("down",))
+
+    def lines(self, job, environment, timeout):
+        *_, program, file = json.loads(job[-1])
+        algorithm = environment.get("OMPI_MCA_coll_tuned_allreduce_algorithm")
+        if "tune" in json.loads(job[-1]):
+            self.calls.append(("tune", json.loads(Path(file).read_text())["phases"]))
+            Path(program).write_text("{}")
+            return
+        asked = json.loads(Path(file).read_text())
+        assert int(environment["TF_NUM_INTEROP_THREADS"]) > 1  # with one, nothing overlaps
+        self.calls.append((algorithm, names_of(asked["steps"]), names_of(asked["runs"])))
+        yield "mpirun says something\n"
+        for subject in asked["steps"]:
+            yield json.dumps(step_told(subject["name"])) + "\n"
+        if self.fails_at == asked["config"]["seed"]:
+            raise Failed("status 1: node3 is on fire")
+        for subject in asked["runs"]:
+            yield json.dumps(run_told(subject["name"], asked["config"]["seed"])) + "\n"
+
+
+def names_of(told: list[dict]) -> list[str]:
+    return [subject["name"] for subject in told]
+
+
+COMMON = {"weights": 10, "nodes": [1, 1], "machine": {"cpu": "abacus"}, "settings": {"allocator": "x"}}
+
+
+def step_told(name: str) -> dict:
+    """Return what a job tells of the steps of a subject: two turns."""
+    seconds = STEP_SECONDS.get(name, 1.0)
+    own = not name.startswith("horovod")
+    return COMMON | {
+        "part": "steps",
+        "subject": name,
+        "seconds": [seconds, 1.5 * seconds],
+        "bytes": {"intra": 0, "inter": 800} if own else None,
+        "card_bytes": 900.0,
+        "stages": dict.fromkeys(("select", "intra", "inter", "combine"), 0.1) if own else None,
+        "hidden_share": 0.5 if own else None,
+        "overlaps": "off" not in name,
+        "buckets": 2,
+        "reducer": {"name": name},
+    }
+
+
+def run_told(name: str, seed: int) -> dict:
+    """Return what a job tells of a run: hitopk is there at once, ``dense`` with the first seed only."""
+    late = name == "dense" and seed > 1
+    end = {"horovod": 80.0, "horovod, ring": 40.0, "hitopk": 10.0}.get(name, 60.0)
+    return COMMON | {
+        "part": "run",
+        "subject": name,
+        "seed": seed,
+        "curve": [[end / 2, 0.5], [end + seed, 0.5 if late else 0.99]],
+        "steps": 62,
+        "train_seconds": end,
+        "sent_inter_bytes": 5000 * seed,
+        "overlaps": True,
+        "reducers": [{"name": name}],
+    }
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = type("Fake", (FakeCluster,), {"calls": []})
+    monkeypatch.setattr("training.bench.cluster.EmulatedCluster", fake)
+    return fake
+
+
+WORDS = ("--cluster", "--rate", "1gbit", "--layout", "2x1", "--model", "mlp")
+FOUR = (*WORDS, "--reducer", "hitopk")
+
+
+def test_jobs_of_both_algorithms_alternate_and_each_seed_begins_with_another_subject(fake):
+    result = bench(*FOUR, "--seeds", "2", "--json")
+    assert result.exit_code == 0, result.output
+    (up, *jobs, down) = fake.calls
+    assert (up, down) == (("up", 2, "1gbit"), ("down",))
+    ours = ["horovod", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
+    assert [job[:2] for job in jobs] == [(None, ours), ("4", ["horovod, ring"])] * 3
+    raced = ["horovod", "dense", "hitopk", "dense, both phases", "hitopk then dense"]
+    runs = [job[2] for job in jobs]
+    assert runs == [raced, ["horovod, ring"], raced[2:] + raced[:2], ["horovod, ring"], [], []]
+
+
+def test_what_auto_chooses_from_is_measured_first_on_the_same_links(fake):
+    result = bench(*WORDS, "--reducer", "auto", "--seeds", "0")
+    assert result.exit_code == 0, result.output
+    assert fake.calls[0] == ("up", 2, "1gbit")
+    kind, (phase,) = fake.calls[1]
+    assert (kind, phase["reducer"], phase["density"]) == ("tune", "auto", 0.01)
+
+
+def test_only_the_job_of_auto_has_the_profile(tmp_path):
+    race_ = plan(reducers=["auto"])
+    cell = race.CellRace(race_, race_.cells[0], None, tmp_path)
+    told = {each.name: cell._told(each)["config"] for each in race_.subjects}
+    assert [name for name, config in told.items() if "profile" in config] == ["auto"]
+    assert {name for name, config in told.items() if not config["overlap"]} == {
+        *("horovod", "horovod, ring", "dense, overlap off")
+    }
+
+
+def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["cloudtrain", "bench", "train", *FOUR])
+    result = bench(*FOUR, "--seeds", "0", "--json")
+    told = {record["subject"]: record for record in map(json.loads, result.stdout.splitlines())}
+    assert list(told) == [
+        *("horovod", "horovod, ring", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off")
+    ]
+    hitopk, best = told["hitopk"], told["dense, overlap off"]
+    assert hitopk["seconds"] == {"median": 0.625, "min": 0.5, "max": 0.75, "runs": 6}
+    assert (hitopk["peer"], hitopk["peer_seconds"]["median"]) == ("dense, overlap off", 1.25)
+    assert hitopk["ratio"] == pytest.approx(2.0)
+    assert (best["peer"], best["ratio"], best["of_best"]) == (None, None, 0.5)
+    assert (told["horovod"]["bytes"], hitopk["bytes"]) == (None, {"intra": 0, "inter": 800})
+    assert (hitopk["overlap"], hitopk["hidden_share"], hitopk["of_best"]) == (True, 0.5, 1.0)
+    assert hitopk["steps_a_second"] == pytest.approx(1.6)
+    assert hitopk["baselines"]["horovod"] == 5.0
+    assert hitopk["case"] == {
+        "unit": "seconds a step",
+        "model": "mlp",
+        "weights": 10,
+        "batch": 32,
+        "rate": "1gbit",
+        "ranks_of_nodes": [1, 1],
+        "density": 0.01,
+        "mpi_algorithm": "default",
+        "quick": False,
+    }
+    assert told["horovod, ring"]["case"]["mpi_algorithm"] == "ring"
+    for record in told.values():
+        assert (record["bench"], record["machine"]["cpu"]) == ("race", "abacus")
+        assert record["settings"] == {"allocator": "x"}
+        assert record["command"] == f"cloudtrain bench train {' '.join(FOUR)}"
+        assert Record.of(record).subject == record["subject"]
+
+
+def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fake):
+    result = bench(*FOUR, "--seeds", "3", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    told = {line["subject"]: line for line in lines if line["case"]["unit"] == "seconds to the accuracy"}
+    hitopk, dense = told["hitopk"], told["dense"]
+    assert hitopk["seconds"] == {"median": 12.0, "min": 11.0, "max": 13.0, "runs": 3}
+    assert (hitopk["peer"], hitopk["ratio"]) == ("horovod, ring", 42.0 / 12.0)
+    assert hitopk["sent_bytes_of_run"] == 10_000
+    assert hitopk["final_accuracy"] == [0.99] * 3
+    assert len(hitopk["curves"]) == hitopk["seeds"] == hitopk["reached"] == 3
+    # two of its seeds have not reached it: it has a lower bound, no ratio, and is nobody's peer
+    assert (dense["reached"], dense["peer"], dense["ratio"]) == (1, None, None)
+    assert dense["seconds"]["median"] == 62.0
+    assert told["hitopk then dense"]["peer"] == "dense, both phases"
+    assert told["horovod"]["sent_bytes_of_run"] is None
+
+
+def test_the_time_to_an_accuracy_is_that_of_the_first_test_that_reaches_it():
+    curve = [[1.0, 0.5], [2.0, 0.9], [3.0, 0.8], [4.0, 0.95]]
+    assert [seconds_to(target, curve) for target in (0.5, 0.9, 0.91, 0.96)] == [1.0, 2.0, 4.0, None]
+
+
+def test_without_json_there_are_tables(fake):
+    result = bench(*FOUR, "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert "mlp (10 weights), 1gbit, 2 nodes × 1 rank\n" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("hitopk ")]
+    assert rows[0] == [
+        *("hitopk", "1.6", "625.0", "500.0", "750.0", "dense,", "overlap", "off", "2", "8", "1.00"),
+        *("2", "50", "%", "1", "1"),
+    ]
+    assert rows[1][:9] == ["hitopk", "1", "of", "1", "11.0", "11.0", "11.0", "horovod,", "ring"]
+
+
+def test_a_job_that_fails_ends_the_race_and_what_was_measured_is_kept(fake):
+    fake.fails_at = 2
+    result = bench(*FOUR, "--seeds", "2", "--json")
+    assert result.exit_code == 1
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {line["subject"]: line["seconds"]["runs"] for line in lines[:4]} == {
+        "horovod": 4,
+        "horovod, ring": 2,
+        "dense": 4,
+        "hitopk": 4,
+    }
+    assert lines[-1]["seeds"] == 1
+    assert result.stderr.splitlines()[-1] == (
+        "cloudtrain: --cluster: mlp, 1gbit, 2x1: job 2 of 3, all-reduce of MPI: default: steps of 5 subjects,"
+        " 5 runs with seed 2: status 1: node3 is on fire"
+    )
+    assert fake.calls[-1] == ("down",)
+
+
+def test_nothing_measured_is_no_record():
+    race = plan(quick=True)
+    assert list(records(race, race.cells[0], [])) == []
+
+
+# ------------------------------------------------------------- Horovod's own path
+
+HOROVOD_AND_DENSE = """
+import sys
+from pathlib import Path
+import numpy as np
+from training.process.tf_logging import import_tensorflow
+import_tensorflow()
+import keras
+from training.bench.horovod_learner import HorovodLearner
+from training.config.config import Config
+from training.run.learner import Learner
+from training.run.trainer import Trainer
+
+phase = {"steps": 3, "input_size": 8, "batch_size": 16, "learning_rate": 0.1}
+found = []
+for learner in (Learner, HorovodLearner):
+    keras.utils.clear_session()
+    given = {"name": "x", "dataset": "digits", "model": "vgg_tiny", "output": sys.argv[1], "phases": [phase]}
+    trainer = Trainer(Config.model_validate(given).resolved(), learner=learner)
+    before = np.concatenate([each.numpy().ravel() for each in trainer.learner.variables])
+    trainer.fit()
+    found.append(np.concatenate([each.numpy().ravel() for each in trainer.learner.variables]))
+    assert np.abs(found[-1] - before).max() > 1e-3
+if trainer.rank == 0:
+    print("differ by", np.abs(found[0] - found[1]).max())
+    print("overlaps", trainer.learner.gradients.overlaps)
+"""
+
+
+@pytest.mark.launch
+def test_horovod_s_own_path_trains_as_dense_does(tmp_path):
+    program = f"import sys; sys.argv[1:] = [{str(tmp_path)!r}]\n{HOROVOD_AND_DENSE}"
+    result = python_on_ranks(2, program)
+    assert result.returncode == 0, tail(result)
+    (differ,) = (line for line in result.stdout.splitlines() if line.startswith("differ by"))
+    assert float(differ.split()[-1]) < 1e-6
+    assert "overlaps True" in result.stdout
+
+
+def test_no_run_imports_it():
+    program = "import sys; import training.run.trainer; print('training.bench' in sys.modules)"
+    result = run(sys.executable, "-c", program)
+    assert (result.returncode, result.stdout.split()[-1]) == (0, "False"), tail(result)
+
+
+# ------------------------------------------------------------- the whole of it
+
+
+@pytest.mark.cluster
+@pytest.mark.launch
+def test_on_a_real_cluster_the_quick_race_ends_and_nothing_is_left(tmp_path):
+    skip_where_no_cluster_can_be_made()
+    result = run(
+        "env", f"TMPDIR={tmp_path}", "cloudtrain", "bench", "train", "--cluster", "--quick", "--json"
+    )
+    assert result.returncode == 0, tail(result)
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    steps = {each["subject"]: each for each in told if each["case"]["unit"] == "seconds a step"}
+    runs = {each["subject"]: each for each in told if each["case"]["unit"] != "seconds a step"}
+    assert list(runs) == ["horovod", "horovod, ring", "dense", "hitopk"]
+    assert list(steps) == [*runs, "dense, overlap off", "hitopk, overlap off"]
+    for record in told:
+        assert record["case"]["ranks_of_nodes"] == [1, 1]
+        assert record["case"]["weights"] == 10_020_874
+        is_ring = record["settings"]["environment"].get("OMPI_MCA_coll_tuned_allreduce_algorithm") == "4"
+        assert is_ring == (record["subject"] == "horovod, ring")
+    dense = 4 * 10_020_874  # one other rank: all entries once
+    for name in ("horovod", "horovod, ring", "dense", "dense, overlap off"):
+        assert dense < steps[name]["card_bytes"] < 1.1 * dense
+    assert steps["dense"]["bytes"]["inter"] == pytest.approx(dense, rel=0.001)
+    assert steps["hitopk"]["bytes"]["inter"] == pytest.approx(dense / 50, rel=0.001)
+    assert steps["hitopk"]["card_bytes"] < dense / 10
+    overlapping = {name for name, each in steps.items() if each["overlap"]}
+    assert overlapping == {"horovod", "horovod, ring", "dense", "hitopk"}
+    assert runs["dense"]["final_accuracy"] == runs["horovod"]["final_accuracy"]  # two ranks: the same sums
+    assert RACED["mlp"].target > runs["dense"]["target"]
+    assert not any(str(tmp_path) in command for command in commands().values())
+    assert list(tmp_path.iterdir()) == []

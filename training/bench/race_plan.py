@@ -1,0 +1,284 @@
+"""What ``cloudtrain bench train --cluster`` races: subjects, models and clusters."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commlib import REDUCERS
+from commlib.density import check_density
+from commlib.errors import InvalidArgument, look_up
+from training.bench.cluster import DEFAULT
+from training.bench.emulated.__main__ import ADDRESSES
+
+RATES, QUICK_RATES = ("0.2gbit", "1gbit", "10gbit"), ("1gbit",)
+LAYOUTS, QUICK_LAYOUTS = ("4x1", "4x2"), ("2x1",)
+DENSITY = 0.01
+SEEDS, QUICK_SEEDS = 3, 1
+JOBS = 3  # at least, of each of MPI's algorithms: they alternate, and each measures every subject
+TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 6
+QUICK_TURNS, QUICK_COUNTED_STEPS, QUICK_RUN_STEPS, QUICK_TARGET = 1, 2, 6, 0.15
+TIMEOUT_SECONDS = 7200.0
+
+AUTO, RING = "auto", "ring"
+HOROVOD, HOROVOD_RING, DENSE = "horovod", "horovod, ring", "dense"
+OFF = ", overlap off"
+WITHOUT_OVERLAP = ("dense", "hitopk", "oktopk")  # are measured in both ways
+QUICK_REDUCERS = ("hitopk",)
+SWITCHES = "hitopk"  # to dense, in the last phase
+SWITCHING, NOT_SWITCHING = f"{SWITCHES} then dense", "dense, both phases"
+
+
+@dataclass(frozen=True)
+class RacedModel:
+    """A model, and how it is trained on MNIST-5k.
+
+    ``target``: share of the test samples that is classified correctly, to which the time is taken, or none
+    where only steps are timed; ``epochs``: the most that a run has for it. ``switch``: epochs of a first
+    phase on small images, with a sparse reducer, and of a second one that is dense, where that is raced.
+    """
+
+    name: str
+    rate: tuple[float, float]
+    """First and last learning rate of a run, for 128 samples a step."""
+    momentum: float = 0.9
+    target: float | None = None
+    epochs: int = 1
+    switch: tuple[int, int] | None = None
+    batch_size: int = 32
+    input_size: int = 28
+    small_input_size: int = 14
+
+
+RACED = {
+    model.name: model
+    for model in (
+        # Momentum would move weights for steps after a sparse reducer has sent them once.
+        RacedModel("mlp", (0.05, 0.0), momentum=0.0, target=0.91, epochs=8, switch=(6, 2)),
+        RacedModel("resnet20", (0.1, 0.0), target=0.93, epochs=8),
+        RacedModel("vgg16_cifar", (0.001, 0.001), batch_size=2, input_size=32),
+    )
+}
+MODELS, QUICK_MODELS = ("mlp", "resnet20"), ("mlp",)  # unless others are asked for
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A way to exchange gradients.
+
+    ``reducer``: of ``commlib.REDUCERS``, or ``auto``. ``horovod``: Horovod's own path instead. ``algorithm``:
+    of MPI's all-reduce. ``steps``, ``accuracy``: whether its steps are timed, and whether it is raced to an
+    accuracy. ``phases``: 2 where the run has those of ``RacedModel.switch``, the first with ``reducer``.
+    """
+
+    name: str
+    reducer: str
+    horovod: bool = False
+    algorithm: str = DEFAULT
+    overlap: bool = True
+    steps: bool = True
+    accuracy: bool = True
+    phases: int = 1
+
+    @property
+    def is_sparse(self) -> bool:
+        """Return whether it has a density; ``auto`` may choose a reducer that has one."""
+        return self.reducer == AUTO or REDUCERS[self.reducer].sparse
+
+    @property
+    def is_peer(self) -> bool:
+        """Return whether it exchanges all gradients in full: the others are measured against the fastest."""
+        return not self.is_sparse
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, and ranks on each.
+
+    >>> Layout.of("4x2")
+    Layout(nodes=4, ranks_per_node=2)
+    """
+
+    nodes: int
+    ranks_per_node: int
+
+    @classmethod
+    def of(cls, text: str) -> "Layout":
+        """Return what is written as ``4x2``."""
+        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", text)
+        if found is None:
+            raise InvalidArgument(f"--layout: expected nodes x ranks on each, as 4x2, got {text!r}")
+        layout = cls(int(found[1]), int(found[2]))
+        if layout.nodes > len(ADDRESSES):
+            raise InvalidArgument(f"--layout: expected at most {len(ADDRESSES)} nodes, got {text}")
+        if layout.ranks < 2:
+            raise InvalidArgument(f"--layout: expected two ranks or more, got {text}")
+        return layout
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"{self.nodes}x{self.ranks_per_node}"
+
+    @property
+    def ranks(self) -> int:
+        """Return the ranks of a job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def hosts(self) -> str:
+        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
+        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on a cluster. ``seeds``: how many runs to the accuracy each subject has, with one seed each."""
+
+    rate: str
+    layout: Layout
+    model: RacedModel
+    seeds: int
+
+
+@dataclass(frozen=True)
+class RaceOptions:
+    """The command's options; ``None`` and empty sequences stand for the defaults."""
+
+    rates: Sequence[str] = ()
+    layouts: Sequence[str] = ()
+    models: Sequence[str] = ()
+    reducers: Sequence[str] = ()
+    seeds: int | None = None
+    density: float = DENSITY
+    timeout: float | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        for text in self.layouts:
+            Layout.of(text)
+        for name in self.models:
+            look_up(RACED, "model", name)
+        for name in self.reducers:
+            look_up({**REDUCERS, AUTO: None}, "reducer", name)
+        if self.seeds is not None and self.seeds < 0:
+            raise InvalidArgument(f"--seeds: expected at least 0, got {self.seeds}")
+        if self.timeout is not None and not self.timeout >= 1:
+            raise InvalidArgument(f"--timeout: expected at least 1, got {self.timeout:g}")
+
+
+@dataclass(frozen=True)
+class Race:
+    """All that is measured, with the defaults filled in."""
+
+    cells: Sequence[Cell]
+    subjects: Sequence[Subject]
+    density: float
+    timeout: float
+    quick: bool
+
+    @classmethod
+    def of(cls, options: RaceOptions) -> "Race":
+        """Return it. Accuracies are raced to in the first cell of each model only: they take hours."""
+        quick = options.quick
+        rates = options.rates or (QUICK_RATES if quick else RATES)
+        layouts = [Layout.of(text) for text in options.layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
+        models = [RACED[name] for name in options.models or (QUICK_MODELS if quick else MODELS)]
+        seeds = (QUICK_SEEDS if quick else SEEDS) if options.seeds is None else options.seeds
+
+        def at_first(rate: str, layout: Layout) -> bool:
+            return (rate, layout) == (rates[0], layouts[0])
+
+        cells = [
+            Cell(rate, layout, model, seeds if model.target and at_first(rate, layout) else 0)
+            for rate in rates
+            for layout in layouts
+            for model in models
+        ]
+        reducers = options.reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
+        timeout = options.timeout or TIMEOUT_SECONDS
+        return cls(cells, list(subjects(reducers, quick=quick)), options.density, timeout, quick)
+
+    def jobs(self, cell: Cell) -> int:
+        """Return how many jobs each of MPI's algorithms has in a cell: at least one for each seed."""
+        return max(cell.seeds, 1 if self.quick else JOBS)
+
+    @property
+    def turns(self) -> dict[str, int]:
+        """Return how many turns a subject has in a job, and the steps of each."""
+        turns, counted = (QUICK_TURNS, QUICK_COUNTED_STEPS) if self.quick else (TURNS, COUNTED_STEPS)
+        return {"turns": turns, "warm_up": WARM_UP_STEPS, "counted": counted}
+
+    def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
+        """Return the configuration of a cell's runs, but for the phases."""
+        start, end = cell.model.rate
+        return {
+            "name": "race",
+            "dataset": "mnist5k",
+            "model": cell.model.name,
+            "optimizer": {"name": "sgd", "momentum": cell.model.momentum},
+            "learning_rate": {"start": start, "end": end, "per_batch": 128},
+            "seed": seed,
+        }
+
+    def stepping(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+        """Return the phase whose steps are timed."""
+        return self._phase(cell, subject.reducer) | {"steps": 1_000_000}
+
+    def running(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+        """Return the phases and target of a run to the accuracy; with two phases it runs to their end."""
+        model = cell.model
+        if subject.phases == 2:
+            assert model.switch is not None
+            first = self._phase(cell, subject.reducer) | {"input_size": model.small_input_size}
+            both = zip((first, self._phase(cell, DENSE)), model.switch, strict=True)
+            return {"phases": [phase | {"epochs": epochs} for phase, epochs in both]}
+        length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
+        target = {"metric": "top1", "at_least": self.target(cell)}
+        return {"phases": [self._phase(cell, subject.reducer) | length], "target": target}
+
+    def target(self, cell: Cell) -> float:
+        """Return the accuracy that is raced to."""
+        assert cell.model.target is not None  # else nobody is raced
+        return QUICK_TARGET if self.quick else cell.model.target
+
+    def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
+        is_sparse = reducer == AUTO or REDUCERS[reducer].sparse
+        density = {"density": self.density} if is_sparse else {}
+        sizes = {"input_size": cell.model.input_size, "batch_size": cell.model.batch_size}
+        return {**sizes, "reducer": reducer, **density}
+
+    def raced(self, cell: Cell) -> list[Subject]:
+        """Return the subjects that are raced to an accuracy there."""
+        if not cell.seeds:
+            return []
+        return [each for each in self.subjects if each.accuracy and (each.phases == 1 or cell.model.switch)]
+
+
+def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
+    """Yield who takes part: Horovod in both ways and ``dense`` always, and these reducers.
+
+    Without overlap the run is the same to the bit: only its steps are timed.
+    """
+    names = [DENSE, *(name for name in dict.fromkeys(reducers) if name != DENSE)]
+    yield Subject(HOROVOD, DENSE, horovod=True)
+    yield Subject(HOROVOD_RING, DENSE, horovod=True, algorithm=RING)
+    for name in names:
+        yield Subject(name, name)
+    for name in names:
+        if name in WITHOUT_OVERLAP:
+            yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)
+    if SWITCHES in names and not quick:
+        yield Subject(NOT_SWITCHING, DENSE, steps=False, phases=2)
+        yield Subject(SWITCHING, SWITCHES, steps=False, phases=2)
+
+
+def called(name: str) -> str:
+    """Return what an option is called on the command line.
+
+    >>> called("rates"), called("seeds")
+    ('--rate', '--seeds')
+    """
+    return (
+        f"--{name.removesuffix('s')}" if name in ("rates", "layouts", "models", "reducers") else f"--{name}"
+    )
