@@ -249,6 +249,11 @@ def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
 
+def begins_with_nan(values: Float32) -> bool:
+    """Return whether values are those of ``non_finite``, where all others are finite."""
+    return len(values) > 0 and bool(np.isnan(values[0]))
+
+
 def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
     """Return the vector whose consecutive ranges are ``parts``, dense where one of them is or δ is passed.
 

@@ -1,18 +1,7 @@
 """SparCML's recursive doubling on sparse vectors (SSAR_Recursive_double)."""
 
-from commlib.cost import (
-    HEADER_BYTES,
-    Cost,
-    Group,
-    LinkSeconds,
-    Step,
-    Work,
-    by_link,
-    sparse_bytes,
-    sum_bytes,
-    union,
-)
-from commlib.reducers.messages import exchange_message, receive_message, send_message
+from commlib.cost import Cost, Group, LinkSeconds, Step, Work, by_link, sparse_bytes, sum_bytes, union
+from commlib.reducers.messages import exchange_message, receive_message
 from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
@@ -44,7 +33,7 @@ def _seconds(step: Step) -> LinkSeconds:
     """
     world = step.world
     within = 1 << (world.size.bit_length() - 1)
-    seconds = step.synchronize_step()
+    seconds = 0.0
     beyond = world.size - within
     for exponent in range(within.bit_length() - 1):
         ranks = (1 << exponent) + min(1 << exponent, beyond)
@@ -62,7 +51,7 @@ def _hop(world: Group, distance: int, senders: int, message_bytes: float) -> flo
     alone = world.hop(distance, message_bytes)
     if distance < world.ranks or world.nodes == 1:
         return alone
-    return alone + (senders - 1) * (HEADER_BYTES + message_bytes) * world.network.inter.beta
+    return alone + (senders - 1) * message_bytes * world.network.inter.beta
 
 
 def _work(step: Step) -> Work:
@@ -82,15 +71,13 @@ class SSARDoubling(SelectingReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.synchronize_step(finite) is None:
-            return None
+    def _combine(self, selected: SparseVector) -> SparseVector:
         comm = self.comm
         within = 1 << (comm.size.bit_length() - 1)  # the largest power of two that is not above P
         partner = comm.rank ^ within
         with self.measure(self.link):
             if comm.rank >= within:
-                send_message(comm, self.encode(selected), partner)
+                comm.send_message(self.encode(selected), partner).wait()
                 return self.lossless.decode(receive_message(comm, partner, self.workspace), self.length)
             combined = selected
             if partner < comm.size:
@@ -100,7 +87,7 @@ class SSARDoubling(SelectingReducer):
                 combined = self._round(combined, distance)
                 distance *= 2
             if partner < comm.size:
-                send_message(comm, self.lossless.encode(combined), partner)
+                comm.send_message(self.lossless.encode(combined), partner).wait()
         return combined
 
     def _round(self, combined: SparseVector, distance: int) -> SparseVector:
