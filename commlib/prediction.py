@@ -46,7 +46,7 @@ def predict(
     A reducer that declares no cost raises ``InvalidArgument``.
 
     >>> round(predict("hitopk", [range(8), range(8, 16)], 1_000_000, density=0.01).seconds * 1e6)
-    370
+    220
     """
     if density is not None:
         options["density"] = density
