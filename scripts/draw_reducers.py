@@ -96,7 +96,7 @@ def simulate(name: str) -> Step:
 
 
 def note_meetings(comm: commlib.Communicator, rank: int, meetings: list[tuple[int, float, float]]) -> None:
-    """Add the waits for exchanges of integers of ``comm`` to ``meetings`` from now on; no record has these."""
+    """Add all waits for exchanges of integers of ``comm`` to ``meetings``: no record has these."""
 
     def noted(wait: Callable[[], Any]) -> Any:
         begun = comm.now()

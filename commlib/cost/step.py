@@ -71,9 +71,11 @@ class Group:
         if message_bytes == 0:
             return 0.0
         hops, link = rounds * (self.size - 1), self.slowest
+        if not hops:
+            return 0.0
         sharing = self.sharing if self.nodes > 1 else 1
-        through_card = link.alpha + hops * sharing * message_bytes * link.beta if hops else 0.0
-        return max(hops * link.seconds(message_bytes), through_card)
+        turn = message_bytes * link.beta
+        return max(hops * (link.alpha + turn) + (sharing - 1) * turn, link.alpha + hops * sharing * turn)
 
     def hop(self, distance: int, message_bytes: float) -> float:
         """Return the seconds of a message to the rank ``distance`` beyond."""

@@ -1,6 +1,9 @@
 """SparCML's recursive doubling on sparse vectors (SSAR_Recursive_double)."""
 
+from collections.abc import Sequence
+
 from commlib.cost import Cost, Group, LinkSeconds, Step, Work, by_link, sparse_bytes, sum_bytes, union
+from commlib.network import Link
 from commlib.reducers.messages import exchange_message, receive_message
 from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
@@ -33,25 +36,42 @@ def _seconds(step: Step) -> LinkSeconds:
     """
     world = step.world
     within = 1 << (world.size.bit_length() - 1)
-    seconds = 0.0
     beyond = world.size - within
+    hops = []  # distance, bytes, and how many ranks of a node send through its card
     for exponent in range(within.bit_length() - 1):
-        ranks = (1 << exponent) + min(1 << exponent, beyond)
-        held = union(ranks, step.k, step.size)
-        seconds += _hop(world, 1 << exponent, world.ranks, step.message(held, step.size))
+        held = union((1 << exponent) + min(1 << exponent, beyond), step.k, step.size)
+        hops.append((1 << exponent, step.message(held, step.size), world.ranks))
     if beyond:
-        whole = round(union(world.size, step.k, step.size))
-        for message_bytes in (step.message(step.k, step.size), sparse_bytes(whole, step.size)):
-            seconds += _hop(world, within, min(beyond, world.ranks), message_bytes)
-    return step.on_slowest_link(seconds)
+        whole, senders = round(union(world.size, step.k, step.size)), min(beyond, world.ranks)
+        hops.insert(0, (within, step.message(step.k, step.size), senders))
+        hops.append((within, sparse_bytes(whole, step.size), senders))
+    return step.on_slowest_link(_seconds_of(hops, world))
 
 
-def _hop(world: Group, distance: int, senders: int, message_bytes: float) -> float:
-    """Return the seconds of a hop that ``senders`` of every node make at the same time, through one card."""
-    alone = world.hop(distance, message_bytes)
-    if distance < world.ranks or world.nodes == 1:
-        return alone
-    return alone + (senders - 1) * message_bytes * world.network.inter.beta
+def _seconds_of(hops: Sequence[tuple[int, int, int]], world: Group) -> float:
+    """Return the seconds of hops; one inside a node begins when all its ranks have ended the one before."""
+    seconds, beyond = 0.0, list[tuple[int, int]]()
+    for distance, message_bytes, senders in hops:
+        if distance < world.ranks or world.nodes == 1:
+            seconds += _through_cards(beyond, world.network.inter) + world.hop(distance, message_bytes)
+            beyond = []
+        else:
+            beyond.append((message_bytes, senders))
+    return seconds + _through_cards(beyond, world.network.inter)
+
+
+def _through_cards(hops: Sequence[tuple[int, int]], link: Link) -> float:
+    """Return the seconds of hops between nodes: the bytes of a message, and how many ranks of a node send.
+
+    They take turns at its card, in the same order in each hop: either the last one waits for the others once,
+    where messages are the longest, or the card is busy all the time.
+    """
+    if not hops:
+        return 0.0
+    alone = sum(link.seconds(message_bytes) for message_bytes, _ in hops)
+    waits = max((senders - 1) * message_bytes for message_bytes, senders in hops)
+    busy = sum(senders * message_bytes for message_bytes, senders in hops)
+    return max(alone + waits * link.beta, link.alpha + busy * link.beta)
 
 
 def _work(step: Step) -> Work:
