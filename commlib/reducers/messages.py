@@ -141,6 +141,25 @@ def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.i
     return evened
 
 
+def gather_entries(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
+    """Return the arrays of all ranks put together, in the order of the ranks.
+
+    ``held``: arrays of ``counts[comm.rank]`` entries each. They travel in one message, one after the other.
+    """
+    own = np.concatenate([array.view(np.uint8) for array in held])
+    entry_bytes = sum(array.itemsize for array in held)
+    messages = [module_of(own).empty(entry_bytes * int(count), np.uint8) for count in counts]
+    comm.allgather(own, messages)
+    gathered, starts = [], np.zeros_like(counts)
+    for array in held:
+        ends = starts + array.itemsize * counts
+        cuts = zip(messages, starts.tolist(), ends.tolist(), strict=True)
+        parts = [message[start:end].view(array.dtype) for message, start, end in cuts]
+        gathered.append(np.concatenate(parts))
+        starts = ends
+    return gathered
+
+
 def receive_message(comm: Communicator, source: int, workspace: Workspace) -> Message:
     """Return the message that ``source`` sent; the next one overwrites it."""
     return comm.receive_message(source, lambda length: workspace.get("message", length, np.uint8))

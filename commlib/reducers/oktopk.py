@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
-from commlib.reducers.messages import even_out, swap_in_buckets
+from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
 from commlib.reducers.oktopk_cost import OKTOPK_COST
 from commlib.reducers.selecting import SelectingReducer, State
 from commlib.reducers.sparse import SparseOptions
@@ -182,15 +182,7 @@ class OkTopK(SelectingReducer):
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
             counts = np.diff(partition(int(counts.sum()), comm.size))
-        # In one message the bytes of the indices, then those of the values.
-        entry, ends = indices.itemsize + values.itemsize, indices.itemsize * counts
-        parts = [self.arrays.empty(entry * int(count), np.uint8) for count in counts]
-        comm.allgather(np.concatenate([indices.view(np.uint8), values.view(np.uint8)]), parts)
-        pairs = list(zip(parts, ends.tolist(), strict=True))
-        all_indices = np.concatenate([part[:end].view(indices.dtype) for part, end in pairs])
-        return SparseVector(
-            self.length, all_indices, np.concatenate([part[end:].view(np.float32) for part, end in pairs])
-        )
+        return SparseVector(self.length, *gather_entries(comm, [indices, values], counts))
 
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector

@@ -107,7 +107,7 @@ class SplitReducer(SelectingReducer):
         dense = cache(lambda: self.room_in_mean(0, self.length))
 
         def room(rank: int, length: int) -> Message:
-            if length == VALUE_BYTES * sizes[rank]:
+            if 0 < length == VALUE_BYTES * sizes[rank]:
                 return dense()[slice(*self._ranges[rank])].view(np.uint8)
             return message_room(self.workspace, rank, length)
 
