@@ -8,7 +8,7 @@ from commlib.reducers.messages import gather_messages
 from commlib.reducers.report import Outcome
 from commlib.reducers.selecting import Flat, SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector, begins_with_nan, non_finite
+from commlib.vectors import Float32, SparseVector, is_one_non_finite, non_finite
 
 
 class Shards(Flat):
@@ -51,7 +51,7 @@ class Shards(Flat):
         with reducer.measure("combine"):
             lows, sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
             decoded = list(map(reducer.lossless.decode, messages, sizes))
-            if any(begins_with_nan(each.values) for each in decoded):
+            if is_one_non_finite(decoded):
                 return Outcome(None)
             mean = reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
         return Outcome(mean, selected, sum(each.nnz for each in decoded))
