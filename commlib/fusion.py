@@ -163,6 +163,9 @@ class Buckets(Reducer):
         mean = self.step_mean.write(means) if report.finite else None
         return Outcome(mean, report.selected, report.applied)
 
+    def _together(self, gradient: Float32 | SparseVector) -> Outcome:
+        return self._reduce(gradient)  # each bucket compares its own settings
+
     def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
         return self._reduce(gradient)
 

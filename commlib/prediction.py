@@ -46,7 +46,7 @@ def predict(
     A reducer that declares no cost raises ``InvalidArgument``.
 
     >>> round(predict("hitopk", [range(8), range(8, 16)], 1_000_000, density=0.01).seconds * 1e6)
-    370
+    220
     """
     if density is not None:
         options["density"] = density
@@ -57,8 +57,9 @@ def predict(
     if len(ranks) == 1:
         return Prediction(0.0, 0.0, busiest)
     intra, inter = cost.seconds(step)
+    more_intra, more_inter = step.rest_of_comparison(intra + inter)
     computing = cost.work(step).seconds(speeds, step.options.get("wire", "fp32")) if speeds else 0.0
-    return Prediction(intra, inter, busiest, computing)
+    return Prediction(intra + more_intra, inter + more_inter, busiest, computing)
 
 
 def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any) -> LinkBytes:

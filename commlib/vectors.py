@@ -249,6 +249,11 @@ def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
     return SparseVector(size, arrays.zeros(1, index_dtype(size)), arrays.full(1, np.nan, np.float32))
 
 
+def is_one_non_finite(vectors: Sequence[SparseVector]) -> bool:
+    """Return whether one of some vectors is that of ``non_finite``; all others are finite."""
+    return bool(np.isnan(np.concatenate([vector.values[:1] for vector in vectors])).any())
+
+
 def concatenate(parts: Sequence[SparseVector]) -> SparseVector:
     """Return the vector whose consecutive ranges are ``parts``, dense where one of them is or δ is passed.
 

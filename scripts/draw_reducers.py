@@ -6,6 +6,7 @@ Without arguments all reducers, else those named: python scripts/draw_reducers.p
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ STYLE = DOCS_STYLE | {"lines.solid_capstyle": "butt"}
 class Step:
     """One step of a reducer by the virtual clock, in seconds since the run began.
 
-    ``meetings``: rank, begin and end of the exchanges of a few integers. ``sent``: payload of all ranks.
+    ``meetings``: rank, begin and end of waits for exchanges of integers. ``sent``: payload of all ranks.
     """
 
     name: str
@@ -95,16 +96,18 @@ def simulate(name: str) -> Step:
 
 
 def note_meetings(comm: commlib.Communicator, rank: int, meetings: list[tuple[int, float, float]]) -> None:
-    """Add each exchange of integers of ``comm`` to ``meetings`` from now on: no record holds these."""
-    for exchange in (comm.allgather_ints, comm.alltoall_ints):
+    """Add all waits for exchanges of integers of ``comm`` to ``meetings``: no record has these."""
 
-        def noted(values: Sequence[int], exchange: Callable[[Sequence[int]], Any] = exchange) -> Any:
-            begun = comm.now()
-            result = exchange(values)
+    def noted(wait: Callable[[], Any]) -> Any:
+        begun = comm.now()
+        result = wait()
+        if comm.now() > begun:
             meetings.append((rank, begun, comm.now()))
-            return result
+        return result
 
-        setattr(comm, exchange.__name__, noted)
+    start, swap = comm.start_allgather_ints, comm.alltoall_ints
+    comm.start_allgather_ints = lambda values: partial(noted, start(values))  # type: ignore[method-assign]
+    comm.alltoall_ints = lambda values: noted(partial(swap, values))  # type: ignore[method-assign]
 
 
 def lane(rank: int) -> float:
@@ -141,7 +144,7 @@ def draw(step: Step, path: Path) -> None:
         legend = [
             Line2D([], [], color=INSIDE, marker="o", markersize=4, label="message inside a node"),
             Line2D([], [], color=BETWEEN, marker="o", markersize=4, label="message between nodes"),
-            Line2D([], [], color=AGREEING, linewidth=4.5, label="agreement on a few integers"),
+            Line2D([], [], color=AGREEING, linewidth=4.5, label="waiting for a few integers"),
         ]
         axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3, frameon=False)
         figure.text(0.5, 0.02, step.caption, ha="center")

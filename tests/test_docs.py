@@ -122,7 +122,7 @@ def test_the_picture_is_small_and_stands_on_white(name):
 
 
 def test_the_bytes_of_the_caption_are_those_of_the_messages():
-    step = simulate("torus2d")  # which sends no headers
+    step = simulate("torus2d")  # in which all is payload
     by_link = {INTRA: 0, INTER: 0}
     for message in step.transfers:
         by_link[message.is_inter] += message.message_bytes
@@ -133,8 +133,8 @@ def test_the_bytes_of_the_caption_are_those_of_the_messages():
 
 
 def test_a_step_holds_the_meetings_that_no_record_holds():
-    step = simulate("hitopk")
-    # all 8 ranks in the world's agreement, then all of each node in that on the lengths of the shards
+    step = simulate("oktopk")
+    # all 8 ranks wait until their settings are compared, and later for the counts of all regions
     assert len(step.meetings) == 2 * 8
     assert sorted(rank for rank, _, _ in step.meetings) == [rank for rank in range(8) for _ in range(2)]
     assert all(step.begun <= begun < ended <= step.ended for _, begun, ended in step.meetings)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commlib.cost.compute import Speeds, Work
-from commlib.cost.step import HEADER_BYTES, Group, LinkSeconds, Step, union
+from commlib.cost.step import Group, LinkSeconds, Step, union
 from commlib.cost.traffic import (
     Nodes,
     by_link,
@@ -22,7 +22,6 @@ from commlib.cost.traffic import (
 from commlib.topology import LinkBytes
 
 __all__ = [
-    "HEADER_BYTES",
     "Cost",
     "Group",
     "LinkSeconds",

@@ -1,7 +1,7 @@
 """A step as the cost model sees it: the ranks that exchange, and the entries that they hold.
 
 The papers' equations count what one rank sends over one kind of link; here the ranks of a node share its
-card, and every message of ours is counted, also those that only announce lengths. How many entries a sum
+card, and every message of ours is counted. How many entries a sum
 holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap and crowd together.
 """
 
@@ -17,8 +17,6 @@ from commlib.network import Link, Network
 from commlib.selection import EVERYTHING, selector_class
 from commlib.vectors import VALUE_BYTES
 from commlib.wire import Codec, make_codec
-
-HEADER_BYTES = 8  # of the message that announces the length of another
 
 LinkSeconds = tuple[float, float]  # inside the node, and between nodes
 
@@ -65,22 +63,23 @@ class Group:
         through_card = inter.alpha + at_once * message_bytes * inter.beta * into_card
         return max(inside, through_port, through_card if beyond else 0.0)
 
-    def ring(self, message_bytes: float) -> float:
-        """Return the seconds in which such a message of each goes round: ``(P − 1)·(α + b·β)``.
+    def ring(self, message_bytes: float, rounds: int = 1) -> float:
+        """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
 
         Groups that share the cards take turns: one sends while the message of another is on its way.
         """
         if message_bytes == 0:
             return 0.0
-        hops, link = self.size - 1, self.slowest
+        hops, link = rounds * (self.size - 1), self.slowest
+        if not hops:
+            return 0.0
         sharing = self.sharing if self.nodes > 1 else 1
-        through_card = link.alpha + hops * sharing * message_bytes * link.beta if hops else 0.0
-        return max(hops * link.seconds(message_bytes), through_card)
+        turn = message_bytes * link.beta
+        return max(hops * (link.alpha + turn) + (sharing - 1) * turn, link.alpha + hops * sharing * turn)
 
     def hop(self, distance: int, message_bytes: float) -> float:
-        """Return the seconds of a message and its header to the rank ``distance`` beyond."""
-        link = self.network.link(is_inter=distance >= self.ranks and self.nodes > 1)
-        return 2 * link.alpha + (HEADER_BYTES + message_bytes) * link.beta
+        """Return the seconds of a message to the rank ``distance`` beyond."""
+        return self.network.link(is_inter=distance >= self.ranks and self.nodes > 1).seconds(message_bytes)
 
 
 @dataclass(frozen=True)
@@ -152,23 +151,28 @@ class Step:
         return self.codec.message_bytes(round(count), round(size))
 
     def synchronize_step(self, values: int = 0) -> float:
-        """Return the seconds of the agreement that the step counts, and on ``values`` more integers."""
+        """Return the seconds of ``Reducer.synchronize_step`` with so many values, where it is called."""
         return self.world.allgather_ints(2 + values)
+
+    def rest_of_comparison(self, seconds: float) -> LinkSeconds:
+        """Return what is left of the comparison of settings when ``seconds`` of the step have passed."""
+        return self.on_slowest_link(max(0.0, self.world.allgather_ints(1) - seconds))
 
     def on_slowest_link(self, seconds: float) -> LinkSeconds:
         """Return the seconds of an exchange of all ranks, which the slowest link dictates."""
         return (0.0, seconds) if self.world.nodes > 1 else (seconds, 0.0)
 
-    def hierarchical(self, agreement: float, between: float, applied: float) -> LinkSeconds:
+    def hierarchical(self, between: float, applied: float) -> LinkSeconds:
         """Return the seconds of a reduce-scatter inside, ``between``, and an all-gather inside.
 
-        ``agreement``: seconds of the agreement of all ranks. ``applied``: entries of each shard's sum.
+        ``applied``: entries of each shard's sum.
         """
-        node = self.node
-        scatter = node.exchange(VALUE_BYTES * self.shard)
-        gather = node.allgather_ints(3) + node.ring(sparse_bytes(round(applied), round(self.shard)))
-        intra, inter = self.on_slowest_link(agreement)
-        return intra + scatter + gather, inter + between
+        return self.scatter + self.node.ring(sparse_bytes(round(applied), round(self.shard))), between
+
+    @property
+    def scatter(self) -> float:
+        """Return the seconds of the reduce-scatter inside the node."""
+        return self.node.exchange(VALUE_BYTES * self.shard)
 
     def summing_shards(self) -> Work:
         """Return the work to add up the shards of the node's other ranks."""

@@ -16,8 +16,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    gather = step.world.ring(step.message(step.k, step.size))
-    return step.on_slowest_link(step.synchronize_step(1) + gather)
+    return step.on_slowest_link(step.world.ring(step.message(step.k, step.size)))
 
 
 def _work(step: Step) -> Work:
@@ -32,12 +31,9 @@ class AllGather(SelectingReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
+    def _combine(self, selected: SparseVector) -> SparseVector:
         message = self.encode(selected)
-        lengths = self.synchronize_step(finite, len(message))
-        if lengths is None:
-            return None
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, lengths[self.peers, 0], self.workspace)
+            messages = gather_messages(self.comm, message, self.workspace)
         with self.measure("combine"):
             return self.sum_sparse([self.codec.decode(each, self.length) for each in messages])

@@ -5,7 +5,7 @@ a step counts on all ranks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, overload
@@ -62,6 +62,7 @@ class Reducer(ABC):
         self._carried: Float32 | None = None  # the residual of a predecessor
         self._is_synchronized = False
         self._shared: str | None = None  # the settings, written out once and not in every step
+        self._comparison: Callable[[], npt.NDArray[np.int64]] | None = None  # that is under way
 
     @property
     def takes_entries(self) -> bool:
@@ -160,7 +161,7 @@ class Reducer(ABC):
         with np.errstate(invalid="ignore", over="ignore"), memory_errors(self):
             if self._carried is not None:
                 vector = _sum_of(vector, self._carried)
-            outcome = self._alone(vector) if self.topology.world.size == 1 else self._reduce(vector)
+            outcome = self._alone(vector) if self.topology.world.size == 1 else self._together(vector)
         self.steps += 1
         finite = outcome.mean is not None
         if not finite:
@@ -183,12 +184,20 @@ class Reducer(ABC):
         """Give a span of each stage to ``recorder`` from the next step on, or to none."""
         self._stopwatch.recorder = recorder
 
+    def _together(self, gradient: Any) -> Outcome:
+        """Run the algorithm on two ranks or more, and compare settings meanwhile."""
+        self._comparison = self.topology.world.start_allgather_ints([self._digest()])
+        outcome = self._reduce(gradient)
+        self.wait_for_comparison()
+        return outcome
+
     @abstractmethod
     def _reduce(self, gradient: Float32) -> Outcome:
         """Run the algorithm on two ranks or more, up to its change of state.
 
         The mean is made in ``self.step_mean``; the gradient is not changed. It is a ``SparseVector`` only
-        where the reducer has ``takes_entries``.
+        where the reducer has ``takes_entries``. All ranks return a mean, or none does. Nothing has to be
+        exchanged for that: a NaN that a rank sends makes the sums of all a NaN.
         """
 
     def _commit(self) -> None:  # noqa: B027 - not every reducer has state of its own
@@ -266,19 +275,36 @@ class Reducer(ABC):
     def synchronize_step(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
         """Return every rank's ``values``, shape ``(P, len(values))``, or ``None`` if one is not finite.
 
-        One exchange of a few bytes. A digest of the settings is part of it; where it differs, every rank
-        raises ``RanksDisagree``.
+        One exchange of a few bytes that all ranks wait for. A digest of the settings is part of it; where it
+        differs, every rank raises ``RanksDisagree``.
         """
+        with self.measure(self.topology.slowest_link):
+            rows = self.topology.world.allgather_ints([finite, self._digest(), *values])
+        self._expect_equal(rows[:, 1])
+        return rows[:, 2:] if rows[:, 0].all() else None
+
+    def wait_for_comparison(self) -> None:
+        """Wait until the settings and the number of the step that is under way are compared among all ranks.
+
+        Where they differ, every rank raises ``RanksDisagree``. It happens at the end of every step; an
+        algorithm does it before whatever ranks that disagree would not all do, or not alike.
+        """
+        comparison, self._comparison = self._comparison, None
+        if comparison is not None:
+            with self.measure(self.topology.slowest_link):
+                digests = comparison()[:, 0]
+            self._expect_equal(digests)
+
+    def _digest(self) -> int:
         if self._shared is None:
             self._shared = repr(self.settings())
-        here = f"{self._shared}, step {self.steps}"
-        with self.measure(self.topology.slowest_link):
-            rows = self.topology.world.allgather_ints([finite, digest([here.encode()]), *values])
-        if differing(rows[:, 1]):
+        return digest([f"{self._shared}, step {self.steps}".encode()])
+
+    def _expect_equal(self, digests: npt.NDArray[np.int64]) -> None:
+        if differing(digests):
             everywhere = self.topology.world.allgather_objects(self.settings() | {"step": self.steps})
             why = differences(everywhere) or CROSSED
             raise RanksDisagree(f"the reducer is not the same on all ranks: {why}")
-        return rows[:, 2:] if rows[:, 0].all() else None
 
     def close(self) -> None:  # noqa: B027 - not every reducer has something to close
         """Free what the reducer made itself and is not memory: nothing, unless a subclass says so."""

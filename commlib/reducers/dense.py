@@ -23,13 +23,23 @@ def _seconds(step: Step) -> LinkSeconds:
     """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
     hops = 2 * (step.world.size - 1)
     part = VALUE_BYTES * step.size / step.world.size
-    return step.on_slowest_link(hops * step.world.slowest.seconds(part) + step.synchronize_step())
+    return step.on_slowest_link(hops * step.world.slowest.seconds(part))
 
 
 def _work(step: Step) -> Work:
     """Add up ``P − 1`` parts of ``P``; divide the last one and test whether it is finite."""
     size = step.world.size
     return Work(add=step.size * (size + 1) / size)
+
+
+def make_mean(total: Float32, ranks: int) -> None:
+    """Divide a part of the sum by the number of ranks; one that is not finite then begins with a NaN.
+
+    So whoever gets the part sees it in its first entry.
+    """
+    total /= np.float32(ranks)
+    if not is_finite(total):
+        total[0] = np.nan
 
 
 class Dense(Reducer):
@@ -46,6 +56,7 @@ class Dense(Reducer):
         super().__init__(topology, size)
         self._ring = Ring(topology.world, [rank for node in topology.nodes for rank in node])
         self._bounds = partition(size, topology.world.size)
+        self._first_entries = self.arrays.asarray(np.unique(self._bounds[:-1]))  # of the parts
 
     def _reduce(self, gradient: Float32) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
@@ -54,11 +65,9 @@ class Dense(Reducer):
         with self.measure(link):
             ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)
         with self.measure("combine"):
-            complete = parts[self.topology.world.rank]
-            complete /= np.float32(self.topology.world.size)
-            finite = is_finite(complete)
-        if self.synchronize_step(finite) is None:
-            return Outcome(None)
+            make_mean(parts[self.topology.world.rank], self.topology.world.size)
         with self.measure(link):
             ring.allgather(parts)
+        if np.isnan(mean[self._first_entries]).any():
+            return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)

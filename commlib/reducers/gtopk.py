@@ -1,7 +1,7 @@
 """gTop-k: a reduction tree with a top-k at every merge, then a broadcast (Shi et al. 2019, algorithm 3)."""
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, sparse_bytes
-from commlib.reducers.messages import receive_message, send_message
+from commlib.reducers.messages import receive_message
 from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector, non_finite
@@ -20,7 +20,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 
 def _seconds(step: Step) -> LinkSeconds:
-    """``2·log₂ P·(α + 2k·β)`` (gTop-k, equation 7), with a header before each message.
+    """``2·log₂ P·(α + 2k·β)`` (gTop-k, equation 7).
 
     Where ``P`` is no power of two, a rank that sat a round out has sent before it is waited for.
     """
@@ -37,7 +37,7 @@ def _seconds(step: Step) -> LinkSeconds:
         for rank in range(0, world.size - distance, 2 * distance):
             done[rank] += hop
             done[rank + distance] = done[rank]
-    return step.on_slowest_link(step.synchronize_step() + max(done))
+    return step.on_slowest_link(max(done))
 
 
 def _work(step: Step) -> Work:
@@ -56,9 +56,7 @@ class GTopK(SelectingReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=True)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.synchronize_step(finite) is None:
-            return None
+    def _combine(self, selected: SparseVector) -> SparseVector:
         comm = self.comm
         held, distance = selected, 1
         with self.measure(self.link):
@@ -69,13 +67,13 @@ class GTopK(SelectingReducer):
             if comm.rank == 0:
                 message = self.lossless.encode(held)
             else:
-                send_message(comm, self.encode(held), comm.rank - distance)
+                comm.send_message(self.encode(held), comm.rank - distance).wait()
                 message = receive_message(comm, comm.rank - distance, self.workspace)
             # The tree again, from the root: each rank passes on to those it merged from, the farthest first.
             while distance > 1:
                 distance //= 2
                 if comm.rank + distance < comm.size:
-                    send_message(comm, message, comm.rank + distance)
+                    comm.send_message(message, comm.rank + distance).wait()
         return self.lossless.decode(message, self.length)
 
     def _merge(self, held: SparseVector, source: int) -> SparseVector:

@@ -8,7 +8,7 @@ from commlib.reducers.messages import gather_messages
 from commlib.reducers.report import Outcome
 from commlib.reducers.selecting import Flat, SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector
+from commlib.vectors import Float32, SparseVector, is_one_non_finite, non_finite
 
 
 class Shards(Flat):
@@ -26,7 +26,6 @@ class Shards(Flat):
     def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
         self.comm = topology.stream
-        self.peers = sorted(node[local_rank] for node in topology.nodes if local_rank < len(node))
         self.link = "inter"
         self.bounds = topology.shard_bounds(size)
         self.low = int(self.bounds[local_rank])
@@ -42,16 +41,17 @@ class Shards(Flat):
         node, world = reducer.topology.node, reducer.topology.world
         if node.size == 1:
             return super().spread(reducer, combined, selected)
-        shard = combined.divided_by(world.size, out=combined.values)
+        if combined.is_finite:
+            shard = combined.divided_by(world.size, out=combined.values)
+        else:  # on all owners of this shard: all nodes get the NaN
+            shard = non_finite(self.length, reducer.arrays)
         message = reducer.encode(shard, codec=reducer.lossless)
         with reducer.measure("intra"):
-            # Finite parts may add up to an infinity: every node holds the same shards, and finds the same.
-            shards = node.allgather_ints([len(message), shard.nnz, shard.is_finite])
-            if not shards[:, 2].all():
-                return Outcome(None)
-            messages = gather_messages(node, message, shards[:, 0], reducer.workspace)
+            messages = gather_messages(node, message, reducer.workspace)
         with reducer.measure("combine"):
             lows, sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
-            decoded = map(reducer.lossless.decode, messages, sizes)
+            decoded = list(map(reducer.lossless.decode, messages, sizes))
+            if is_one_non_finite(decoded):
+                return Outcome(None)
             mean = reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
-        return Outcome(mean, selected, int(shards[:, 1].sum()))
+        return Outcome(mean, selected, sum(each.nnz for each in decoded))

@@ -24,7 +24,9 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """HiTopKComm's equations 7 and 10 inside the node, Ok-Topk's 3 between nodes."""
     k = entries(step.density, round(step.shard))
-    return step.hierarchical(step.synchronize_step(), seconds_among(step, step.stream, k, step.shard), k)
+    intra, inter = step.hierarchical(seconds_among(step, step.stream, k, step.shard), k)
+    compared_intra, compared_inter = step.rest_of_comparison(step.scatter)
+    return intra + compared_intra, inter + compared_inter
 
 
 def _work(step: Step) -> Work:

@@ -27,7 +27,7 @@ def _seconds(step: Step) -> LinkSeconds:
     """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
     k = entries(step.density, round(step.shard))
     between = step.stream.ring(step.message(k, step.shard))
-    return step.hierarchical(step.synchronize_step(1), between, union(step.world.nodes, k, step.shard))
+    return step.hierarchical(between, union(step.world.nodes, k, step.shard))
 
 
 def _work(step: Step) -> Work:

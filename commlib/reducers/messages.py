@@ -1,13 +1,18 @@
-"""Messages whose lengths only their senders know, and entries that move until all ranks hold equally many."""
+"""Messages whose lengths only their senders know, and entries that move until all ranks hold equally many.
 
-from collections.abc import Sequence
+In host memory a message tells its length when it arrives. NCCL has to know lengths beforehand, and starts
+messages in groups that all ranks have to start alike: messages on GPUs follow an exchange of their lengths.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.memory import Workspace
-from commlib.transport.base import Communicator, Request
+from commlib.transport.base import Communicator, Request, Ring
 from commlib.vectors import partition
 from commlib.wire import Message
 
@@ -15,15 +20,32 @@ WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples o
 
 
 def gather_messages(
-    comm: Communicator, message: Message, lengths: npt.NDArray[np.int64], workspace: Workspace
+    comm: Communicator,
+    message: Message,
+    workspace: Workspace,
+    room: Callable[[int, int], Message] | None = None,
 ) -> list[Message]:
-    """Return the message of every rank of ``comm``, ``lengths[r]`` bytes from rank ``r``.
+    """Return the message of every rank of ``comm``.
 
-    They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
+    Rank ``r``'s is in ``room(r, bytes)``, or in the workspace, where the next exchange overwrites it; that of
+    this rank may be the same array.
     """
-    messages = _room_for(lengths, message, comm.rank, workspace)
+    if not is_on_gpu(message):
+        ring = Ring(comm, range(comm.size))
+        return ring.allgather_messages(message, room or partial(message_room, workspace))
+    lengths = comm.allgather_ints([len(message)])[:, 0]
+    if room is None:
+        messages = _room_on_gpu(lengths, message, comm.rank)
+    else:
+        messages = [room(rank, int(length)) for rank, length in enumerate(lengths)]
     comm.allgather(message, messages)
     return messages
+
+
+def message_room(workspace: Workspace, rank: int, length: int) -> Message:
+    """Return room in the workspace for a message of a rank."""
+    room: Message = workspace.get(f"message of {rank}", length, np.uint8)
+    return room
 
 
 def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Workspace) -> list[Message]:
@@ -31,20 +53,72 @@ def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Wo
 
     They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
     """
-    lengths = comm.alltoall_ints([len(message) for message in outgoing])
-    incoming = _room_for(lengths, outgoing[comm.rank], comm.rank, workspace)
-    comm.exchange(outgoing, incoming)
-    return incoming
+    messages = {comm.rank: outgoing[comm.rank]}
+    for bucket in swap_in_buckets(comm, outgoing, workspace, comm.size):
+        messages |= bucket
+    return [messages[rank] for rank in range(comm.size)]
 
 
-def _room_for(lengths: npt.NDArray[np.int64], own: Message, rank: int, workspace: Workspace) -> list[Message]:
+def swap_in_buckets(
+    comm: Communicator, outgoing: Sequence[Message], workspace: Workspace, ranks: int
+) -> Iterator[dict[int, Message]]:
+    """Send ``outgoing[r]`` to every other rank ``r``; yield what they sent here, in buckets of so many ranks.
+
+    Each rank starts with its right neighbour and goes round. Before a bucket has arrived, what the one before
+    it has brought is yielded; before the first, nothing.
+    """
+    incoming: list[Message] | None = None
+    if is_on_gpu(outgoing[comm.rank]):
+        lengths = comm.alltoall_ints([len(message) for message in outgoing])
+        incoming = _room_on_gpu(lengths, outgoing[comm.rank], comm.rank)
+    arrived: dict[int, Message] = {}
+    for start in range(1, comm.size, ranks):
+        distances = range(start, min(comm.size, start + ranks))
+        sources = [(comm.rank - away) % comm.size for away in distances]
+        to_each = {to: outgoing[to] for to in ((comm.rank + away) % comm.size for away in distances)}
+        wait = _start_bucket(comm, to_each, sources, workspace, incoming)
+        yield arrived
+        arrived = wait()
+    yield arrived
+
+
+def _start_bucket(
+    comm: Communicator,
+    to_each: Mapping[int, Message],
+    sources: Sequence[int],
+    workspace: Workspace,
+    incoming: Sequence[Message] | None,
+) -> Callable[[], dict[int, Message]]:
+    """Start sending; the call that is returned waits for that, and returns what ``sources`` have sent.
+
+    ``incoming``: arrays of the lengths that come from each rank, where they are known.
+    """
+    if incoming is None:
+        sent = [comm.send_message(message, to) for to, message in to_each.items()]
+        receipts: list[Request] = []
+    else:
+        receipts = [comm.receive(incoming[source], source) for source in sources if len(incoming[source])]
+        sent = [comm.send(message, to) for to, message in to_each.items() if len(message)]
+
+    def wait() -> dict[int, Message]:
+        if incoming is None:
+            rooms = {source: partial(message_room, workspace, source) for source in sources}
+            messages = {source: comm.receive_message(source, room) for source, room in rooms.items()}
+        else:
+            messages = {source: incoming[source] for source in sources}
+        for request in (*receipts, *sent):
+            request.wait()
+        return messages
+
+    return wait
+
+
+def _room_on_gpu(lengths: npt.NDArray[np.int64], own: Message, rank: int) -> list[Message]:
     """Return arrays of ``lengths[r]`` bytes of whatever values, where ``own`` lies, which is one of them."""
-    arrays = module_of(own)
-    if is_on_gpu(own) and (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
-        return list(arrays.empty((len(lengths), int(lengths[0])), np.uint8))  # side by side: one call of NCCL
-    starts = np.concatenate([[0], np.cumsum(-(-lengths // WIDEST_BYTES) * WIDEST_BYTES)])
-    room = workspace.get("messages", int(starts[-1]), np.uint8)
-    messages = [room[start : start + length] for start, length in zip(starts[:-1], lengths, strict=True)]
+    empty = module_of(own).empty
+    if (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
+        return list(empty((len(lengths), int(lengths[0])), np.uint8))  # side by side: one call of NCCL
+    messages = [empty(int(length), np.uint8) for length in lengths]
     messages[rank] = own
     return messages
 
@@ -67,33 +141,33 @@ def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.i
     return evened
 
 
-def send_message(comm: Communicator, message: Message, destination: int) -> None:
-    """Send a message to a rank that receives it with ``receive_message``."""
-    for request in _start(comm, message, destination):
-        request.wait()
+def gather_entries(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
+    """Return the arrays of all ranks put together, in the order of the ranks.
+
+    ``held``: arrays of ``counts[comm.rank]`` entries each. They travel in one message, one after the other.
+    """
+    own = np.concatenate([array.view(np.uint8) for array in held])
+    entry_bytes = sum(array.itemsize for array in held)
+    messages = [module_of(own).empty(entry_bytes * int(count), np.uint8) for count in counts]
+    comm.allgather(own, messages)
+    gathered, starts = [], np.zeros_like(counts)
+    for array in held:
+        ends = starts + array.itemsize * counts
+        cuts = zip(messages, starts.tolist(), ends.tolist(), strict=True)
+        parts = [message[start:end].view(array.dtype) for message, start, end in cuts]
+        gathered.append(np.concatenate(parts))
+        starts = ends
+    return gathered
 
 
 def receive_message(comm: Communicator, source: int, workspace: Workspace) -> Message:
-    """Return the message that ``source`` sent with ``send_message``; the next one overwrites it."""
-    length = np.empty(1, np.int64)
-    comm.receive_header(length, source).wait()
-    message = workspace.get("message", int(length[0]), np.uint8)
-    if len(message):
-        comm.receive(message, source).wait()
-    return message
+    """Return the message that ``source`` sent; the next one overwrites it."""
+    return comm.receive_message(source, lambda length: workspace.get("message", length, np.uint8))
 
 
 def exchange_message(comm: Communicator, message: Message, partner: int, workspace: Workspace) -> Message:
     """Send a message to ``partner``; return the one it sends here, as ``receive_message`` does."""
-    requests = _start(comm, message, partner)
+    request = comm.send_message(message, partner)
     received = receive_message(comm, partner, workspace)
-    for request in requests:
-        request.wait()
+    request.wait()
     return received
-
-
-def _start(comm: Communicator, message: Message, destination: int) -> list[Request]:
-    requests = [comm.send_header(np.array([len(message)], np.int64), destination)]
-    if len(message):
-        requests.append(comm.send(message, destination))
-    return requests

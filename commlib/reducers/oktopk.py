@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
-from commlib.reducers.messages import even_out
+from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
 from commlib.reducers.oktopk_cost import OKTOPK_COST
 from commlib.reducers.selecting import SelectingReducer, State
 from commlib.reducers.sparse import SparseOptions
 from commlib.topology import Topology
-from commlib.transport.base import Request
+from commlib.transport.base import Integers
 from commlib.vectors import SparseVector, concatenate, index_dtype, non_finite, partition
 from commlib.wire import Message
 
@@ -86,19 +86,25 @@ class OkTopK(SelectingReducer):
         super().set_density(density)
         self.state = replace(self.state, global_threshold=float("inf"))
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.synchronize_step(finite) is None:
-            return None
+    def _combine(self, selected: SparseVector) -> SparseVector:
+        self.wait_for_comparison()  # periods and k say which exchanges follow
         with self.measure(self.link):
             if self.state.counted % self.options.repartition_every == 0:
                 self.state = replace(self.state, regions=self._repartition(selected))
             messages = self._split(selected)
             reduced = self._reduce_region(messages)
-            # Finite parts may add up to an infinity.
-            if not self.comm.allgather_ints([reduced.is_finite]).all():
+            reaches = np.abs(reduced.values) >= np.float32(self.state.global_threshold)
+            here = [reduced.is_finite, reduced.nnz, int(np.count_nonzero(reaches))]
+            finite, counts, reaching = self.comm.allgather_ints(here).T
+            if not finite.all():
                 return non_finite(self.length, self.arrays)
-            kept = self._above_global_threshold(reduced)
-            combined = self._balance_and_allgather(kept)
+            if self.sends_all:
+                kept = reduced
+            elif self._is_threshold_due(counts.sum(), reaching.sum()):
+                kept, counts = self._exact_global_top_k(reduced, counts)
+            else:
+                kept, counts = reduced.where(reaches), reaching
+            combined = self._balance_and_allgather(kept, counts)
         with self.measure("combine"):
             if self.options.leftovers == "sender":
                 self._keep_unapplied(selected, messages, combined)
@@ -129,34 +135,13 @@ class OkTopK(SelectingReducer):
 
     def _reduce_region(self, messages: list[Message]) -> SparseVector:
         """Return the sum of this rank's region: each sends to its right neighbour first, and goes round."""
-        comm, size = self.comm, self.comm.size
-        lengths = comm.alltoall_ints([len(message) for message in messages])
-        reduced, previous = self._decode(messages[comm.rank], comm.rank), list[Message]()
-        for start in range(1, size, BUCKET_RANKS):
-            distances = range(start, min(size, start + BUCKET_RANKS))
-            incoming = {
-                away: self.workspace.get(f"message {away}", int(lengths[comm.rank - away]), np.uint8)
-                for away in distances
-            }
-            requests: list[Request] = []
-            for away, message in incoming.items():
-                if len(message):
-                    requests.append(comm.receive(message, (comm.rank - away) % size))
-            for away in distances:
-                destination = (comm.rank + away) % size
-                if len(messages[destination]):
-                    requests.append(comm.send(messages[destination], destination))
-            reduced = self._add(reduced, previous)  # while this bucket is under way
-            for request in requests:
-                request.wait()
-            previous = list(incoming.values())
-        return self._add(reduced, previous)
-
-    def _add(self, reduced: SparseVector, messages: list[Message]) -> SparseVector:
-        with self.measure("combine"):
-            rank = self.comm.rank
-            vectors = [reduced, *(self._decode(message, rank) for message in messages)]
-            return self.sum_sparse(vectors, at=self._low_of(rank))
+        rank = self.comm.rank
+        reduced = self._decode(messages[rank], rank)
+        for arrived in swap_in_buckets(self.comm, messages, self.workspace, BUCKET_RANKS):
+            with self.measure("combine"):  # while the next bucket is under way
+                vectors = [reduced, *(self._decode(message, rank) for message in arrived.values())]
+                reduced = self.sum_sparse(vectors, at=self._low_of(rank))
+        return reduced
 
     def _decode(self, message: Message, region: int) -> SparseVector:
         return self.codec.decode(message, self._low_of(region + 1) - self._low_of(region))
@@ -164,51 +149,40 @@ class OkTopK(SelectingReducer):
     def _low_of(self, region: int) -> int:
         return int(self.state.regions[region])
 
-    def _above_global_threshold(self, reduced: SparseVector) -> SparseVector:
-        """Return the entries of the region that belong to the global top-k."""
-        if self.sends_all:
-            return reduced
+    def _is_threshold_due(self, entries: int, reaching: int) -> bool:
+        """Return whether the global threshold is found again; ``reaching`` entries reach the old one."""
         is_due = self.state.counted % self.options.reevaluate_every == 0
-        threshold = np.float32(self.state.global_threshold)
-        if not is_due:
-            count = int(np.count_nonzero(np.abs(reduced.values) >= threshold))
-            everywhere = self.comm.allgather_ints([count, reduced.nnz]).sum(axis=0)
-            is_due = not min(self.k, everywhere[1]) <= 2 * everywhere[0] <= 4 * self.k
-        if not is_due:
-            return reduced.where(np.abs(reduced.values) >= threshold)
-        return self._exact_global_top_k(reduced)
+        return is_due or not min(self.k, entries) <= 2 * reaching <= 4 * self.k
 
-    def _exact_global_top_k(self, reduced: SparseVector) -> SparseVector:
-        """Gather all magnitudes, find the threshold (lines 9–12) and cut ties off at the highest indices."""
+    def _exact_global_top_k(self, reduced: SparseVector, counts: Integers) -> tuple[SparseVector, Integers]:
+        """Gather all magnitudes, find the threshold (lines 9–12) and cut ties off at the highest indices.
+
+        ``counts``: of the entries of every region; also returned, of those that are kept.
+        """
         comm, magnitudes = self.comm, np.abs(reduced.values)
-        counts = comm.allgather_ints([reduced.nnz])[:, 0]
         gathered = [self.arrays.empty(int(count), np.float32) for count in counts]
         comm.allgather(magnitudes, gathered)
         everything = np.concatenate(gathered)
         k = min(self.k, len(everything))
         threshold = np.partition(everything, -k)[-k] if k else np.float32(0)
         self.state = replace(self.state, global_threshold=float(threshold))
-        above = int(np.count_nonzero(everything > threshold))
-        ties_before = sum(int(np.count_nonzero(each == threshold)) for each in gathered[: comm.rank])
+        above = np.array([int(np.count_nonzero(each > threshold)) for each in gathered])
+        ties = np.array([int(np.count_nonzero(each == threshold)) for each in gathered])
+        kept_ties = np.clip(k - above.sum() - (ties.cumsum() - ties), 0, ties)
         is_tie = magnitudes == threshold
-        place = ties_before + np.cumsum(is_tie)  # from 1, in the order of the indices of all ranks
-        return reduced.where((magnitudes > threshold) | (is_tie & (place <= k - above)))
+        is_kept_tie = is_tie & (np.cumsum(is_tie) <= int(kept_ties[comm.rank]))
+        return reduced.where((magnitudes > threshold) | is_kept_tie), above + kept_ties
 
-    def _balance_and_allgather(self, kept: SparseVector) -> SparseVector:
-        """Return the kept entries of all regions, gathered from parts that are not too uneven."""
+    def _balance_and_allgather(self, kept: SparseVector, counts: Integers) -> SparseVector:
+        """Return the kept entries of all regions, ``counts`` in each, gathered from parts not too uneven."""
         comm = self.comm
         indices = kept.indices_or_range.astype(index_dtype(self.length))
         indices += indices.dtype.type(self.state.regions[comm.rank])
-        values, counts = kept.values, comm.allgather_ints([kept.nnz])[:, 0]
+        values = kept.values
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
             counts = np.diff(partition(int(counts.sum()), comm.size))
-        empty = self.arrays.empty
-        parts = [(empty(int(count), indices.dtype), empty(int(count), np.float32)) for count in counts]
-        comm.allgather(indices, [part for part, _ in parts])
-        comm.allgather(values, [part for _, part in parts])
-        all_indices = np.concatenate([part for part, _ in parts])
-        return SparseVector(self.length, all_indices, np.concatenate([part for _, part in parts]))
+        return SparseVector(self.length, *gather_entries(comm, [indices, values], counts))
 
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector

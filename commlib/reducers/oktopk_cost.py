@@ -24,9 +24,9 @@ def most_sent(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
 def seconds_among(step: Step, group: Group, k: float, size: float) -> float:
     """Return the seconds to split and reduce, then to balance and gather, among the ranks of ``group``."""
     parts = k / group.size
-    split = group.allgather_ints(1) + group.exchange(step.message(parts, size / group.size))
-    indices, values = index_dtype(round(size)).itemsize * parts, VALUE_BYTES * parts
-    gather = 3 * group.allgather_ints(1) + group.ring(indices) + group.ring(values)
+    split = group.exchange(step.message(parts, size / group.size))
+    entry = index_dtype(round(size)).itemsize + VALUE_BYTES
+    gather = group.allgather_ints(3) + group.ring(entry * parts)
     magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
     regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
     threshold: float = group.ring(magnitudes) / step.options["reevaluate_every"]
@@ -45,7 +45,9 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``6k·(P − 1)/P`` words at most (equation 3), on average over the steps of its periods."""
-    return step.on_slowest_link(step.synchronize_step() + seconds_among(step, step.world, step.k, step.size))
+    intra, inter = step.on_slowest_link(seconds_among(step, step.world, step.k, step.size))
+    compared_intra, compared_inter = step.rest_of_comparison(0.0)
+    return intra + compared_intra, inter + compared_inter
 
 
 def _work(step: Step) -> Work:

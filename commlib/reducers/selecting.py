@@ -25,10 +25,9 @@ from commlib.wire import Codec, Message
 class Flat:
     """Every rank selects from its whole gradient, and all ranks combine their selections.
 
-    ``comm``: the ranks that combine; ``peers``: their ranks in the world; ``link``: the stage that their
-    exchange counts as. ``low``, ``length``: the range of entries that this rank selects from.
-    ``of_node``: whether what a rank selects is its whole node's. ``takes_entries``: whether ``collect`` takes
-    a ``SparseVector``, and returns it.
+    ``comm``: the ranks that combine; ``link``: the stage that their exchange counts as. ``low``, ``length``:
+    the range of entries that this rank selects from. ``of_node``: whether what a rank selects is its whole
+    node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``, and returns it.
     """
 
     of_node: ClassVar[bool] = False
@@ -36,7 +35,6 @@ class Flat:
 
     def __init__(self, topology: Topology, size: int) -> None:
         self.comm = topology.world
-        self.peers = list(range(topology.world.size))
         self.link = topology.slowest_link
         self.low, self.length = 0, size
 
@@ -67,7 +65,7 @@ class SelectingReducer(SparseReducer):
     gradient and the world, or with :class:`commlib.reducers.hierarchical.Shards` shards of the node's sum and
     the owners of each.
 
-    ``comm``, ``peers``, ``link``, ``length``: of the layout, see :class:`Flat`.
+    ``comm``, ``link``, ``length``: of the layout, see :class:`Flat`.
     ``k``: entries that are selected. ``state``: what ``_combine`` replaces by a new value when a step
     changes it; after a skipped step it is the one before.
     """
@@ -78,7 +76,7 @@ class SelectingReducer(SparseReducer):
     def __init__(self, topology: Topology, size: int, **options: Any) -> None:
         super().__init__(topology, size, **options)
         layout = self.layout = self.layout_type(topology, self.size)
-        self.comm, self.peers, self.link, self.length = layout.comm, layout.peers, layout.link, layout.length
+        self.comm, self.link, self.length = layout.comm, layout.link, layout.length
         self.k = entries(self.density, self.length)
         self._encoded = 0  # messages of the step that is under way
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
@@ -116,21 +114,20 @@ class SelectingReducer(SparseReducer):
     def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
         self._encoded = 0
         self._state_before = self.state, self.selector.state_dict()
-        selected, finite = self._select(gradient)
-        combined = self._combine(selected, finite)
+        selected = self._select(gradient)
+        combined = self._combine(selected)
         self._proposed = selected
-        return Outcome(None) if combined is None else self.layout.spread(self, combined, selected.nnz)
+        return self.layout.spread(self, combined, selected.nnz)
 
-    def _select(self, gradient: Float32 | SparseVector) -> tuple[SparseVector, bool]:
-        """Return what this rank sends, taken from its next residual, and whether all it has is finite."""
+    def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
+        """Return what this rank sends, taken from its next residual; a NaN where it is not finite."""
         if self.sends_all:
             return self.select_all(gradient)
         collected, accumulated = self.layout.collect(self, gradient), self._spare
-        selected, finite = self.select(collected, self._residual, self.k, out=accumulated)
-        if finite:
-            with self.measure("combine"):
-                selected.subtract_from(accumulated)
-        return selected, finite
+        selected = self.select(collected, self._residual, self.k, out=accumulated)
+        with self.measure("combine"):
+            selected.subtract_from(accumulated)
+        return selected
 
     def _commit(self) -> None:
         self._residual, self._spare = self._spare, self._residual
@@ -141,9 +138,10 @@ class SelectingReducer(SparseReducer):
         self.selector.load_state_dict(selector_state)
 
     @abstractmethod
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        """Return the sum of what the ranks of ``comm`` selected, or ``None`` where a rank is not finite.
+    def _combine(self, selected: SparseVector) -> SparseVector:
+        """Return the sum of what the ranks of ``comm`` selected.
 
+        A rank whose vector is not finite has selected a NaN, and the sum has to hold one, at any index.
         Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
         ``selected`` have been taken from the residual. The caller overwrites the values of the result.
         """

@@ -9,7 +9,7 @@ from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
 from commlib.selection import EVERYTHING, Selector
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector
+from commlib.vectors import Float32, SparseVector, non_finite
 from commlib.wire import Codec
 
 
@@ -84,28 +84,19 @@ class SparseReducer(Reducer):
 
     def select(
         self, gradient: Float32 | SparseVector, residual: Float32, k: int, out: Float32
-    ) -> tuple[SparseVector, bool]:
-        """Write ``gradient + residual`` to ``out``; return ``k`` entries of it and true.
-
-        None and false where it is not finite.
-        """
+    ) -> SparseVector:
+        """Write ``gradient + residual`` to ``out``; return ``k`` entries of it, a NaN if it is not finite."""
         with self.measure("select"):
             try:
                 if isinstance(gradient, SparseVector):
                     out[...] = residual
                     gradient.add_to(out)
-                    return self.selector.select(out, k), True
-                return self.selector.select_sum(gradient, residual, k, out), True
+                    return self.selector.select(out, k)
+                return self.selector.select_sum(gradient, residual, k, out)
             except NonFiniteInput:
-                return SparseVector.empty(len(out), self.arrays), False
+                return non_finite(len(out), self.arrays)
 
-    def select_all(self, gradient: Float32 | SparseVector) -> tuple[SparseVector, bool]:
-        """Return all entries that are given, of a dense vector those that are not 0, and true.
-
-        None and false where one of them is not finite.
-        """
+    def select_all(self, gradient: Float32 | SparseVector) -> SparseVector:
+        """Return all entries that are given, of a dense vector those that are not 0."""
         with self.measure("select"):
-            given = gradient if isinstance(gradient, SparseVector) else SparseVector.from_dense(gradient)
-            if given.is_finite:
-                return given, True
-            return SparseVector.empty(given.size, self.arrays), False
+            return gradient if isinstance(gradient, SparseVector) else SparseVector.from_dense(gradient)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.cost import (
     Cost,
@@ -18,11 +18,11 @@ from commlib.cost import (
     union,
 )
 from commlib.errors import InvalidArgument, look_up
-from commlib.reducers.messages import gather_messages, swap_messages
+from commlib.reducers.messages import gather_messages, message_room, swap_messages
 from commlib.reducers.selecting import SelectingReducer
 from commlib.reducers.sparse import SparseOptions
 from commlib.topology import LinkBytes, Topology
-from commlib.vectors import SparseVector, concatenate, partition
+from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
 
 
@@ -50,17 +50,15 @@ def _sums_codec(step: Step) -> ValueCodec:
 
 
 def _split_seconds(step: Step) -> float:
-    """Agree, exchange lengths, and send each range's ``k/P`` entries to its owner."""
-    world = step.world
-    part = step.message(step.k / world.size, step.size / world.size)
-    return step.synchronize_step() + world.allgather_ints(1) + world.exchange(part)
+    """Send each range's ``k/P`` entries to its owner."""
+    return step.world.exchange(step.message(step.k / step.world.size, step.size / step.world.size))
 
 
 def _ssar_seconds(step: Step) -> LinkSeconds:
     """``2·(P − 1)·α`` and ``(P − 1)/P·2k·β``, then the sums (SparCML, 5.3.2)."""
     own = step.size / step.world.size
     sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
-    return step.on_slowest_link(_split_seconds(step) + step.world.allgather_ints(1) + step.world.ring(sums))
+    return step.on_slowest_link(_split_seconds(step) + step.world.ring(sums))
 
 
 def _dsar_seconds(step: Step) -> LinkSeconds:
@@ -90,48 +88,41 @@ class SplitReducer(SelectingReducer):
         bounds = partition(self.length, self.comm.size).tolist()
         self._ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
 
-    def _add_up_own_range(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        """Return the sum of this rank's range, or ``None`` where a rank is not finite."""
+    def _add_up_own_range(self, selected: SparseVector) -> SparseVector:
+        """Return the sum of this rank's range."""
         comm = self.comm
         messages = [self.encode(selected.slice(low, high), at=low) for low, high in self._ranges]
-        if self.synchronize_step(finite) is None:
-            return None
         with self.measure(self.link):
             received = swap_messages(comm, messages, self.workspace)
         with self.measure("combine"):
             low, high = self._ranges[comm.rank]
             return self.sum_sparse([self.codec.decode(message, high - low) for message in received], at=low)
 
-    def _gather_ranges(self, message: Message, lengths: npt.NDArray[np.int64], codec: Codec) -> SparseVector:
-        """Return the vector of which every rank sends its range, ``lengths[r]`` bytes from rank ``r``.
+    def _gather_ranges(self, message: Message, codec: Codec) -> SparseVector:
+        """Return the vector of which every rank sends its range.
 
         Where one of them is dense, so is the vector, and plain float32 arrive in their place in it.
         """
         sizes = [high - low for low, high in self._ranges]
-        pairs = zip(sizes, lengths, strict=True)
-        is_dense = [0 < codec.message_bytes(size, size) == length for size, length in pairs]
-        if not any(is_dense):
-            with self.measure(self.link):
-                messages = gather_messages(self.comm, message, lengths, self.workspace)
-            with self.measure("combine"):
-                return concatenate(list(map(codec.decode, messages, sizes)))
-        combined = self.room_in_mean(0, self.length)
-        parts = [combined[low:high] for low, high in self._ranges]
-        messages = [
-            part.view(np.uint8)
-            if part.nbytes == length
-            else self.workspace.get(f"range {rank}", int(length), np.uint8)
-            for rank, (part, length) in enumerate(zip(parts, lengths, strict=True))
-        ]
+        dense = cache(lambda: self.room_in_mean(0, self.length))
+
+        def room(rank: int, length: int) -> Message:
+            if 0 < length == VALUE_BYTES * sizes[rank]:
+                return dense()[slice(*self._ranges[rank])].view(np.uint8)
+            return message_room(self.workspace, rank, length)
+
         with self.measure(self.link):
-            self.comm.allgather(message, messages)
+            messages = gather_messages(self.comm, message, self.workspace, room)
         with self.measure("combine"):
-            for part, each in zip(parts, messages, strict=True):
-                decoded = codec.decode(each, len(part))
+            pairs = zip(sizes, map(len, messages), strict=True)
+            if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):
+                return concatenate(list(map(codec.decode, messages, sizes)))
+            for (low, high), each in zip(self._ranges, messages, strict=True):
+                decoded, part = codec.decode(each, high - low), dense()[low:high]
                 if not decoded.is_dense:
                     part.fill(0)
                 decoded.write_to(part)
-        return SparseVector.trusted(self.length, None, combined)
+        return SparseVector.trusted(self.length, None, dense())
 
 
 class SSARSplit(SplitReducer):
@@ -139,14 +130,9 @@ class SSARSplit(SplitReducer):
 
     cost = Cost(_ssar_traffic, _ssar_seconds, _ssar_work, is_exact=False)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        own = self._add_up_own_range(selected, finite)
-        if own is None:
-            return None
-        message = self.encode(own, at=self._ranges[self.comm.rank][0])
-        with self.measure(self.link):
-            lengths = self.comm.allgather_ints([len(message)])[:, 0]
-        return self._gather_ranges(message, lengths, self.codec)
+    def _combine(self, selected: SparseVector) -> SparseVector:
+        own = self._add_up_own_range(selected)
+        return self._gather_ranges(self.encode(own, at=self._ranges[self.comm.rank][0]), self.codec)
 
 
 @dataclass(frozen=True)
@@ -176,13 +162,10 @@ class DSARSplit(SplitReducer):
         self._sums = self.kernels.make_codec(sums)
         self.check_loses_nothing("sums", sums, self._sums)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        own = self._add_up_own_range(selected, finite)
-        if own is None:
-            return None
+    def _combine(self, selected: SparseVector) -> SparseVector:
+        own = self._add_up_own_range(selected)
         message = self.encode(self._as_dense(own), at=self._ranges[self.comm.rank][0], codec=self._sums)
-        lengths = [self._sums.message_bytes(high - low, high - low) for low, high in self._ranges]
-        return self._gather_ranges(message, np.array(lengths), self._sums)
+        return self._gather_ranges(message, self._sums)
 
     def _as_dense(self, own: SparseVector) -> SparseVector:
         """Return the sum of this rank's range with all its entries, where it will be in the mean."""

@@ -1,18 +1,10 @@
 """SparCML's recursive doubling on sparse vectors (SSAR_Recursive_double)."""
 
-from commlib.cost import (
-    HEADER_BYTES,
-    Cost,
-    Group,
-    LinkSeconds,
-    Step,
-    Work,
-    by_link,
-    sparse_bytes,
-    sum_bytes,
-    union,
-)
-from commlib.reducers.messages import exchange_message, receive_message, send_message
+from collections.abc import Sequence
+
+from commlib.cost import Cost, Group, LinkSeconds, Step, Work, by_link, sparse_bytes, sum_bytes, union
+from commlib.network import Link
+from commlib.reducers.messages import exchange_message, receive_message
 from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
@@ -44,25 +36,42 @@ def _seconds(step: Step) -> LinkSeconds:
     """
     world = step.world
     within = 1 << (world.size.bit_length() - 1)
-    seconds = step.synchronize_step()
     beyond = world.size - within
+    hops = []  # distance, bytes, and how many ranks of a node send through its card
     for exponent in range(within.bit_length() - 1):
-        ranks = (1 << exponent) + min(1 << exponent, beyond)
-        held = union(ranks, step.k, step.size)
-        seconds += _hop(world, 1 << exponent, world.ranks, step.message(held, step.size))
+        held = union((1 << exponent) + min(1 << exponent, beyond), step.k, step.size)
+        hops.append((1 << exponent, step.message(held, step.size), world.ranks))
     if beyond:
-        whole = round(union(world.size, step.k, step.size))
-        for message_bytes in (step.message(step.k, step.size), sparse_bytes(whole, step.size)):
-            seconds += _hop(world, within, min(beyond, world.ranks), message_bytes)
-    return step.on_slowest_link(seconds)
+        whole, senders = round(union(world.size, step.k, step.size)), min(beyond, world.ranks)
+        hops.insert(0, (within, step.message(step.k, step.size), senders))
+        hops.append((within, sparse_bytes(whole, step.size), senders))
+    return step.on_slowest_link(_seconds_of(hops, world))
 
 
-def _hop(world: Group, distance: int, senders: int, message_bytes: float) -> float:
-    """Return the seconds of a hop that ``senders`` of every node make at the same time, through one card."""
-    alone = world.hop(distance, message_bytes)
-    if distance < world.ranks or world.nodes == 1:
-        return alone
-    return alone + (senders - 1) * (HEADER_BYTES + message_bytes) * world.network.inter.beta
+def _seconds_of(hops: Sequence[tuple[int, int, int]], world: Group) -> float:
+    """Return the seconds of hops; one inside a node begins when all its ranks have ended the one before."""
+    seconds, beyond = 0.0, list[tuple[int, int]]()
+    for distance, message_bytes, senders in hops:
+        if distance < world.ranks or world.nodes == 1:
+            seconds += _through_cards(beyond, world.network.inter) + world.hop(distance, message_bytes)
+            beyond = []
+        else:
+            beyond.append((message_bytes, senders))
+    return seconds + _through_cards(beyond, world.network.inter)
+
+
+def _through_cards(hops: Sequence[tuple[int, int]], link: Link) -> float:
+    """Return the seconds of hops between nodes: the bytes of a message, and how many ranks of a node send.
+
+    They take turns at its card, in the same order in each hop: either the last one waits for the others once,
+    where messages are the longest, or the card is busy all the time.
+    """
+    if not hops:
+        return 0.0
+    alone = sum(link.seconds(message_bytes) for message_bytes, _ in hops)
+    waits = max((senders - 1) * message_bytes for message_bytes, senders in hops)
+    busy = sum(senders * message_bytes for message_bytes, senders in hops)
+    return max(alone + waits * link.beta, link.alpha + busy * link.beta)
 
 
 def _work(step: Step) -> Work:
@@ -82,15 +91,13 @@ class SSARDoubling(SelectingReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False)
 
-    def _combine(self, selected: SparseVector, finite: bool) -> SparseVector | None:
-        if self.synchronize_step(finite) is None:
-            return None
+    def _combine(self, selected: SparseVector) -> SparseVector:
         comm = self.comm
         within = 1 << (comm.size.bit_length() - 1)  # the largest power of two that is not above P
         partner = comm.rank ^ within
         with self.measure(self.link):
             if comm.rank >= within:
-                send_message(comm, self.encode(selected), partner)
+                comm.send_message(self.encode(selected), partner).wait()
                 return self.lossless.decode(receive_message(comm, partner, self.workspace), self.length)
             combined = selected
             if partner < comm.size:
@@ -100,7 +107,7 @@ class SSARDoubling(SelectingReducer):
                 combined = self._round(combined, distance)
                 distance *= 2
             if partner < comm.size:
-                send_message(comm, self.lossless.encode(combined), partner)
+                comm.send_message(self.lossless.encode(combined), partner).wait()
         return combined
 
     def _round(self, combined: SparseVector, distance: int) -> SparseVector:

@@ -6,10 +6,11 @@ import numpy as np
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, ring_bytes, shards
 from commlib.reducers.base import Reducer
+from commlib.reducers.dense import make_mean
 from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
-from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
+from commlib.vectors import VALUE_BYTES, Float32, partition
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -23,10 +24,8 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``(n − 1)·(α + d/n·β)`` twice inside, ``(m − 1)·(α + d/(n·m)·β)`` twice between (HiTopKComm, 5.3)."""
-    inside = step.node.exchange(VALUE_BYTES * step.shard) + step.node.ring(VALUE_BYTES * step.shard)
-    between = step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes)
-    intra, inter = step.on_slowest_link(step.synchronize_step())
-    return intra + inside, inter + 2 * between
+    between = step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes, rounds=2)
+    return step.scatter + step.node.ring(VALUE_BYTES * step.shard), between
 
 
 def _work(step: Step) -> Work:
@@ -51,6 +50,11 @@ class Torus2D(Reducer):
         low, high = self._bounds[topology.local_rank : topology.local_rank + 2]
         self._slices = partition(int(high - low), topology.stream.size)
         self._ring = Ring(topology.stream, range(topology.stream.size))
+        pairs = zip(self._bounds[:-1], np.diff(self._bounds), strict=True)
+        firsts = [low + partition(int(length), len(topology.nodes))[:-1] for low, length in pairs if length]
+        self._first_entries = self.arrays.asarray(
+            np.unique(np.concatenate(firsts))
+        )  # of the slices of all shards
 
     def _reduce(self, gradient: Float32) -> Outcome:
         topology = self.topology
@@ -64,13 +68,11 @@ class Torus2D(Reducer):
         with self.measure("inter"):
             self._ring.reduce_scatter(np.split(shard, self._slices[1:-1]), parts)
         with self.measure("combine"):
-            complete = parts[topology.stream.rank]
-            complete /= np.float32(topology.world.size)
-            finite = is_finite(complete)
-        if self.synchronize_step(finite) is None:
-            return Outcome(None)
+            make_mean(parts[topology.stream.rank], topology.world.size)
         with self.measure("inter"):
             self._ring.allgather(parts)
         with self.measure("intra"):
             topology.node.allgather(own_shard, shards)
+        if np.isnan(mean[self._first_entries]).any():
+            return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)

@@ -7,7 +7,8 @@ results are bitwise equal on all ranks, in all runs, and on all transports.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
 
 Own = TypeVar("Own", bound="Communicator")
+Integers = npt.NDArray[np.int64]
 
 
 def check_color(color: int) -> int:
@@ -40,6 +42,18 @@ class Request(ABC):
 
         Raises :class:`commlib.errors.PeerFailed` where it cannot arrive, or has another length.
         """
+
+
+class Requests(Request):
+    """Some messages under way, as one."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+
+    def wait(self) -> None:
+        """Wait for each of them."""
+        for request in self._requests:
+            request.wait()
 
 
 class Communicator(ABC):
@@ -99,11 +113,20 @@ class Communicator(ABC):
         """Return a communicator of the ranks that gave the same color (0 or more), ordered by rank."""
 
     @abstractmethod
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def allgather_ints(self, values: Sequence[int]) -> Integers:
         """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
 
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """Start ``allgather_ints``; the call that is returned waits for its result and returns that.
+
+        Other messages may travel meanwhile. All ranks start their exchanges of integers over a communicator
+        in the same order. A transport that has no way to start one waits for it here.
+        """
+        rows = self.allgather_ints(values)
+        return lambda: rows
+
     @abstractmethod
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def alltoall_ints(self, values: Sequence[int]) -> Integers:
         """Send ``values[r]``, a 64-bit integer, to each rank ``r``; return those received, ``(size,)``."""
 
     @abstractmethod
@@ -133,6 +156,34 @@ class Communicator(ABC):
         assert getattr(array.flags, "writeable", True)  # CuPy's arrays are, and have no such flag
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
+
+    def send_message(self, message: Array, destination: int) -> Request:
+        """Start sending contiguous bytes to a rank that does not know how many come."""
+        assert message.flags.c_contiguous
+        self.sent_bytes[destination] += message.nbytes
+        return self._send_message(message, destination)
+
+    def receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+        """Wait for what ``source`` sent with ``send_message``; return it in ``room(bytes)``, such an array.
+
+        Any length is taken: ranks that disagree on it can still find out that they do.
+        """
+        message = self._receive_message(source, room)
+        self.received_bytes[source] += message.nbytes
+        return message
+
+    def _send_message(self, message: Array, destination: int) -> Request:
+        """See ``send_message``. Transports whose receivers have to know lengths send a header ahead."""
+        header = self.send_header(np.array([message.nbytes], np.int64), destination)
+        return Requests([header, self._send(message, destination)]) if message.nbytes else header
+
+    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+        header = np.empty(1, np.int64)
+        self.receive_header(header, source).wait()
+        message = room(int(header[0]))
+        if message.nbytes:
+            self._receive(message, source).wait()
+        return message
 
     def send_header(self, header: Array, destination: int) -> Request:
         """Start sending the few bytes that announce a message; they do not count as payload."""
@@ -237,6 +288,18 @@ class Ring:
         """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all ranks know all lengths."""
         for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
             self._pass_on(parts[outgoing], parts[incoming])
+
+    def allgather_messages(self, own: Array, room: Callable[[int, int], Array]) -> list[Array]:
+        """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
+
+        ``room(rank, bytes)`` is an array of bytes for that of ``rank``; that of this rank is the same array.
+        """
+        messages = {self._leftwards[0]: own}
+        for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
+            request = self._comm.send_message(messages[outgoing], self._leftwards[-1])
+            messages[incoming] = self._comm.receive_message(self._leftwards[1], partial(room, incoming))
+            request.wait()
+        return [messages[rank] for rank in range(self._comm.size)]
 
     def _pass_on(self, outgoing: Array, incoming: Array) -> None:
         """Send to the right neighbour, receive from the left one; empty arrays are not sent."""

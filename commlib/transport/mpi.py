@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commlib.agreement import differences, differing
 from commlib.arrays import Array
 from commlib.errors import LaunchError, PeerFailed, RanksDisagree
-from commlib.transport.base import Communicator, Request, check_color
+from commlib.transport.base import Communicator, Integers, Request, check_color
 from commlib.transport.ending import Watch
 from commlib.transport.verified import VERIFY, verified
 from commlib.transport.watchdog import Watchdog, watchdog_of
@@ -105,15 +105,24 @@ class MPICommunicator(Communicator):
         if not values:
             self._wait_for_all(self._comm.Ibarrier())
             return np.empty((self.size, 0), np.int64)
+        return self.start_allgather_ints(values)()
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
         mine = np.array([len(values), *values], np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
-        self._wait_for_all(self._comm.Iallgather(mine, everyone))
-        lengths = everyone[:, 0]
-        if (lengths != len(values)).any():
-            raise PeerFailed(
-                f"{self}: expected {len(values)} integers from every rank, got {lengths.tolist()}"
-            )
-        return everyone[:, 1:].copy()
+        request = self._comm.Iallgather(mine, everyone)
+
+        def wait() -> Integers:
+            self._wait_for_all(request)
+            lengths = everyone[:, 0]
+            if (lengths != len(values)).any():
+                raise PeerFailed(
+                    f"{self}: expected {len(values)} integers from every rank, got {lengths.tolist()}"
+                )
+            return everyone[:, 1:].copy()
+
+        return wait
 
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.alltoall_ints`."""
@@ -130,17 +139,21 @@ class MPICommunicator(Communicator):
         self, request: "MPI.Request", peer: int | None = None, status: "MPI.Status | None" = None
     ) -> None:
         """Wait for a request of ``peer``, or of all ranks; asleep, if others need the core."""
-        if request.Test(status):
-            return
         ranks = self._world_ranks if peer is None else self._world_ranks[peer : peer + 1]
+        self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), ranks)
+
+    def _wait_until(self, test: Callable[[], bool], wait: Callable[[], object], ranks: Sequence[int]) -> None:
+        """Wait for ``ranks`` of the world until ``test()``, which ``wait()`` does without sleeping."""
+        if test():
+            return
         with self._watch.waiting(self, ranks):
             # A thread that waits beside one that computes leaves the core to that one.
             is_alone = threading.current_thread() is threading.main_thread()
             if is_alone and os.environ.get(YIELDS) != "1":
-                request.Wait(status)
+                wait()
                 return
             seconds = SHORTEST_NAP_SECONDS
-            while not request.Test(status):
+            while not test():
                 time.sleep(seconds)
                 seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
 
@@ -165,6 +178,46 @@ class MPICommunicator(Communicator):
         pieces = _pieces(array)
         requests = [self._comm.Irecv(piece, source) for piece in pieces]
         return _Receipt(self, requests, pieces, source)
+
+    def _send_message(self, message: Array, destination: int) -> Request:
+        # The last piece is shorter than a whole one, or empty: so the receiver knows that it is the last.
+        pieces = [*_pieces(message)]
+        if message.nbytes % PIECE_BYTES == 0:
+            pieces.append(np.empty(0, np.uint8))
+        return _Sent(self, [self._comm.Isend(piece, destination) for piece in pieces], destination)
+
+    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+        def room_for_piece(length: int) -> Array:
+            return room(length) if length < PIECE_BYTES and not pieces else np.empty(length, np.uint8)
+
+        pieces: list[Array] = []
+        while not pieces or pieces[-1].nbytes == PIECE_BYTES:
+            pieces.append(self._receive_piece(source, room_for_piece))
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces, out=room(sum(map(len, pieces))))
+
+    def _receive_piece(self, source: int, room: Callable[[int], Array]) -> Array:
+        """Return the next piece from ``source`` in ``room(bytes)``; MPI has its length once it is matched."""
+        from mpi4py import MPI
+
+        status, found = MPI.Status(), list[MPI.Message]()
+
+        def probe() -> bool:
+            message = self._comm.Improbe(source, status=status)
+            found.extend([] if message is None else [message])
+            return bool(found)
+
+        def wait() -> None:
+            found.append(self._comm.Mprobe(source, status=status))
+
+        try:
+            self._wait_until(probe, wait, self._world_ranks[source : source + 1])
+            piece = room(status.count)
+            self.wait_for(found[0].Irecv(piece), source)
+        except MPI.Exception as error:
+            raise PeerFailed(f"{self}, receiving from rank {source}: {error}") from error
+        return piece
 
 
 def _world_ranks(comm: "MPI.Comm") -> list[int]:

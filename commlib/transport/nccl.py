@@ -30,7 +30,7 @@ import numpy.typing as npt
 from commlib.arrays import Array, is_on_gpu
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.transport import mpi
-from commlib.transport.base import Communicator, Request
+from commlib.transport.base import Communicator, Integers, Request
 from commlib.transport.watchdog import Watchdog
 
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
@@ -85,6 +85,11 @@ class GPUCommunicator(Communicator):
         """See :meth:`Communicator.allgather_ints`."""
         self.start()
         return self._control.allgather_ints(values)
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
+        self.start()
+        return self._control.start_allgather_ints(values)
 
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.alltoall_ints`."""

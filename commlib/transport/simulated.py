@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.network import Network, node_of_ranks
-from commlib.transport.base import Communicator, Request, check_color
+from commlib.transport.base import Communicator, Integers, Request, check_color
 from commlib.transport.clock import Clock
 from commlib.transport.machines import Cluster, Processors, Transfer
 
@@ -32,7 +32,7 @@ class _Job:
         self.cluster, self.clock, self.processors = cluster, cluster.clock, processors
         self.arrays = arrays
         self.mailboxes: defaultdict[tuple[Any, int, int], _Mailbox] = defaultdict(_Mailbox)
-        self.meetings: dict[Any, _Meeting] = {}
+        self.meetings: dict[tuple[Any, int], _Meeting] = {}
 
 
 class _Meeting:
@@ -58,22 +58,37 @@ class _Sent(Request):
 
 
 class _Receipt(Request):
-    def __init__(self, comm: "SimulatedCommunicator", array: Array, source: int) -> None:
-        self._comm, self._array, self._source = comm, array, source
+    """What arrives from ``source``, in ``room(bytes)``; ``expected`` bytes, or any number for ``None``."""
+
+    def __init__(
+        self,
+        comm: "SimulatedCommunicator",
+        source: int,
+        room: Callable[[int], Array],
+        expected: int | None = None,
+    ) -> None:
+        self._comm, self._source, self._room, self._expected = comm, source, room, expected
         self._arrived_bytes: int | None = None
+        self._message: Array | None = None
 
     def deliver(self, message: Array) -> None:
         self._arrived_bytes = message.nbytes
-        if message.nbytes == self._array.nbytes:
-            self._array.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
+        if self._expected in (None, message.nbytes):
+            self._message = self._room(message.nbytes)
+            self._message.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
         self._comm.wake()
 
     def wait(self) -> None:
+        self.take()
+
+    def take(self) -> Array:
+        """Return the message when it has arrived."""
         what = f"receiving from rank {self._source}"
         self._comm.pass_time(lambda: self._arrived_bytes is not None, what)
-        if self._arrived_bytes != self._array.nbytes:
-            expected, got = self._array.nbytes, self._arrived_bytes
+        if self._message is None:
+            expected, got = self._expected, self._arrived_bytes
             raise PeerFailed(f"{self._comm}, {what}: expected {expected} bytes, got {got}")
+        return self._message
 
 
 class _Mailbox:
@@ -104,7 +119,7 @@ class SimulatedCommunicator(Communicator):
         self.arrays = job.arrays
         self._job, self._key, self._members = job, key, members
         self._world_rank = members[rank]
-        self._splits = 0
+        self._splits = self._meetings = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
@@ -143,11 +158,20 @@ class SimulatedCommunicator(Communicator):
 
     def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.allgather_ints`."""
-        rows = self._meet(list(values), list, len(values))
-        if any(len(row) != len(values) for row in rows):
-            lengths = [len(row) for row in rows]
-            raise PeerFailed(f"{self}: expected {len(values)} integers from every rank, got {lengths}")
-        return np.array(rows, np.int64).reshape(self.size, len(values))
+        return self.start_allgather_ints(values)()
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
+        meeting = self._join(list(values), list, len(values))
+
+        def wait() -> Integers:
+            rows = self._result(meeting)
+            if any(len(row) != len(values) for row in rows):
+                lengths = [len(row) for row in rows]
+                raise PeerFailed(f"{self}: expected {len(values)} integers from every rank, got {lengths}")
+            return np.array(rows, np.int64).reshape(self.size, len(values))
+
+        return wait
 
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.alltoall_ints`."""
@@ -160,20 +184,27 @@ class SimulatedCommunicator(Communicator):
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
         """Contribute ``value`` and return ``gather`` of all values, at the time of the last contribution."""
+        return self._result(self._join(value, gather, integers))
+
+    def _join(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> _Meeting:
+        """Contribute ``value`` to the next meeting of the ranks, which begins when the last of them has."""
         self._expect_open()
         with self._transport():
-            return self._contribute(value, gather, integers)
+            self._meetings += 1
+            key = self._key, self._meetings
+            meeting = self._job.meetings.setdefault(key, _Meeting(self.size))
+            meeting.values[self.rank] = value
+            meeting.missing -= 1
+            if meeting.missing == 0:
+                del self._job.meetings[key]
+                meeting.result = gather(meeting.values)
+                cluster = self._job.cluster
+                end = self.now() + cluster.meeting_seconds(self._members, integers)
+                self._job.clock.at(end, lambda: self._end(meeting))
+        return meeting
 
-    def _contribute(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
-        meeting = self._job.meetings.setdefault(self._key, _Meeting(self.size))
-        meeting.values[self.rank] = value
-        meeting.missing -= 1
-        if meeting.missing == 0:
-            del self._job.meetings[self._key]  # the next exchange is another meeting
-            meeting.result = gather(meeting.values)
-            cluster = self._job.cluster
-            end = self.now() + cluster.meeting_seconds(self._members, integers)
-            self._job.clock.at(end, lambda: self._end(meeting))
+    def _result(self, meeting: _Meeting) -> Any:
+        """Wait until a meeting is over, and return its result."""
         self.pass_time(lambda: meeting.is_over, "meeting the other ranks")
         return meeting.result
 
@@ -199,10 +230,20 @@ class SimulatedCommunicator(Communicator):
 
     def _receive(self, array: Array, source: int) -> Request:
         self._expect_open()
-        receipt = _Receipt(self, array, source)
+        return self._post(_Receipt(self, source, lambda length: array, array.nbytes), source)
+
+    def _post(self, receipt: _Receipt, source: int) -> _Receipt:
         with self._transport():  # a message that has arrived already is copied now
             self._job.mailboxes[self._key, source, self.rank].post(receipt)
         return receipt
+
+    def _send_message(self, message: Array, destination: int) -> Request:
+        return self._send(message, destination)
+
+    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+        self._expect_open()
+        receipt = self._post(_Receipt(self, source, room), source)
+        return receipt.take()
 
 
 def run(

@@ -4,7 +4,7 @@ TCP's own checksum has 16 bits and ends at the network card. Here a digest of 64
 message; the sender computes it and the receiver compares it with the digest of what arrived.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,17 @@ from xxhash import xxh3_64_intdigest
 
 from commlib.arrays import Array, to_host
 from commlib.errors import PeerFailed
-from commlib.transport.base import Communicator, Request
+from commlib.transport.base import Communicator, Integers, Request, Requests
 from commlib.transport.watchdog import Watchdog
 
 VERIFY = "CLOUDTRAIN_VERIFY"
 
 
-class _Both(Request):
+class _Checked(Requests):
     """A message and its digest under way."""
 
-    def __init__(self, message: Request, digest: Request) -> None:
-        self._message, self._digest = message, digest
-
-    def wait(self) -> None:
-        self._message.wait()
-        self._digest.wait()
-
-
-class _Checked(_Both):
     def __init__(self, message: Request, digest: Request, array: Array, sent: Array, what: str) -> None:
-        super().__init__(message, digest)
+        super().__init__([message, digest])
         self._array, self._sent, self._what = array, sent, what
 
     def wait(self) -> None:
@@ -81,6 +72,10 @@ class VerifiedCommunicator(Communicator):
         """See :meth:`Communicator.allgather_ints`."""
         return self._comm.allgather_ints(values)
 
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
+        return self._comm.start_allgather_ints(values)
+
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """See :meth:`Communicator.alltoall_ints`."""
         return self._comm.alltoall_ints(values)
@@ -91,7 +86,7 @@ class VerifiedCommunicator(Communicator):
 
     def _send(self, array: Array, destination: int) -> Request:
         digest = np.array([_digest(array)], np.uint64)
-        return _Both(self._comm.send(array, destination), self._comm.send_header(digest, destination))
+        return Requests([self._comm.send(array, destination), self._comm.send_header(digest, destination)])
 
     def _receive(self, array: Array, source: int) -> Request:
         sent = np.empty(1, np.uint64)

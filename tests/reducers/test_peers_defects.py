@@ -108,7 +108,7 @@ def test_indices_past_32_bits_are_combined_and_dropped_where_they_belong(name, o
         reducer, dropped = lengthened(comm, name, FAR, **options), []
         reducer.drop = lambda vector, at=0: dropped.append(entries_of(vector, at))
         reducer.take_off = lambda vector, at=0: dropped.append(entries_of(vector.divided_by(-1), at))
-        combined = reducer._combine(sparse(FAR, FAR_ENTRIES[comm.rank]), finite=True)
+        combined = reducer._combine(sparse(FAR, FAR_ENTRIES[comm.rank]))
         return entries_of(combined), dropped
 
     seen = simulated.run(body, 3)
@@ -383,6 +383,7 @@ def watch(comm, started):
         return start
 
     comm.send, comm.send_header = watched_send(comm.send), watched_send(comm.send_header)
+    comm.send_message = watched_send(comm.send_message)
     comm.receive, comm.receive_header = watched_receive(comm.receive), watched_receive(comm.receive_header)
 
 

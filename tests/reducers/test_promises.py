@@ -390,6 +390,25 @@ def test_ranks_with_different_settings_are_named(ranks):
         assert messages == [f"the reducer is not the same on all ranks: {named}"] * ranks.size
 
 
+def test_a_rank_that_is_at_another_step_is_named_on_every_rank(ranks, way):
+    name, options = way
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=100, **options)
+        reducer.reduce(gradient(100, comm.rank, 0))
+        if comm.rank == comm.size - 1:
+            reducer.load_state_dict(reducer.state_dict() | {"steps": 2})
+        try:
+            reducer.reduce(gradient(100, comm.rank, 1))
+        except commlib.RanksDisagree as error:
+            return str(error)
+        return None
+
+    others, last = list(range(ranks.size - 1)), ranks.size - 1
+    named = f"the reducer is not the same on all ranks: step is 1 on ranks {others}, 2 on ranks [{last}]"
+    assert ranks.run(body) == [named if ranks.size > 1 else None] * ranks.size
+
+
 @pytest.mark.world_sizes(3)
 def test_a_residual_that_would_overflow_is_refused_and_changes_nothing(ranks, kind):
     name, options = kind

@@ -13,6 +13,7 @@ import pytest
 from commlib.errors import InvalidArgument, PeerFailed, UseAfterClose
 from commlib.topology import Topology
 from commlib.transport import mpi
+from commlib.transport.base import Ring
 from commlib.vectors import partition
 
 DTYPES = [np.uint8, np.float32, np.int64]
@@ -77,6 +78,79 @@ def test_a_buffer_may_be_overwritten_once_its_send_was_waited_for(ranks):
 
     for rank, incoming in enumerate(ranks.run(body)):
         np.testing.assert_array_equal(incoming, message((rank - 1) % ranks.size, rank, length=9))
+
+
+# ------------------------------------------------------------- messages of any length
+
+
+def pass_on(comm, lengths):
+    """Send messages to the right neighbour; return those of the left one, and what room was asked for."""
+    right, left = neighbours(comm)
+    asked = []
+
+    def room(length):
+        asked.append(length)
+        return np.full(length, 255, np.uint8)
+
+    given = [message(comm.rank, right, np.uint8, length) for length in lengths[comm.rank]]
+    sent = [comm.send_message(array, right) for array in given]
+    arrived = [comm.receive_message(left, room) for _ in lengths[left]]
+    for request in sent:
+        request.wait()
+    return arrived, asked
+
+
+@pytest.mark.parametrize("piece_bytes", [mpi.PIECE_BYTES, 1, 4, 5])
+def test_a_message_is_received_by_ranks_that_do_not_know_its_length(ranks, piece_bytes, monkeypatch):
+    monkeypatch.setattr(mpi, "PIECE_BYTES", piece_bytes)
+    lengths = [[3 + rank, 0, 20, 4 * rank] for rank in range(ranks.size)]
+    for rank, (arrived, asked) in enumerate(ranks.run(lambda comm: pass_on(comm, lengths))):
+        left = (rank - 1) % ranks.size
+        assert asked == [len(each) for each in arrived] == lengths[left]
+        for each in arrived:
+            np.testing.assert_array_equal(each, message(left, rank, np.uint8, len(each)))
+
+
+def test_a_message_counts_with_the_bytes_that_it_has(ranks):
+    def body(comm):
+        before = comm.sent_bytes.copy(), comm.received_bytes.copy()
+        pass_on(comm, [[10 * rank, 7] for rank in range(comm.size)])
+        return comm.sent_bytes - before[0], comm.received_bytes - before[1]
+
+    for rank, (sent, received) in enumerate(ranks.run(body)):
+        right, left = (rank + 1) % ranks.size, (rank - 1) % ranks.size
+        assert (sent[right], sent.sum()) == (10 * rank + 7, 10 * rank + 7)
+        assert (received[left], received.sum()) == (10 * left + 7, 10 * left + 7)
+
+
+def test_messages_of_known_and_unknown_length_stay_in_order(ranks):
+    def body(comm):
+        right, left = neighbours(comm)
+        first, last = np.zeros(3, np.uint8), np.zeros(3, np.uint8)
+        receipt = comm.receive(first, left)
+        sent = [
+            comm.send(np.full(3, 1, np.uint8), right),
+            comm.send_message(np.full(3, 2, np.uint8), right),
+            comm.send(np.full(3, 3, np.uint8), right),
+        ]
+        between = comm.receive_message(left, lambda length: np.empty(length, np.uint8))
+        for request in (receipt, comm.receive(last, left), *sent):
+            request.wait()
+        return [first[0], between[0], last[0]]
+
+    assert ranks.run(body) == [[1, 2, 3]] * ranks.size
+
+
+def test_the_messages_of_all_go_round_a_ring(ranks):
+    def body(comm):
+        own = message(comm.rank, 0, np.uint8)
+        gathered = Ring(comm, range(comm.size)).allgather_messages(own, lambda rank, n: np.zeros(n, np.uint8))
+        return gathered, gathered[comm.rank] is own
+
+    for gathered, is_own in ranks.run(body):
+        assert is_own
+        for rank, each in enumerate(gathered):
+            np.testing.assert_array_equal(each, message(rank, 0, np.uint8))
 
 
 # ------------------------------------------------------------- exchange, reduce_scatter, allgather
@@ -257,6 +331,26 @@ def test_agree_on_nothing_has_a_row_for_every_rank(ranks):
     assert [rows.shape for rows in ranks.run(lambda comm: comm.allgather_ints([]))] == [
         (ranks.size, 0)
     ] * ranks.size
+
+
+def test_agreements_are_under_way_while_messages_travel_and_end_in_any_order(ranks):
+    def body(comm):
+        first = comm.start_allgather_ints([comm.rank, 7])
+        outgoing = [np.array([comm.rank, other]) for other in range(comm.size)]
+        incoming = [np.zeros(2, np.int64) for _ in range(comm.size)]
+        comm.exchange(outgoing, incoming)
+        second = comm.start_allgather_ints([10 * comm.rank])
+        third = comm.allgather_ints([100 * comm.rank])
+        return [rows.tolist() for rows in (third, second(), first())], np.stack(incoming).tolist()
+
+    everyone = range(ranks.size)
+    for rank, (rows, incoming) in enumerate(ranks.run(body)):
+        assert rows == [
+            [[100 * each] for each in everyone],
+            [[10 * each] for each in everyone],
+            [[each, 7] for each in everyone],
+        ]
+        assert incoming == [[each, rank] for each in everyone]
 
 
 def test_what_agree_returns_belongs_to_the_caller(ranks):

@@ -66,3 +66,16 @@ def test_means_and_counted_bytes_are_those_of_ranks_that_do_not_verify(name):
 def test_ranks_that_give_different_numbers_of_integers_are_told_so():
     with pytest.raises(PeerFailed, match=r"expected 2 integers from every rank, got \[2, 3\]"):
         simulated.run(lambda comm: comm.allgather_ints([7] * (2 + comm.rank)), 2)
+
+
+def test_messages_whose_length_the_receiver_does_not_know_have_a_digest_too(flipping):
+    def body(comm, length):
+        if comm.rank == 0:
+            comm.send_message(np.arange(length).astype(np.uint8), 1).wait()
+            return None
+        return comm.receive_message(0, lambda length: np.empty(length, np.uint8)).tolist()
+
+    for length in (0, 1, 200):
+        assert simulated.run(lambda comm: body(verified(comm), length), 2)[1] == list(range(length))  # noqa: B023
+    with pytest.raises(PeerFailed, match="receiving from rank 0: 4000 bytes of digest"):
+        simulated.run(lambda comm: body(verified(comm), 4000), 2)

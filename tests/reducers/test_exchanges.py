@@ -1,0 +1,174 @@
+"""How often the ranks exchange something in a step, and what that takes on the virtual clock."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from commlib import REDUCERS, Network, RanksDisagree, Topology, make_reducer
+from commlib.transport import simulated
+from commlib.transport.base import Ring
+
+NODES, RANKS_PER_NODE = 2, 4
+RANKS = NODES * RANKS_PER_NODE
+
+# Messages of all ranks in a step, inside nodes and between them, at two nodes of four ranks.
+RING, ALL_TO_ALL = (7 * 6, 7 * 2), (RANKS * 3, RANKS * 4)
+INSIDE = (RANKS * 3, 0)
+MESSAGES = {
+    "dense": (RING, RING),
+    "torus2d": (INSIDE, (0, RANKS), (0, RANKS), INSIDE),
+    "allgather": (RING,),
+    "gtopk": ((6, 1), (6, 1)),
+    "ssar_doubling": ((RANKS, 0), (RANKS, 0), (0, RANKS)),
+    "ssar_split": (ALL_TO_ALL, RING),
+    "dsar_split": (ALL_TO_ALL, RING),
+    "oktopk": (ALL_TO_ALL, RING, RING),  # magnitudes for the global threshold, and the result
+    "hitopk": (INSIDE, (0, RANKS), INSIDE),
+    "hioktopk": (INSIDE, (0, RANKS), (0, RANKS), (0, RANKS), INSIDE),
+}
+
+
+def options_of(name, density):
+    return {"density": density} if REDUCERS[name].sparse else {}
+
+
+def gradient(size, rank, step):
+    """New in each step: a residual that was left back would be selected instead."""
+    return np.random.default_rng([rank, step]).standard_normal(size).astype(np.float32)
+
+
+def note_exchanges(topology, noted):
+    """Count the exchanges of integers over each communicator, and how many integers each has."""
+    for place in ("world", "node", "stream"):
+        comm = getattr(topology, place)
+        for name in ("start_allgather_ints", "alltoall_ints"):
+            original = getattr(comm, name)
+
+            def exchange(values, name=name, place=place, original=original):
+                noted[place, name, len(values)] += 1
+                return original(values)
+
+            setattr(comm, name, exchange)
+
+
+def one_step(name, size, density=0.01):
+    """Return the transfers and the exchanges of integers of a step after the first, and its seconds."""
+    record = []
+
+    def body(comm):
+        topology, noted = Topology(comm), Counter()
+        every_step = {"reevaluate_every": 1} if "oktopk" in name else {}
+        reducer = make_reducer(name, topology, size, **options_of(name, density), **every_step)
+        reducer.reduce(gradient(size, comm.rank, 0))
+        comm.barrier()
+        begun = comm.now()
+        note_exchanges(topology, noted)
+        reducer.reduce(gradient(size, comm.rank, 1))
+        return begun, comm.now(), noted
+
+    ranks = simulated.run(body, RANKS, RANKS_PER_NODE, record=record)
+    begun = ranks[0][0]
+    transfers = [transfer for transfer in record if transfer.sent >= begun]
+    return transfers, [noted for _, _, noted in ranks], max(ended for _, ended, _ in ranks) - begun
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_step_is_its_messages_and_a_comparison_of_one_integer(name):
+    transfers, noted, _ = one_step(name, 40_000)
+    expected = Counter({("world", "start_allgather_ints", 1): 1})
+    if name in ("oktopk", "hioktopk"):  # is it finite, how many entries are there, and how many are large
+        expected["world" if name == "oktopk" else "stream", "start_allgather_ints", 3] = 1
+    assert noted == [expected] * RANKS
+    inter = sum(transfer.is_inter for transfer in transfers)
+    assert (len(transfers) - inter, inter) == tuple(np.sum(MESSAGES[name], axis=0))
+
+
+def test_hitopk_takes_no_longer_than_its_messages():
+    """Agreement on lengths, settings and finite numbers took 110 µs of 223 µs when it was waited for."""
+    *_, seconds = one_step("hitopk", 1_000_000, 0.001)
+    intra, inter, shard = Network().intra, Network().inter, 250_000
+    scatter = 3 * intra.seconds(4 * shard)
+    # the four ranks of a node share a card, and the lengths of sums vary a little with the selections
+    messages = scatter + inter.alpha + 4 * 8 * 250 * inter.beta + 3 * intra.seconds(8 * 500)
+    assert seconds == pytest.approx(messages, rel=1e-3)
+    assert seconds < 205e-6 / 1.6
+
+
+def test_dense_takes_as_long_as_a_ring_without_any_agreement():
+    def ring(comm):
+        parts, sums = (np.split(np.ones(1_000_000, np.float32), RANKS) for _ in range(2))
+        begun = comm.now()
+        Ring(comm, range(RANKS)).reduce_scatter(parts, sums)
+        Ring(comm, range(RANKS)).allgather(sums)
+        return comm.now() - begun
+
+    *_, seconds = one_step("dense", 1_000_000)
+    assert seconds == pytest.approx(max(simulated.run(ring, RANKS, RANKS_PER_NODE)), rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, [3, 1, 1], [1, 4], 5], ids=str)
+@pytest.mark.parametrize("name", REDUCERS)
+def test_every_rank_learns_what_one_of_them_has_different(name, ranks_per_node):
+    """Also where nodes are uneven, and some ranks own no shard: each rank differs in turn."""
+
+    def body(comm):
+        topology = Topology(comm)
+        messages = []
+        for other in range(comm.size):
+            reducer = make_reducer(name, topology, 100, **options_of(name, 0.1))
+            reducer.reduce(gradient(100, comm.rank, 0))
+            if comm.rank == other and reducer.sparse:
+                reducer.set_density(0.4)
+            elif comm.rank == other:
+                reducer.steps += 1
+            with pytest.raises(RanksDisagree) as caught:
+                reducer.reduce(gradient(100, comm.rank, 1))
+            messages.append(str(caught.value))
+        return messages
+
+    seen = simulated.run(body, 5, ranks_per_node)
+    what = "density is {} on ranks {}".format if REDUCERS[name].sparse else "step is {} on ranks {}".format
+    usual, different = (0.1, 0.4) if REDUCERS[name].sparse else (1, 2)
+    for other in range(5):
+        groups = [(usual, [rank for rank in range(5) if rank != other]), (different, [other])]
+        named = ", ".join(
+            what(*group) if not place else f"{group[0]} on ranks {group[1]}"
+            for place, group in enumerate(sorted(groups, key=lambda group: group[1]))
+        )
+        expected = f"the reducer is not the same on all ranks: {named}"
+        assert [messages[other] for messages in seen] == [expected] * 5
+
+
+@pytest.mark.parametrize("name", [name for name in REDUCERS if REDUCERS[name].sparse])
+def test_ranks_of_different_densities_raise_also_where_that_changes_the_lengths_of_messages(name):
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), 10_000, density=0.01)
+        reducer.reduce(gradient(10_000, comm.rank, 0))
+        reducer.set_density((0.001, 0.9, 0.1, 0.01)[comm.rank])
+        with pytest.raises(RanksDisagree, match="density is 0.001"):
+            reducer.reduce(gradient(10_000, comm.rank, 1))
+        return True
+
+    assert simulated.run(body, 4, 2) == [True] * 4
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, [3, 1, 1], [1, 4], 5], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("name", REDUCERS)
+def test_whoever_has_a_bad_number_all_ranks_skip_the_step_and_go_on_as_before(name, bad, ranks_per_node):
+    def body(comm):
+        topology = Topology(comm)
+        reducer, twin = (make_reducer(name, topology, 100, **options_of(name, 0.1)) for _ in range(2))
+        finite = []
+        for other in range(comm.size):
+            poisoned = gradient(100, comm.rank, 9)
+            if comm.rank == other:
+                poisoned[[0, 37, 99][other % 3]] = bad
+            finite.append(bool(np.isfinite(reducer.reduce(poisoned)).any()) or reducer.last.finite)
+            good = gradient(100, comm.rank, other)
+            twin.steps = reducer.steps
+            finite.append(reducer.reduce(good).tobytes() != twin.reduce(good).tobytes())
+        return finite, reducer.residual.tobytes() == twin.residual.tobytes()
+
+    assert simulated.run(body, 5, ranks_per_node) == [([False] * 10, True)] * 5
