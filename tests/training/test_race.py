@@ -148,6 +148,7 @@ class FakeCluster:
 
     calls: list[tuple]
     fails_at: int | None = None
+    error: BaseException = Failed("status 1: node3 is on fire")
 
     def __init__(self, state: Path) -> None:
         assert not state.exists()
@@ -172,7 +173,7 @@ class FakeCluster:
         for subject in asked["steps"]:
             yield json.dumps(step_told(subject["name"])) + "\n"
         if self.fails_at == asked["config"]["seed"]:
-            raise Failed("status 1: node3 is on fire")
+            raise self.error
         for subject in asked["runs"]:
             yield json.dumps(run_told(subject["name"], asked["config"]["seed"])) + "\n"
 
@@ -345,6 +346,16 @@ def test_a_job_that_fails_ends_the_race_and_what_was_measured_is_kept(fake):
         "cloudtrain: --cluster: mlp, 1gbit, 2x1: job 2 of 3, all-reduce of MPI: default: steps of 5 subjects,"
         " 5 runs with seed 2: status 1: node3 is on fire"
     )
+    assert fake.calls[-1] == ("down",)
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_what_was_measured_before_an_interrupt_is_kept(fake, error, status):
+    fake.fails_at, fake.error = 2, error
+    result = bench(*FOUR, "--seeds", "0", "--json")
+    assert result.exit_code == status
+    runs = {line["subject"]: line["seconds"]["runs"] for line in map(json.loads, result.stdout.splitlines())}
+    assert (runs["hitopk"], runs["horovod, ring"]) == (4, 2)
     assert fake.calls[-1] == ("down",)
 
 

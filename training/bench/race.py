@@ -61,14 +61,16 @@ def _measured(race: Race) -> Generator[JSONRecord, None, None]:
 
 
 def _measured_cell(cell: "CellRace") -> Iterator[JSONRecord]:
-    """Yield the records of a cell, also where one of its jobs fails."""
+    """Yield the records of a cell, also where one of its jobs fails or is interrupted."""
     results: list[Result] = []
     try:
         for result in cell.results():
             results.append(result)
-    except Failed as failure:
+    except (Failed, KeyboardInterrupt, SystemExit) as error:
         yield from records(cell.race, cell.cell, results)
-        raise Failed(f"--cluster: {failure}") from None
+        if isinstance(error, Failed):
+            raise Failed(f"--cluster: {error}") from None
+        raise
     yield from records(cell.race, cell.cell, results)
 
 
