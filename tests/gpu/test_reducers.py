@@ -14,7 +14,7 @@ SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tel
 CASES = {
     label: case
     for label, case in test_promises.CASES.items()
-    if label in (*REDUCERS, "dsar_split-qsgd8") or (ALL and not label.endswith(SAMPLING))
+    if label in (*REDUCERS, "dsar_split-qsgd8", "ssar_split-all") or (ALL and not label.endswith(SAMPLING))
 }
 ONE_OF_A_KIND = ("torus2d", "hitopk")
 
