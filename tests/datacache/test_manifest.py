@@ -144,6 +144,18 @@ def test_a_file_damaged_anywhere_is_refused_in_one_line(tmp_path):
     assert refused > 200
 
 
+def test_a_whole_archive_with_another_column_than_was_saved_is_refused(tmp_path):
+    path = tmp_path / "manifest"
+    manifest().save(path)
+    with np.load(path) as archive:
+        columns = dict(archive)
+    columns["labels"] = manifest(labels=[0, 1, 0]).labels.view(np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **columns)  # the archive's own checksums fit
+    with pytest.raises(ValueError, match="damaged one; .*its fingerprint does not match"):
+        Manifest.load(path)
+
+
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
 def test_a_file_cut_off_is_refused(tmp_path, kept):
     path = tmp_path / "manifest"

@@ -202,6 +202,15 @@ def test_the_share_that_is_asked_for_changes_places_and_others_in_each_epoch(pla
     assert np.any(away, axis=0).mean() > 0.6 * (1 - 0.85**6)
 
 
+def test_how_many_samples_a_shard_has_of_each_other_is_drawn_in_each_epoch():
+    order = Order(4000, 4, 40, seed=3, exchange=0.2)
+    counts = set()
+    for epoch in range(6):
+        reader, owner = travellers(order, epoch)
+        counts.add(tuple(np.bincount(4 * owner + reader, minlength=16)))
+    assert len(counts) == 6
+
+
 def test_without_an_exchange_nothing_leaves_its_shard():
     reader, owner = travellers(Order(4000, 4, 40, seed=3), 1)
     assert (reader == owner).all()

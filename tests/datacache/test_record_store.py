@@ -14,7 +14,7 @@ import pytest
 
 from datacache import capacity
 from datacache.capacity import in_memory
-from datacache.errors import CacheFull
+from datacache.errors import CacheFull, Damaged
 from datacache.order import Ids
 from datacache.store import folders
 from datacache.store.record_store import Misses, RecordStore
@@ -161,11 +161,12 @@ def test_ids_must_be_sorted_and_different(tmp_path: Path, ids: Ids) -> None:
         make(tmp_path, ids)
 
 
-def test_a_fingerprint_stands_for_one_set_of_ids(root: Path) -> None:
+@pytest.mark.parametrize("others", [IDS[1:], IDS + 1], ids=["fewer", "as-many"])
+def test_a_fingerprint_stands_for_one_set_of_ids(root: Path, others: Ids) -> None:
     with make(root) as store:
         fill(store)
     with pytest.raises(ValueError, match="which samples"):
-        make(root, IDS[1:])
+        make(root, others)
     with make(root) as store:
         assert read_right(store) == Misses([], [])
 
@@ -218,12 +219,14 @@ def test_an_error_of_the_user_is_not_swallowed(root: Path) -> None:
 
 
 def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    """Write facts with other values, and with the checksum of these."""
+    folders.write_facts(path, folders.read_facts(path, SEED) | values, SEED)
 
 
 def test_another_format_is_dropped(root: Path) -> None:
     folder = sealed(root)
     change(folder / "generation.json", format=folders.FORMAT + 1)
+    assert folders.describe(folder) is None
     with make(root) as store:
         assert store.stored() == 0
         fill(store)
@@ -238,6 +241,20 @@ def test_another_format_that_a_job_uses_is_left_to_it(root: Path) -> None:
         with pytest.raises(RuntimeError, match="another job uses it"):
             make(root)
         assert read_right(store) == Misses([], [])
+
+
+def test_facts_other_than_those_written_are_damaged_though_they_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "facts"
+    facts = {"samples": 300, "note": {"of": "tests"}}
+    folders.write_facts(path, facts, SEED)
+    assert folders.read_facts(path, SEED) == facts
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps(written | {"samples": 301}))
+    with pytest.raises(Damaged, match="not what was written"):
+        folders.read_facts(path, SEED)
+    path.write_text(json.dumps(written))
+    with pytest.raises(Damaged, match="not what was written"):
+        folders.read_facts(path, SEED + 1)
 
 
 def test_unfinished_before_a_restart_of_the_machine_it_is_dropped(
@@ -275,6 +292,14 @@ def test_a_file_that_is_not_what_was_written_costs_the_generation(
     assert store.seal()
     assert read_right(store) == Misses([], [])
     store.close()
+
+
+def test_an_index_of_the_same_length_that_names_other_places_costs_the_generation(root: Path) -> None:
+    path = sealed(root) / "index"
+    starts, sizes = np.frombuffer(path.read_bytes(), "<i8").reshape(2, len(IDS))
+    path.write_bytes(np.stack([starts[::-1], sizes]).tobytes())
+    with pytest.warns(UserWarning, match="index: not what was written"), make(root) as store:
+        assert store.stored() == 0
 
 
 @pytest.mark.parametrize("name", ["index", "records", "generation.json"])

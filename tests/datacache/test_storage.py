@@ -351,6 +351,15 @@ def test_neighbours_share_a_request_and_others_do_not():
     ]
 
 
+def test_a_range_within_another_is_read_with_it_and_both_whole(place):
+    outer, inner, after = (Range("folder/file", *each) for each in [(100, 200), (150, 20), (300, 40)])
+    requests = joined([outer, inner, after])
+    assert [request.range for request in requests] == [Range("folder/file", 100, 240)]
+    storage, filesystem = flaky(place)
+    assert storage.read_many([inner, outer]) == [CONTENTS[150:170], CONTENTS[100:300]]
+    assert filesystem.requests == ["cat_file"]
+
+
 def test_shared_requests_stay_small():
     size = JOINED_BYTES // 4
     requests = joined([Range("a", number * size, size) for number in range(10)])

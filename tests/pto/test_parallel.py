@@ -8,6 +8,7 @@ import pytest
 
 import pto
 from commlib import Link, Network, transport
+from pto.choice import slowest
 from training.bench.shapes import resnet50
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32]
@@ -210,6 +211,11 @@ def test_it_runs_in_parts_where_that_is_faster(alpha, in_parts):
     assert (choice.seconds.part + choice.seconds.exchange < choice.seconds.whole) is in_parts
     assert choice.seconds.part < choice.seconds.whole
     assert choice.reason.startswith("sort in parts: " if in_parts else "sort locally: ")
+
+
+def test_a_call_takes_as_long_as_its_slowest_rank_in_the_median_run():
+    of_ranks = np.array([[1.0, 9.0, 2.0], [4.0, 1.0, 3.0]])
+    assert slowest(of_ranks) == 4  # of 4, 9 and 3
 
 
 def test_one_rank_computes_locally_and_sends_nothing():
