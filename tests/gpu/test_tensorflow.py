@@ -18,7 +18,7 @@ SIZE = 20  # of the gradients of test_tensorflow_adapter, together
 @pytest.fixture(autouse=True)
 def gpus_that_are_processors(monkeypatch):
     """TensorFlow's part of a GPU is the CPU, where the fake arrays lie."""
-    monkeypatch.setattr(adapter, "tensorflow_device", lambda gpu: "CPU:0")
+    monkeypatch.setattr(adapter.gradients, "tensorflow_device", lambda gpu: "CPU:0")
 
 
 def mean_of_steps(comm, config, *, traced):

@@ -44,7 +44,7 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def gpus_that_are_processors(monkeypatch):
-    monkeypatch.setattr(adapter, "tensorflow_device", lambda gpu: "CPU:0")
+    monkeypatch.setattr(adapter.gradients, "tensorflow_device", lambda gpu: "CPU:0")
     monkeypatch.setitem(MODELS, "two_layers", two_layers)
 
 
