@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from statistics import fmean, median, median_low
@@ -74,7 +74,7 @@ class Contestant:
                 stage.name: median(getattr(each.seconds, stage.name) for each in self._reports)
                 for stage in fields(StageSeconds)
             },
-            "busy": sum(sum(asdict(each.seconds).values()) for each in self._reports),
+            "busy": sum(each.busy for each in self._reports),
             "hidden": sum(each.hidden for each in self._reports),
         }
         ranks = self._world.allgather_objects(own)
@@ -86,7 +86,7 @@ class Contestant:
             "bytes": {"intra": intra, "inter": inter} if is_known else None,
             "card_bytes": max(rank["card"] for rank in ranks),
             "stages": _means([rank["stages"] for rank in ranks]) if is_known else None,
-            "hidden_share": min(1.0, sum(rank["hidden"] for rank in ranks) / busy) if busy else None,
+            "hidden_share": sum(rank["hidden"] for rank in ranks) / busy if busy else None,
             "overlaps": gradients.overlaps,
             "buckets": gradients.buckets,
             "reducer": self._trainer.config.reducer_config(self._phase.phase),

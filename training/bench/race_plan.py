@@ -54,7 +54,7 @@ RACED = {
     model.name: model
     for model in (
         # Momentum would move weights for steps after a sparse reducer has sent them once.
-        RacedModel("mlp", (0.05, 0.0), momentum=0.0, target=0.91, epochs=8, switch=(6, 2)),
+        RacedModel("mlp", (0.1, 0.0), momentum=0.0, target=0.92, epochs=8, switch=(6, 2)),
         RacedModel("resnet20", (0.1, 0.0), target=0.93, epochs=8),
         RacedModel("vgg16_cifar", (0.001, 0.001), batch_size=2, input_size=32),
     )
