@@ -6,17 +6,21 @@ import tensorflow as tf
 from training.process import backend
 from training.process.job import LocalRank
 
+BOTH = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 
 @pytest.mark.parametrize(
-    ("said", "set_to"),
+    ("threads", "overlap", "given", "set_to"),
     [
-        ((), {"intra": 3, "inter": 3}),
-        (("TF_NUM_INTEROP_THREADS",), {"intra": 3}),
-        (("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), {}),
+        (3, False, (), {"intra": 3, "inter": 3}),
+        (3, True, (), {"intra": 3, "inter": 3}),
+        (1, False, (), {"intra": 1, "inter": 1}),
+        (1, True, (), {"intra": 1, "inter": 2}),  # with one, buckets are submitted last
+        (1, True, ("TF_NUM_INTEROP_THREADS",), {"intra": 1}),
+        (3, True, BOTH, {}),
     ],
-    ids=["nothing", "one", "both"],
 )
-def test_threads_are_shared_where_nobody_has_said_how_many(monkeypatch, said, set_to):
+def test_cores_are_shared_where_the_environment_sets_no_threads(monkeypatch, threads, overlap, given, set_to):
     found = {}
     for kind in ("intra", "inter"):
         monkeypatch.setattr(
@@ -24,10 +28,10 @@ def test_threads_are_shared_where_nobody_has_said_how_many(monkeypatch, said, se
             f"set_{kind}_op_parallelism_threads",
             lambda threads, kind=kind: found.update({kind: threads}),
         )
-    monkeypatch.setattr(LocalRank, "threads", 3)
-    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+    monkeypatch.setattr(LocalRank, "threads", threads)
+    for name in BOTH:
         monkeypatch.setenv(name, "5")
-        if name not in said:
+        if name not in given:
             monkeypatch.delenv(name)
-    backend._share_cores(LocalRank(0, 1))
+    backend._share_cores(LocalRank(0, 1), overlap=overlap)
     assert found == set_to

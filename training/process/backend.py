@@ -20,7 +20,7 @@ INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_hor
 def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank) -> None:
     """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
     see_own_gpu(local_rank)
-    _share_cores(local_rank)
+    _share_cores(local_rank, overlap=config.overlap and comm.size > 1)
     if gpus := tf.config.list_physical_devices("GPU"):
         own = gpus[local_rank.number % len(gpus)]
         tf.config.set_visible_devices(own, "GPU")
@@ -45,14 +45,18 @@ def _start_horovod(comm: Communicator) -> None:
         )
 
 
-def _share_cores(local_rank: LocalRank) -> None:
-    """Give TensorFlow this rank's share of the cores, unless its number of threads is set."""
-    threading = tf.config.threading
-    for variable, set_threads in (
-        ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads),
-        ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads),
+def _share_cores(local_rank: LocalRank, *, overlap: bool) -> None:
+    """Give TensorFlow this rank's share of the cores, unless its number of threads is set.
+
+    With a single thread for operations, TensorFlow runs those that submit gradients last of all: ``overlap``
+    needs another one, which is idle but for them.
+    """
+    threading, threads = tf.config.threading, local_rank.threads
+    for variable, set_threads, number in (
+        ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads, threads),
+        ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads, max(threads, 1 + overlap)),
     ):
         # Raised if TensorFlow is already initialised in this process, with its threads.
         with suppress(RuntimeError):
             if variable not in os.environ:
-                set_threads(local_rank.threads)
+                set_threads(number)
