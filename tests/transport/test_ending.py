@@ -155,8 +155,12 @@ class Request:
 
     def __init__(self):
         self.is_over, self.is_waited_for = threading.Event(), threading.Event()
+        self.tests = 0
 
     def Test(self, status):
+        self.tests += 1
+        if self.tests > 1:  # by a thread that sleeps in between
+            self.is_waited_for.set()
         return self.is_over.is_set()
 
     def Wait(self, status):
