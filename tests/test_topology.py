@@ -219,6 +219,7 @@ print("all are freed once")
 """
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_mpi_frees_every_communicator_of_three_thousand_topologies_once():
     result = python_on_ranks(2, LIFETIMES)

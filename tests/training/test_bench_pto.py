@@ -326,6 +326,7 @@ def test_where_there_is_no_mpirun_it_says_how_to_get_one(monkeypatch):
         list(jobs.lines(2, []))
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_real_ranks_are_started_and_measured():
     words = ("bench", "pto", "--ranks", "2", "--network", "resnet50", "--steps", "1", "--json")

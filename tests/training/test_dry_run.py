@@ -89,6 +89,7 @@ def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_ranks_take_a_dry_run_together(tmp_path):
     result = run("cloudtrain", "launch", "-np", "2", DIGITS, "--dry-run", "ranks_per_node=null", cwd=tmp_path)

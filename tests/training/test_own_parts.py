@@ -119,6 +119,7 @@ def test_tune_measures_the_gradient_of_the_model(folder):
     assert [(case.size, case.density) for case in cases] == [(weights, 0.01)]
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_ranks_train_with_them_and_a_run_that_was_ended_goes_on_to_the_bit(tmp_path):
     write(tmp_path)

@@ -394,6 +394,7 @@ if trainer.rank == 0:
 """
 
 
+@pytest.mark.large
 @pytest.mark.launch
 def test_horovod_s_own_path_trains_as_dense_does(tmp_path):
     program = f"import sys; sys.argv[1:] = [{str(tmp_path)!r}]\n{HOROVOD_AND_DENSE}"

@@ -1,0 +1,61 @@
+"""Draw a trace of a run: what the loop and the engine of each rank did when.
+
+python scripts/draw_trace.py runs/NAME/trace.json docs/training/trace.svg
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from matplotlib.axes import Axes
+
+from scripts.drawing.style import PALETTE, STAGES, WAITING, legend, picture
+
+LOOP, ENGINE = 0, 1  # threads of the trace
+COLORS = {
+    "forward_backward": PALETTE[3],
+    "exchange_wait": WAITING,
+    "norms": PALETTE[6],
+    "update": PALETTE[5],
+    **STAGES,
+}
+HEIGHT = 0.8  # of a row, of which there are two a rank
+Event = dict[str, Any]
+
+
+def spans(content: dict[str, Any]) -> list[Event]:
+    """Return the spans that are drawn: stages, not the steps and buckets that contain them."""
+    return [each for each in content["traceEvents"] if each["ph"] == "X" and each["name"] in COLORS]
+
+
+def draw(events: Sequence[Event], path: Path) -> None:
+    """Write the picture; a stage of the engine that contains another is drawn first, below it."""
+    ranks = sorted({each["pid"] for each in events})
+    with picture(path, 7.2, 0.9 + 0.42 * len(ranks)) as figure:
+        axes: Axes = figure.subplots()
+        for each in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+            row = 2.4 * ranks.index(each["pid"]) + each["tid"]
+            bar = [(each["ts"] / 1e6, each["dur"] / 1e6)]
+            axes.broken_barh(bar, (row, HEIGHT), color=COLORS[each["name"]], linewidth=0)
+        rows = {
+            f"rank {rank}, {name}": 2.4 * place + thread
+            for place, rank in enumerate(ranks)
+            for thread, name in ((LOOP, "loop"), (ENGINE, "engine"))
+        }
+        axes.set_yticks([row + HEIGHT / 2 for row in rows.values()], list(rows))
+        axes.invert_yaxis()
+        axes.set_xlabel("s")
+        axes.spines[["top", "right"]].set_visible(False)
+        drawn = {each["name"] for each in events}
+        legend(figure, {name.replace("_", " "): color for name, color in COLORS.items() if name in drawn})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    draw(spans(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
