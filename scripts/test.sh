@@ -2,7 +2,7 @@
 # Makes .venv (see install.sh), checks style and types, and runs the tests. A stage that fails does not keep the
 # others from running.
 # usage: scripts/test.sh             what a change has to pass: ten minutes on two cores
-#        scripts/test.sh ci          the same, and the tests on a cluster of network namespaces
+#        scripts/test.sh ci          the same, longer runs of real ranks, and the tests on a cluster of namespaces
 #        scripts/test.sh all         the same as ci, with large tables and many drawn examples
 #        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
@@ -21,9 +21,14 @@ stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and 
 # The others start processes of their own. Only the files that have such tests: to collect all takes a while.
 marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
 # Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
+launched() { stage "${pytest[@]}" -q --numprocesses 2 --dist loadfile -m "$@"; }
 # shellcheck disable=SC2046 # a name is a word
-stage "${pytest[@]}" -q --numprocesses 2 --dist loadfile -m "launch and not cluster" $(marked launch)
-# These measure what passes the links of a cluster, and want the cores for themselves.
-# shellcheck disable=SC2046
-[ $# -eq 0 ] || stage "${pytest[@]}" -m cluster $(marked cluster)
+launched "launch and not slow and not cluster" $(marked launch)
+if [ $# -gt 0 ]; then
+    # shellcheck disable=SC2046
+    launched "slow and not cluster" $(marked slow)
+    # These measure what passes the links of a cluster, and want the cores for themselves.
+    # shellcheck disable=SC2046
+    stage "${pytest[@]}" -m cluster $(marked cluster)
+fi
 report

@@ -19,6 +19,7 @@ def test_every_name_of_the_table_is_there():
     assert [name for name in commlib.keras.__all__ if name not in named] == []
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_program_trains_saves_and_goes_on_on_two_ranks(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -59,6 +59,7 @@ def test_the_error_shown_is_the_error_printed():
     assert result.stderr.startswith(shown[2])
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_horovodrun_command_trains(tmp_path):
     (command,) = [words for words in COMMANDS if words[:1] == ["horovodrun"]]
@@ -79,6 +80,7 @@ def test_a_loop_of_ones_own_learns_on_two_ranks(tmp_path):
     assert all(float(loss) < 0.1 for loss in losses)  # 8 at the start
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_fit_learns_on_two_ranks_which_end_with_the_same_weights():
     result = python_on_ranks(2, python_block("DistributedOptimizer"))

@@ -153,6 +153,7 @@ def test_the_codec_shows_without_all_reduces_too():
 # ------------------------------------------------------------- beside all-reduces, on real ranks
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_on_real_ranks_mpi_and_horovod_are_right_and_measured():
     words = ("--allreduce", "--json", "--size", "10007", "--steps", "2", "--reducer", "hitopk")

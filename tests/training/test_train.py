@@ -83,6 +83,7 @@ def test_reducers_train_on_three_ranks(three_ranks, reducer):
     assert epochs[0]["loss"] < 2.0  # ln 10 = 2.3 is guessing
 
 
+@pytest.mark.slow
 def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     # messages with digests are the same
     program = (
@@ -193,6 +194,7 @@ def test_an_exception_on_all_ranks_is_told_once():
     assert result.stderr.count("rank 0 of 2 on ") == 1
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceback(tmp_path):
     # a sitecustomize that breaks one rank's data in its second batch; everything else is the real command
     (tmp_path / "sitecustomize.py").write_text(

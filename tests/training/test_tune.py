@@ -356,6 +356,7 @@ def test_tuning_loads_no_tensorflow(tmp_path):
     assert path.is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     path = tmp_path / "profile.json"

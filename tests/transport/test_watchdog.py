@@ -30,6 +30,7 @@ if comm.rank < 2:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("seconds", "elsewhere", "words"),

@@ -29,7 +29,7 @@ from training.process.tf_logging import import_tensorflow
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of the node that this rank is on
 LINKS = ("intra", "inter")
 # To make the data set before any of the configurations that it is for.
-ANY_PHASES = {"phases": [{"steps": 1, "input_size": 1, "batch_size": 1}]}
+ANY_PHASES = {"phases": [{"steps": 1, "input_size": 32, "batch_size": 1}]}
 Json = dict[str, Any]
 
 
