@@ -29,8 +29,16 @@ Event = dict[str, Any]
 
 
 def spans(content: dict[str, Any]) -> list[Event]:
-    """Return the spans that are drawn: stages, not the steps and buckets that contain them."""
-    return [each for each in content["traceEvents"] if each["ph"] == "X" and each["name"] in COLORS]
+    """Return the spans that are drawn: stages, not the steps and buckets that contain them.
+
+    They begin with the second step: before it, ranks still wait for the slowest to be ready.
+    """
+    events = [each for each in content["traceEvents"] if each["ph"] == "X"]
+    steps = sorted(each["ts"] for each in events if each["name"].startswith("step ") and each["pid"] == 0)
+    first = steps[min(1, len(steps) - 1)]
+    return [
+        each | {"ts": each["ts"] - first} for each in events if each["name"] in COLORS and each["ts"] >= first
+    ]
 
 
 def draw(events: Sequence[Event], path: Path) -> None:
