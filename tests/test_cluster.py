@@ -56,6 +56,8 @@ class Cluster:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Ignored in the processes of a shell's background jobs, which this may be one of.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __call__(self, *words: str) -> "subprocess.CompletedProcess[str]":
