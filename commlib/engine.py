@@ -29,8 +29,6 @@ from commlib.reducers.mean import Means
 from commlib.vectors import Float32, SparseVector
 
 Found = TypeVar("Found")
-
-
 Mean = TypeVar("Mean", Float32, SparseVector)
 
 

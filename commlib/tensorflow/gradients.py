@@ -31,11 +31,10 @@ from commlib.tensorflow.tensors import (
     dense_gradients,
     flattened,
     inputs_of,
-    made_at,
     made_dense,
+    order_of,
     tensor_of,
     tensorflow_device,
-    tensors_of,
 )
 from commlib.tf_logging import without_noise
 from commlib.topology import Topology
@@ -251,12 +250,11 @@ class DistributedGradients:
             *(tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())),
             *slices,
         ]
-        order = sorted(range(len(parts)), key=lambda number: (made_at(tensors_of(parts[number])), -number))
         return [
             tf.numpy_function(
                 partial(self._submit, number), inputs_of(parts[number]), tf.int64, stateful=True
             )
-            for number in order
+            for number in order_of(parts)
         ]
 
     def _submit(self, number: int, *arrays: Array) -> np.int64:

@@ -120,16 +120,18 @@ def apart(values: Sequence[Any], is_second: Sequence[bool]) -> tuple[list[Any], 
     return [each for each, second in pairs if not second], [each for each, second in pairs if second]
 
 
-def made_at(tensors: Sequence[Any]) -> int:
-    """Return the place in the graph of the operation that yields the last of the tensors; 0 without a graph.
+def order_of(parts: Sequence[Any]) -> list[int]:
+    """Return the numbers of buckets in the order in which the graph yields the last tensor of each.
 
-    The tape adds the operations of backpropagation in the order in which it goes through the model.
+    The tape adds the operations of backpropagation in the order in which it goes through the model. Without
+    a graph the last bucket is first.
     """
+    backwards = list(range(len(parts)))[::-1]
     if tf.executing_eagerly():
-        return 0
+        return backwards
     graph = tf.compat.v1.get_default_graph()
     places = {id(operation): place for place, operation in enumerate(graph.get_operations())}
-    return max(places.get(id(tensor.op), 0) for tensor in tensors)
+    return sorted(backwards, key=lambda each: max(places.get(id(t.op), 0) for t in tensors_of(parts[each])))
 
 
 def tensorflow_device(gpu: int) -> str:

@@ -107,27 +107,26 @@ class ReducerChosen(Event):
 
 
 @dataclass(frozen=True)
-class NormsShared(Event):
+class Reasoned(Event):
+    """An event that one line tells."""
+
+    reason: str
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield self.reason
+
+
+class NormsShared(Reasoned):
     """How ranks share the computation of norms."""
 
     kind = "norms"
-    reason: str
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield self.reason
 
 
-@dataclass(frozen=True)
-class InBuckets(Event):
+class InBuckets(Reasoned):
     """How the gradient is divided into buckets."""
 
     kind = "buckets"
-    reason: str
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield self.reason
 
 
 @dataclass(frozen=True)
