@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from commlib.errors import InvalidArgument, look_up
 from training.bench import emulated
 from training.bench.allreduce import KEEP_MEMORY, PEERS
+from training.bench.emulated.__main__ import ADDRESSES
 from training.bench.jobs import Failed, error_line, output
 from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
@@ -43,12 +45,50 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Nodes, and ranks on each.
+
+    >>> Layout.of("4x2")
+    Layout(nodes=4, ranks_per_node=2)
+    """
+
+    nodes: int
+    ranks_per_node: int
+
+    @classmethod
+    def of(cls, text: str) -> "Layout":
+        """Return what is written as ``4x2``."""
+        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", text)
+        if found is None:
+            raise InvalidArgument(f"--layout: expected nodes x ranks on each, as 4x2, got {text!r}")
+        layout = cls(int(found[1]), int(found[2]))
+        if layout.nodes > len(ADDRESSES):
+            raise InvalidArgument(f"--layout: expected at most {len(ADDRESSES)} nodes, got {text}")
+        if layout.ranks < 2:
+            raise InvalidArgument(f"--layout: expected two ranks or more, got {text}")
+        return layout
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"{self.nodes}x{self.ranks_per_node}"
+
+    @property
+    def ranks(self) -> int:
+        """Return the ranks of a job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def hosts(self) -> str:
+        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
+        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
+
+
+@dataclass(frozen=True)
 class Sweep:
     """The options, with the defaults filled in: cases, and clusters to measure them on."""
 
     options: Options
-    nodes: int
-    ranks_per_node: int
+    layout: Layout
     rates: Sequence[str]
     sizes: Sequence[int]
     densities: Sequence[float]
@@ -62,8 +102,7 @@ class Sweep:
         quick = options.quick
         sweep = cls(
             options=options,
-            nodes=options.nodes or NODES,
-            ranks_per_node=options.ranks_per_node or RANKS_PER_NODE,
+            layout=Layout(options.nodes or NODES, options.ranks_per_node or RANKS_PER_NODE),
             rates=options.rates or (QUICK_RATES if quick else RATES),
             sizes=options.sizes or (QUICK_SIZES if quick else SIZES),
             densities=options.densities or (QUICK_DENSITIES if quick else DENSITIES),
@@ -73,19 +112,9 @@ class Sweep:
         )
         for algorithm in sweep.algorithms:
             look_up(ALGORITHMS, "algorithm", algorithm)
-        if sweep.ranks < 2:
+        if sweep.layout.ranks < 2:
             raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
         return sweep
-
-    @property
-    def ranks(self) -> int:
-        """Return the ranks of a job."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def hosts(self) -> str:
-        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
-        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
     def probing(self, size: int) -> list[str]:
         """Return the arguments of a job that times MPI's all-reduce against ours, without TensorFlow."""
@@ -165,9 +194,9 @@ def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with cluster_until_end() as cluster:
         for rate in sweep.rates[1:]:  # one that tc refuses is reported now, not after an hour
-            cluster.up(sweep.nodes, rate)
+            cluster.up(sweep.layout.nodes, rate)
         for rate in sweep.rates:
-            cluster.up(sweep.nodes, rate)
+            cluster.up(sweep.layout.nodes, rate)
             for size in sweep.sizes:
                 for reported in _measured_size(sweep, cluster, size):
                     reported["case"] |= {"rate": rate}
@@ -229,7 +258,7 @@ def _run(
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[JSONRecord]:
     """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
-    job = command_line(Ranks(sweep.ranks, sweep.hosts), cloudtrain(*arguments))
+    job = command_line(Ranks(sweep.layout.ranks, sweep.layout.hosts), cloudtrain(*arguments))
     what = " ".join(arguments[arguments.index("--size") :])
     note(f"{what} (all-reduce of MPI: {algorithm}{', memory kept' if settings else ''})")
     try:

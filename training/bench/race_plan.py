@@ -1,6 +1,5 @@
 """What ``cloudtrain bench train --cluster`` races: subjects, models and clusters."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 from commlib import REDUCERS
 from commlib.density import check_density
 from commlib.errors import InvalidArgument, look_up
-from training.bench.cluster import DEFAULT
-from training.bench.emulated.__main__ import ADDRESSES
+from training.bench.cluster import DEFAULT, Layout
 
 RATES, QUICK_RATES = ("0.2gbit", "1gbit", "10gbit"), ("1gbit",)
 LAYOUTS, QUICK_LAYOUTS = ("4x1", "4x2"), ("2x1",)
@@ -89,45 +87,6 @@ class Subject:
     def is_peer(self) -> bool:
         """Return whether it exchanges all gradients in full: the others are measured against the fastest."""
         return not self.is_sparse
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Nodes, and ranks on each.
-
-    >>> Layout.of("4x2")
-    Layout(nodes=4, ranks_per_node=2)
-    """
-
-    nodes: int
-    ranks_per_node: int
-
-    @classmethod
-    def of(cls, text: str) -> "Layout":
-        """Return what is written as ``4x2``."""
-        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", text)
-        if found is None:
-            raise InvalidArgument(f"--layout: expected nodes x ranks on each, as 4x2, got {text!r}")
-        layout = cls(int(found[1]), int(found[2]))
-        if layout.nodes > len(ADDRESSES):
-            raise InvalidArgument(f"--layout: expected at most {len(ADDRESSES)} nodes, got {text}")
-        if layout.ranks < 2:
-            raise InvalidArgument(f"--layout: expected two ranks or more, got {text}")
-        return layout
-
-    def __str__(self) -> str:
-        """Return it as it is written."""
-        return f"{self.nodes}x{self.ranks_per_node}"
-
-    @property
-    def ranks(self) -> int:
-        """Return the ranks of a job."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def hosts(self) -> str:
-        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
-        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
 
 @dataclass(frozen=True)
