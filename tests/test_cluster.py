@@ -26,7 +26,7 @@ HOSTS = ",".join(f"{node}:2" for node in NODES)
 TOOLS = ["ip", "tc", "ssh", "ssh-keygen", "sshd", "unshare", "nsenter", "mount"]
 SYSTEM_PATH = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"
 GBIT_BYTES = 125_000_000  # a second
-AS_TC = "expected what tc understands, as 1gbit or 200mbit"
+AS_TC = "expected a rate of tc, such as 1gbit or 200mbit"
 SEND = "import socket; socket.create_connection(('node3', 5001)).sendall(bytes(25_000_000))"
 RECEIVE = """
 import socket
