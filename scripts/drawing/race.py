@@ -24,8 +24,9 @@ gradient in the backward graph, fused and overlapped by Horovod, over the all-re
 `horovod, ring`: over its ring. All others go through this package's engine, whose `dense` overlaps, too;
 `overlap off`: each exchange begins when the whole gradient is there. "× peer" is against the fastest that
 sends all entries, "of best" is the fastest of all over it, "hidden" the share of the exchange that ran while
-the rank computed, and "card" what the card of the busiest node sent, headers and all. In pictures of
-accuracies the lines of what sends all entries are dashed.
+the rank computed, and "card" what the card of the busiest node sent, headers and all. All that send all
+entries train alike, but for rounding: of these only the fastest, `horovod, ring`, is raced to an accuracy. In
+pictures of accuracies its lines are dashed.
 """
 
 

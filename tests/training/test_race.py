@@ -39,7 +39,8 @@ def names(subjects) -> list[str]:
 
 def test_all_reducers_and_horovod_in_two_ways_take_part():
     subjects = plan().subjects
-    whole = ["horovod", "horovod, ring", *DENSE_ONES, "dense, overlap off", "dense, both phases"]
+    of_ring = ["horovod, ring", "horovod, ring, both phases"]
+    whole = ["horovod", *of_ring, *DENSE_ONES, "dense, overlap off"]
     assert set(names(subjects)) - set(whole) == {
         *(name for name in REDUCERS if REDUCERS[name].sparse),
         *("hitopk, overlap off", "oktopk, overlap off", "auto", "hitopk then dense"),
@@ -48,8 +49,8 @@ def test_all_reducers_and_horovod_in_two_ways_take_part():
         each for each in names(subjects) if each in whole
     ]
     assert {subject.algorithm for subject in subjects} == {"default", "ring"}
-    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
-    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
+    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == of_ring
+    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", *of_ring]
 
 
 def test_dense_peers_race_whatever_is_asked_for():
@@ -60,7 +61,18 @@ def test_dense_peers_race_whatever_is_asked_for():
 def test_without_overlap_only_steps_are_timed_and_with_a_switch_only_runs():
     for subject in plan().subjects:
         assert subject.steps == (subject.phases == 1)
-        assert subject.accuracy == subject.overlap == (not subject.name.endswith("overlap off"))
+        assert subject.overlap == (not subject.name.endswith("overlap off"))
+        assert subject.overlap or not subject.accuracy
+
+
+def test_of_those_that_send_all_only_horovod_over_the_ring_is_raced_to_an_accuracy():
+    subjects = plan().subjects
+    raced = [subject.name for subject in subjects if subject.is_peer and subject.accuracy]
+    assert raced == ["horovod, ring", "horovod, ring, both phases"]
+    rest = [subject for subject in subjects if subject.overlap and not subject.is_peer]
+    assert all(subject.accuracy for subject in rest)
+    quick = [subject for subject in plan(quick=True).subjects if subject.overlap]
+    assert all(subject.accuracy for subject in quick)
 
 
 def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_the_first_of_a_model():
@@ -72,7 +84,7 @@ def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_th
     assert len(places) == 8
     assert [place for place in places if place[3]] == places[:2]
     assert [race.jobs(cell) for cell in race.cells[:3]] == [3, 3, 3]
-    assert names(race.raced(race.cells[0]))[-2:] == ["dense, both phases", "hitopk then dense"]
+    assert names(race.raced(race.cells[0]))[-2:] == ["horovod, ring, both phases", "hitopk then dense"]
     assert {each.phases for each in race.raced(race.cells[1])} == {1}  # this model has no such phases
     assert race.raced(race.cells[2]) == []
     assert race.jobs(plan(seeds=5).cells[0]) == 5
@@ -148,6 +160,7 @@ class FakeCluster:
 
     calls: list[tuple]
     fails_at: int | None = None
+    late: str | None = None  # the subject that reaches the accuracy with the first seed only
     error: BaseException = Failed("status 1: node3 is on fire")
 
     def __init__(self, state: Path) -> None:
@@ -175,7 +188,8 @@ class FakeCluster:
         if self.fails_at == asked["config"]["seed"]:
             raise self.error
         for subject in asked["runs"]:
-            yield json.dumps(run_told(subject["name"], asked["config"]["seed"])) + "\n"
+            told = run_told(subject["name"], asked["config"]["seed"], late=self.late)
+            yield json.dumps(told) + "\n"
 
 
 def names_of(told: list[dict]) -> list[str]:
@@ -203,15 +217,15 @@ def step_told(name: str) -> dict:
     }
 
 
-def run_told(name: str, seed: int) -> dict:
-    """Return what a job tells of a run: hitopk is there at once, ``dense`` with the first seed only."""
-    late = name == "dense" and seed > 1
+def run_told(name: str, seed: int, late: str | None) -> dict:
+    """Return what a job tells of a run: hitopk is there at once, ``late`` with the first seed only."""
+    has_reached = name != late or seed == 1
     end = {"horovod": 80.0, "horovod, ring": 40.0, "hitopk": 10.0}.get(name, 60.0)
     return COMMON | {
         "part": "run",
         "subject": name,
         "seed": seed,
-        "curve": [[end / 2, 0.5], [end + seed, 0.5 if late else 0.99]],
+        "curve": [[end / 2, 0.5], [end + seed, 0.99 if has_reached else 0.5]],
         "steps": 62,
         "train_seconds": end,
         "sent_inter_bytes": 5000 * seed,
@@ -238,9 +252,9 @@ def test_jobs_of_both_algorithms_alternate_and_each_seed_begins_with_another_sub
     assert (up, down) == (("up", 2, "1gbit"), ("down",))
     ours = ["horovod", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
     assert [job[:2] for job in jobs] == [(None, ours), ("4", ["horovod, ring"])] * 3
-    raced = ["horovod", "dense", "hitopk", "dense, both phases", "hitopk then dense"]
+    raced, of_ring = ["hitopk", "hitopk then dense"], ["horovod, ring", "horovod, ring, both phases"]
     runs = [job[2] for job in jobs]
-    assert runs == [raced, ["horovod, ring"], raced[2:] + raced[:2], ["horovod, ring"], [], []]
+    assert runs == [raced, of_ring, raced[::-1], of_ring[::-1], [], []]
 
 
 def test_what_auto_chooses_from_is_measured_first_on_the_same_links(fake):
@@ -296,21 +310,36 @@ def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake, monkeypatc
         assert Record.of(record).subject == record["subject"]
 
 
-def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fake):
-    result = bench(*FOUR, "--seeds", "3", "--json")
+def told_of_runs(*words: str) -> dict[str, dict]:
+    """Return the records of runs with three seeds, by subject."""
+    result = bench(*words, "--seeds", "3", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    told = {line["subject"]: line for line in lines if line["case"]["unit"] == "seconds to the accuracy"}
-    hitopk, dense = told["hitopk"], told["dense"]
+    return {line["subject"]: line for line in lines if line["case"]["unit"] == "seconds to the accuracy"}
+
+
+def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fake):
+    fake.late = "gtopk"
+    told = told_of_runs(*FOUR, "--reducer", "gtopk")
+    hitopk, gtopk = told["hitopk"], told["gtopk"]
     assert hitopk["seconds"] == {"median": 12.0, "min": 11.0, "max": 13.0, "runs": 3}
     assert (hitopk["peer"], hitopk["ratio"]) == ("horovod, ring", 42.0 / 12.0)
     assert hitopk["sent_bytes_of_run"] == 10_000
     assert hitopk["final_accuracy"] == [0.99] * 3
     assert len(hitopk["curves"]) == hitopk["seeds"] == hitopk["reached"] == 3
-    # two of its seeds have not reached it: it has a lower bound, no ratio, and is nobody's peer
-    assert (dense["reached"], dense["peer"], dense["ratio"]) == (1, None, None)
-    assert dense["seconds"]["median"] == 62.0
-    assert told["hitopk then dense"]["peer"] == "dense, both phases"
-    assert told["horovod"]["sent_bytes_of_run"] is None
+    # two of its seeds have not reached it: it has a lower bound, and no ratio
+    assert (gtopk["reached"], gtopk["peer"], gtopk["ratio"]) == (1, None, None)
+    assert gtopk["seconds"]["median"] == 62.0
+    assert told["hitopk then dense"]["peer"] == "horovod, ring, both phases"
+    assert told["horovod, ring"]["sent_bytes_of_run"] is None
+
+
+def test_one_that_has_not_reached_the_accuracy_with_all_seeds_is_nobodys_peer(fake):
+    fake.late = "horovod, ring"
+    told = told_of_runs(*FOUR)
+    assert (told["horovod, ring"]["reached"], told["horovod, ring"]["seconds"]["median"]) == (1, 42.0)
+    assert (told["hitopk"]["reached"], told["hitopk"]["peer"], told["hitopk"]["ratio"]) == (3, None, None)
+    both_phases = told["hitopk then dense"]
+    assert (both_phases["peer"], both_phases["ratio"]) == ("horovod, ring, both phases", 1.0)
 
 
 def test_the_time_to_an_accuracy_is_that_of_the_first_test_that_reaches_it():
@@ -344,7 +373,7 @@ def test_a_job_that_fails_ends_the_race_and_what_was_measured_is_kept(fake):
     assert lines[-1]["seeds"] == 1
     assert result.stderr.splitlines()[-1] == (
         "cloudtrain: --cluster: mlp, 1gbit, 2x1: job 2 of 3, all-reduce of MPI: default: steps of 5 subjects,"
-        " 5 runs with seed 2: status 1: node3 is on fire"
+        " 2 runs with seed 2: status 1: node3 is on fire"
     )
     assert fake.calls[-1] == ("down",)
 
@@ -382,7 +411,8 @@ phase = {"steps": 3, "input_size": 8, "batch_size": 16, "learning_rate": 0.1}
 found = []
 for learner in (Learner, HorovodLearner):
     keras.utils.clear_session()
-    given = {"name": "x", "dataset": "digits", "model": "vgg_tiny", "output": sys.argv[1], "phases": [phase]}
+    given = {"name": "x", "dataset": "digits", "model": "vgg_tiny", "output": sys.argv[1]}
+    given["phases"] = [phase] * 2
     trainer = Trainer(Config.model_validate(given).resolved(), learner=learner)
     before = np.concatenate([each.numpy().ravel() for each in trainer.learner.variables])
     trainer.fit()
