@@ -110,7 +110,9 @@ def test_what_a_run_is_told_is_a_configuration(quick):
                 assert config.seed == 7
                 first, last = config.phases[0], config.phases[-1]
                 assert (first.reducer.density == 0.02) == subject.is_sparse
-                assert first.input_size == (14 if len(config.phases) == 2 else cell.model.input_size)
+                assert first.input_size == last.input_size == cell.model.input_size
+                if len(config.phases) == 2:  # one straight line, which is cut where the phases meet
+                    assert first.learning_rate.end == last.learning_rate.start == pytest.approx(0.025)
                 assert last.reducer.name == ("dense" if len(config.phases) == 2 else subject.reducer)
                 # the one with two phases runs to its end: its last accuracy counts, too
                 ends = told is not phases and subject.phases == 1

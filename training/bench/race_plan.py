@@ -33,7 +33,7 @@ class RacedModel:
 
     ``target``: share of the test samples that is classified correctly, to which the time is taken, or none
     where only steps are timed; ``epochs``: the most that a run has for it. ``switch``: epochs of a first
-    phase on small images, with a sparse reducer, and of a second one that is dense, where that is raced.
+    phase with a sparse reducer, and of a second one that is dense, where that is raced.
     """
 
     name: str
@@ -45,7 +45,6 @@ class RacedModel:
     switch: tuple[int, int] | None = None
     batch_size: int = 32
     input_size: int = 28
-    small_input_size: int = 14
 
 
 RACED = {
@@ -170,13 +169,12 @@ class Race:
 
     def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
         """Return the configuration of a cell's runs, but for the phases."""
-        start, end = cell.model.rate
         return {
             "name": "race",
             "dataset": "mnist5k",
             "model": cell.model.name,
             "optimizer": {"name": "sgd", "momentum": cell.model.momentum},
-            "learning_rate": {"start": start, "end": end, "per_batch": 128},
+            "learning_rate": _line(*cell.model.rate),
             "seed": seed,
         }
 
@@ -189,9 +187,16 @@ class Race:
         model = cell.model
         if subject.phases == 2:
             assert model.switch is not None
-            first = self._phase(cell, subject.reducer) | {"input_size": model.small_input_size}
-            both = zip((first, self._phase(cell, DENSE)), model.switch, strict=True)
-            return {"phases": [phase | {"epochs": epochs} for phase, epochs in both]}
+            epochs, (start, end) = model.switch, model.rate
+            between = (epochs[1] * start + epochs[0] * end) / sum(epochs)
+            reducers, rates = (subject.reducer, DENSE), ((start, between), (between, end))
+            phases = zip(reducers, epochs, rates, strict=True)
+            return {
+                "phases": [
+                    self._phase(cell, reducer) | {"epochs": count, "learning_rate": _line(*rate)}
+                    for reducer, count, rate in phases
+                ]
+            }
         length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
         target = {"metric": "top1", "at_least": self.target(cell)}
         return {"phases": [self._phase(cell, subject.reducer) | length], "target": target}
@@ -212,6 +217,10 @@ class Race:
         if not cell.seeds:
             return []
         return [each for each in self.subjects if each.accuracy and (each.phases == 1 or cell.model.switch)]
+
+
+def _line(start: float, end: float) -> dict[str, Any]:
+    return {"start": start, "end": end, "per_batch": 128}
 
 
 def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
