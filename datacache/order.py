@@ -136,13 +136,11 @@ class BatchOrder(ABC):
 
     ``samples``: how many there are. ``seed``: of what is random in the order and in its batches.
     ``global_batch``: what a step takes over all ranks, in the order's own measure, such as samples or tokens.
-    ``exchange``: see :class:`Order`.
     """
 
     samples: int
     seed: int
     global_batch: int
-    exchange: float = 0.0
 
     @abstractmethod
     def steps(self) -> int:

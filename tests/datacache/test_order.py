@@ -369,4 +369,3 @@ def test_an_order_of_ones_own_needs_steps_and_batches_only():
     order = Backwards()
     assert order.counts(0, 1, 0, 2).tolist() == [True]
     assert order.part([0], 2).tolist() == list(range(6))
-    assert order.exchange == 0

@@ -162,13 +162,11 @@ class Config(ReducerKeys):
             raise ConfigurationError(describe(detail)) from error
 
     def make_dataset(self) -> Dataset:
-        """Return the data set; raises a ``ValueError`` of one line if it is invalid or not the task's kind."""
+        """Return the data set; raises a ``ValueError`` of one line if it is invalid or of another kind."""
         dataset, kind = self.dataset.make(), self.task.kind
         if kind is not None and not isinstance(dataset, kind.dataset):
-            expected = f"{kind.dataset.__name__} for the task {self.task.name}"
-            raise ValueError(
-                f"dataset: expected a {expected}, got {self.dataset.name}: {type(dataset).__name__}"
-            )
+            expected = f"expected one of kind {kind.dataset.__name__} for the task {self.task.name}"
+            raise ValueError(f"dataset: {expected}, got {self.dataset.name}, a {type(dataset).__name__}")
         return dataset
 
     def reducer_name(self, phase: Phase) -> str:

@@ -1,6 +1,6 @@
 """Models by name: of the table, of an entry point ``cloudtrain.models``, or by an import path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ class Builder:
         return build(channels, classes, normalised=normalised)
 
 
-MODELS: dict[str, Builder] = {
+MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
     for builder in (
         Builder("resnet8", "resnet8"),
@@ -107,7 +107,7 @@ def make_model(
 
     check_model(name, options, signature)
     builder = registry.resolve(MODELS, "model", name)
-    model = builder(*arguments, **(given or {}), **options)  # type: ignore[arg-type]  # as checked
+    model = builder(*arguments, **(given or {}), **options)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"model {name}: expected {signature}, got {shown(model)} from it")
     return model

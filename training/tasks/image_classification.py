@@ -118,7 +118,8 @@ class ImageClassification(Task):
         images, labels = arrays
         logits = model(images, training=True)
         exact = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        if not (smoothing := phase.label_smoothing):
+        smoothing = phase.label_smoothing
+        if smoothing == 0:
             return exact
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1 - smoothing) * exact + smoothing * uniform

@@ -162,8 +162,8 @@ class Task(ABC):
     carried: Sequence[Any] = ()
     """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.
 
-    Axis 0 of each are the streams of text, or rows, that the rank trains on. They are zero when an epoch begins,
-    and saved in checkpoints; a step that is skipped leaves them unchanged."""
+    Axis 0 of each are the streams of text, or rows, that the rank trains on. They are zero when an epoch
+    begins, and saved in checkpoints; a step that is skipped leaves them unchanged."""
 
     # ------------------------------------------------------------------------------ the configuration
 
