@@ -77,7 +77,7 @@ two_layers.smallest_side = 4
 def batch_of(rank, step):
     random = np.random.default_rng((rank, step))
     images = random.integers(0, 256, (BATCH, 8, 8, 1), np.uint8)
-    return Batch(images, random.integers(0, 10, BATCH), np.arange(BATCH), np.ones(BATCH, bool))
+    return Batch((images, random.integers(0, 10, BATCH)), np.arange(BATCH), np.ones(BATCH, bool))
 
 
 def learned(comm, config, dataset, spoil):
@@ -89,7 +89,7 @@ def learned(comm, config, dataset, spoil):
     for number, each in enumerate(config.phases):
         if number:
             seen.append(learner.begin(each))
-        backward = learner.backward_of(each, 1)
+        backward = learner.backward_of(each)
         for step in range(STEPS):
             batch = batch_of(comm.rank, STEPS * number + step)
             if spoil == (comm.rank, STEPS * number + step):

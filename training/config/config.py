@@ -166,7 +166,7 @@ class Config(ReducerKeys):
         dataset, kind = self.dataset.make(), self.task.kind
         if kind is not None and not isinstance(dataset, kind.dataset):
             expected = f"expected one of kind {kind.dataset.__name__} for the task {self.task.name}"
-            raise ValueError(f"dataset: {expected}, got {self.dataset.name}, a {type(dataset).__name__}")
+            raise ValueError(f"dataset: {expected}, got {self.dataset.name} ({type(dataset).__name__})")
         return dataset
 
     def reducer_name(self, phase: Phase) -> str:

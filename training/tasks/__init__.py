@@ -5,9 +5,32 @@
 """
 
 from training.tasks.image_classification import ImageClassification
-from training.tasks.task import Task
+from training.tasks.task import (
+    EpochSize,
+    Evaluation,
+    Inputs,
+    Means,
+    Metric,
+    Reading,
+    Samples,
+    Task,
+    Tested,
+    Tiny,
+)
 
-__all__ = ["TASKS", "Task"]
+__all__ = [
+    "TASKS",
+    "EpochSize",
+    "Evaluation",
+    "Inputs",
+    "Means",
+    "Metric",
+    "Reading",
+    "Samples",
+    "Task",
+    "Tested",
+    "Tiny",
+]
 
 # Their modules import no framework; their methods do.
 TASKS: dict[str, type[Task]] = {
