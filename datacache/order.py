@@ -8,7 +8,7 @@ it is equal on every machine and under every version of NumPy.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -135,12 +135,13 @@ class BatchOrder(ABC):
     """Which samples each rank reads at each step of an epoch: pure functions, equal on every machine.
 
     ``samples``: how many there are. ``seed``: of what is random in the order and in its batches.
-    ``global_batch``: what a step takes over all ranks, in the order's own measure, such as samples or tokens.
+    ``global_batch``: what a step takes over all ranks, in the order's own ``unit``.
     """
 
     samples: int
     seed: int
     global_batch: int
+    unit: ClassVar[str] = "samples"
 
     @abstractmethod
     def steps(self) -> int:

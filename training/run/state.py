@@ -34,8 +34,8 @@ class Position:
     """The position of a run.
 
     ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
-    ``steps``: of the run. ``samples``: of the epoch, over all ranks. ``run_epoch``: completed epochs of the
-    run, on which the order of the samples and their crops depend.
+    ``steps``: of the run. ``samples``: of the epoch, over all ranks, in the unit of its order. ``run_epoch``:
+    completed epochs of the run, on which the order of the samples and their crops depend.
     """
 
     phase: NonNegativeInt = 0

@@ -62,7 +62,7 @@ class ImageClassification(Task):
 
     def tiny(self, config: "Config", ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated images of as many classes and channels."""
-        facts = _facts(config.dataset)
+        facts = _facts(config)
         phases, epochs = [], []
         for number, phase in enumerate(_phases(config)):
             _check_batch(phase, number, facts.samples, ranks)
@@ -159,10 +159,11 @@ def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> No
         )
 
 
-def _facts(dataset: DatasetRecord) -> ImageFacts:
+def _facts(config: "Config") -> ImageFacts:
     """Return the properties that generated data need; a user's own data set is loaded for that."""
+    dataset = config.dataset
     if dataset.name == "synthetic":
         given = {key: dataset.options.get(key, default) for key, default in options_of(synthetic).items()}
         return ImageFacts(given["samples"], given["classes"], given["channels"])
-    made: Any = dataset.make()
+    made: Any = config.make_dataset()
     return ImageFacts(len(made.manifest("training")), made.classes, made.channels)
