@@ -190,7 +190,7 @@ def test_a_task_reaches_its_target_and_goes_on_to_the_bit(folder, capsys):
     mean = np.abs(np.asarray(run.model(rows[:, :4]))[:, 0].astype(np.float64) - rows[:, 4]).mean()
     assert summary.metrics["error"] == pytest.approx(mean, rel=1e-6)
     told = capsys.readouterr().out
-    assert f"test mean absolute error {mean:.3f}"[5:] in told
+    assert f"  mean absolute error {mean:>6.3f}  " in told
     assert " rows/s" in told
 
     whole = run.model.get_weights()

@@ -35,10 +35,10 @@ def batches_of(numbers, size):
         yield Batch((padded,), np.arange(size), np.arange(size) < len(part))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_means_are_those_of_all_samples_whatever_each_rank_has(ranks):
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_means_are_those_of_all_samples_whatever_each_rank_has(world_size):
     numbers = np.random.default_rng(3).standard_normal(101) * 10.0 ** np.arange(101).clip(0, 6)
-    parts = np.split(numbers, np.sort(np.random.default_rng(ranks).integers(1, 101, ranks - 1)))
+    parts = np.split(numbers, np.sort(np.random.default_rng(world_size).integers(1, 101, world_size - 1)))
     means = Means(
         lambda batch: {"plain": batch.arrays[0][batch.counts], "squares": batch.arrays[0][batch.counts] ** 2}
     )
@@ -46,7 +46,7 @@ def test_means_are_those_of_all_samples_whatever_each_rank_has(ranks):
     def evaluate(comm):
         return means.evaluate(batches_of(parts[comm.rank], 7), comm)
 
-    results = transport.simulated.run(evaluate, ranks)
+    results = transport.simulated.run(evaluate, world_size)
     assert all(result == results[0] for result in results)
     assert results[0].count == 101
     # float64 sums in another order than fsum's

@@ -116,7 +116,9 @@ class Means(Evaluation):
                 own[name] = own.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
         of_ranks = comm.allgather_objects((own, count))
         total = sum(count for _, count in of_ranks)
-        return Tested({name: sum(each[name] for each, _ in of_ranks) / total for name in own}, total)
+        names = dict.fromkeys(name for sums, _ in of_ranks for name in sums)  # a rank may have no batch
+        values = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / total for name in names}
+        return Tested(values, total)
 
 
 @dataclass(frozen=True)
