@@ -174,7 +174,7 @@ def test_data_that_do_not_fit_a_task_are_one_line(folder):
 
 def fit(*words):
     keras.utils.clear_session()
-    run = Trainer(load("table.yaml", words))
+    run = Trainer(load("table.yaml", ["checkpoints={every_steps: 9, keep: 99}", *words]))
     return run, run.fit()
 
 
@@ -200,7 +200,7 @@ def test_a_task_reaches_its_target_and_goes_on_to_the_bit(folder, capsys):
             shutil.rmtree(path)
     (run_folder / "summary.json").unlink()
     resumed, _ = fit("target=null", "resume=auto")
-    assert "resumed from step-" in capsys.readouterr().out
+    assert "resumed from step-00000036: step 36, phase 1, epoch 2" in capsys.readouterr().out
     for expected, found in zip(whole, resumed.model.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
 

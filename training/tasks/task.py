@@ -117,8 +117,8 @@ class Means(Evaluation):
         of_ranks = comm.allgather_objects((own, count))
         total = sum(count for _, count in of_ranks)
         names = dict.fromkeys(name for sums, _ in of_ranks for name in sums)  # a rank may have no batch
-        values = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / total for name in names}
-        return Tested(values, total)
+        means = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / total for name in names}
+        return Tested(means, total)
 
 
 @dataclass(frozen=True)
