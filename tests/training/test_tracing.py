@@ -15,6 +15,7 @@ from tests.training.small import metrics_of, phase, trainer
 from training.config.config import ConfigurationError
 from training.datasets import make_dataset
 from training.models import MODELS
+from training.run.data import Data
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import RunFolder
 from training.run.tracing import RankTrace, Tracing, merged
@@ -67,7 +68,8 @@ def traced(comm, config, dataset, asked, steps, ahead):
     """Take steps on ranks whose clocks are ``ahead``; return the trace, and when the steps were."""
     comm = Ahead(comm, ahead[comm.rank])
     keras.utils.set_random_seed(3)
-    learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+    topology = Topology(comm, ranks_per_node=2)
+    learner = Learner(config, topology, Data(config, topology, dataset), None)
     (only,) = config.phases
     backward, tracing, times = learner.backward_of(only), Tracing(asked, learner), []
     for number in range(1, steps + 1):
@@ -129,7 +131,8 @@ def test_what_is_hidden_is_what_was_not_waited_for(waited):
 
     def body(comm):
         keras.utils.set_random_seed(3)
-        learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+        topology = Topology(comm, ranks_per_node=2)
+        learner = Learner(config, topology, Data(config, topology, dataset), None)
         engine = learner.gradients._engine
         wait_for = engine.wait_for
 
