@@ -2,8 +2,10 @@
 
 ::
 
-    cache        DataCache, CacheDirs, Counts, Batch; Order: which sample is read when
-    inputs       Augmentation and CentreCrop: random and central crops (a Crop each)
+    cache        DataCache, CacheDirs, Counts, Batch, Preprocessing
+    orders       Order, EvaluationOrder: which sample is read when; BatchOrder: base class for one's own
+    inputs       Augmentation and CentreCrop: random and central crops (a Crop each); Collation: base class
+                 for other arrays, with BatchSpec and Pools
     sources      ImageFolder, TFRecord, LMDB, CIFAR10, Arrays, StoredArrays, ParallelText; Source,
                  StoredSource: base classes for one's own; Manifest, manifest_of, Split
     exceptions   BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
@@ -13,10 +15,12 @@ from datacache.augmentation import Augmentation, CentreCrop, Crop
 from datacache.batches import Batch
 from datacache.cache import DataCache
 from datacache.catalogue import manifest_of
+from datacache.collation import BatchSpec, Collation, Pools
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 from datacache.levels import CacheDirs, Counts, stand_in_lines
 from datacache.manifest import Manifest
-from datacache.order import Order, evaluation_part
+from datacache.order import BatchOrder, EvaluationOrder, Order
+from datacache.preprocessing import Preprocessing
 from datacache.sources import (
     CIFAR10,
     LMDB,
@@ -38,17 +42,23 @@ __all__ = [
     "Augmentation",
     "BadSample",
     "Batch",
+    "BatchOrder",
+    "BatchSpec",
     "CacheDirs",
     "CacheFull",
     "CentreCrop",
+    "Collation",
     "Counts",
     "Crop",
     "Damaged",
     "DataCache",
+    "EvaluationOrder",
     "ImageFolder",
     "Manifest",
     "Order",
     "ParallelText",
+    "Pools",
+    "Preprocessing",
     "ProgressCallback",
     "Source",
     "SourceChanged",
@@ -59,7 +69,6 @@ __all__ = [
     "StoredSource",
     "TFRecord",
     "Untrusted",
-    "evaluation_part",
     "manifest_of",
     "stand_in_lines",
 ]

@@ -4,13 +4,14 @@ The box is resized, mirrored, normalised and cast in one pass: see :mod:`datacac
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from datacache.collation import Array, BatchSpec, Collation, Pools
 from datacache.compiled import compiled
 from datacache.order import GOLDEN, Flags, Ids, folded, key_of, mixed
 from datacache.resampling import Boxes, Float32, PackedImages, resample
@@ -24,8 +25,8 @@ _AUGMENTATION = 3  # so that its keys differ from those of other uses
 
 
 @dataclass(frozen=True)
-class Crop(ABC):
-    """A square of ``input_size`` pixels from every image.
+class Crop(Collation):
+    """A square of ``input_size`` pixels from every image, beside the labels.
 
     ``mean`` and ``std`` normalise a level ``v`` of 0 … 255 to ``(v − mean)/std``; they are levels, one a
     channel or one for all; ``None``: no normalisation. ``dtype`` is ``"float32"``, ``"float16"``
@@ -65,7 +66,26 @@ class Crop(ABC):
         image's upper left corner.
         """
 
-    def apply(self, images: PackedImages, ids: Ids, epoch: int, seed: int, out: npt.NDArray[Any]) -> None:
+    def arrays(
+        self,
+        samples: Sequence[npt.NDArray[np.uint8]],
+        labels: npt.NDArray[np.int64],
+        spec: BatchSpec,
+        pools: Pools,
+    ) -> tuple[Array, ...]:
+        """Return inputs ``(samples, input_size, input_size, channels)``, and their labels."""
+
+        def pixels(size: int) -> npt.NDArray[np.uint8]:
+            # lengths are powers of two, so that buffers are reused
+            return pools.take((1 << (size - 1).bit_length(),), "uint8")
+
+        images = PackedImages.of(samples, pixels)
+        side = self.input_size
+        out = pools.take((len(samples), side, side, int(images.shapes[0, 2])), self.dtype)
+        self.apply(images, spec.ids, spec.epoch, spec.seed, out)
+        return out, labels
+
+    def apply(self, images: PackedImages, ids: Ids, epoch: int, seed: int, out: Array) -> None:
         """Write the inputs cut from ``images`` to ``out``.
 
         ``ids``: of the samples, in the order of ``images``. ``out``: C-contiguous ``(samples, input_size,
@@ -82,7 +102,7 @@ class Crop(ABC):
         rows = out.reshape(samples, self.input_size, -1).view(np.uint8)
         resample(images.pixels, images.starts, images.shapes, boxes, mirrored, mean, scale, rows)
 
-    def _check(self, images: PackedImages, ids: Ids, out: npt.NDArray[Any]) -> None:
+    def _check(self, images: PackedImages, ids: Ids, out: Array) -> None:
         if len(ids) != len(images):
             raise ValueError(f"ids: expected {len(images)}, as many as images, got {len(ids)}")
         channels = out.shape[-1]

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from datacache.augmentation import Crop, PackedImages
-from datacache.buffers import Buffers
+from datacache.collation import Array, BatchSpec, Collation, Pools
 from datacache.levels import Levels
 from datacache.order import Flags, Ids
 
@@ -21,48 +20,38 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of shape ``(samples, input_size, input_size, channels)``, their labels, and their ids.
+    """The arrays that a collation has made, and the ids of their samples.
 
     ``counts``: which samples count; the others only pad the batch.
     """
 
-    images: npt.NDArray[Any]
-    labels: npt.NDArray[np.int64]
+    arrays: tuple[Array, ...]
     ids: Ids
     counts: Flags
 
+    @property
+    def images(self) -> Array:
+        """The first array: of images, ``(samples, input_size, input_size, channels)``."""
+        return self.arrays[0]
 
-@dataclass(frozen=True)
-class BatchSpec:
-    """The samples of a batch. ``epoch`` and ``seed``: with the ids, the seed of random crops."""
-
-    ids: Ids
-    counts: Flags
-    epoch: int = 0
-    seed: int = 0
+    @property
+    def labels(self) -> Array:
+        """The second array: the labels of images."""
+        return self.arrays[1]
 
 
 class BatchBuilder:
-    """Builds batches: reads the samples and crops them into reused buffers."""
+    """Builds batches: reads their samples and collates them."""
 
-    def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], crop: Crop, channels: int) -> None:
-        self._levels, self._labels, self._crop = levels, labels, crop
-        self._side = (crop.input_size, crop.input_size, channels)
-        self._pools: dict[tuple[tuple[int, ...], str], Buffers] = {}
+    def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], collation: Collation) -> None:
+        self._levels, self._labels, self._collation = levels, labels, collation
+        self._pools = Pools()
 
     def make(self, spec: BatchSpec) -> Batch:
         """Return a batch; any number of threads may call it."""
-        samples = PackedImages.of(self._levels.read(spec.ids), self._pixels)
-        images = self._buffers((len(spec.ids), *self._side), self._crop.dtype).take()
-        self._crop.apply(samples, spec.ids, spec.epoch, spec.seed, images)
-        return Batch(images, self._labels[spec.ids], spec.ids, spec.counts)
-
-    def _pixels(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return a buffer of ``size`` bytes or more; lengths are powers of two, so buffers are reused."""
-        return self._buffers((1 << (size - 1).bit_length(),), "uint8").take()
-
-    def _buffers(self, shape: tuple[int, ...], dtype: str) -> Buffers:
-        return self._pools.setdefault((shape, dtype), Buffers(shape, dtype))
+        samples = self._levels.read(spec.ids)
+        arrays = self._collation.arrays(samples, self._labels[spec.ids], spec, self._pools)
+        return Batch(arrays, spec.ids, spec.counts)
 
 
 def prefetch(

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datacache.augmentation import Crop
-from datacache.batches import Batch, BatchBuilder, BatchSpec, Result, prefetch
+from datacache.batches import Batch, BatchBuilder, Result, prefetch
+from datacache.collation import BatchSpec, Collation
 from datacache.exchange import Comm, fetch_remote_samples
 from datacache.levels import CacheDirs, Counts, Levels
 from datacache.manifest import Manifest
-from datacache.order import Ids, Order, Remainder, evaluation_batch, evaluation_steps
+from datacache.order import BatchOrder, Ids, Order
 from datacache.preprocessing import Preprocessing
 from datacache.sources import Source
 
@@ -34,11 +35,11 @@ FILL_SAMPLES = 128  # of one read
 class DataCache:
     """The samples of one source, pre-processed in one way, on one node.
 
-    ``manifest``: of the source, scanned if not given. ``shorter_side``: the size in pixels to which samples
-    are shrunk before they are stored, the largest that any phase needs. ``part``: the ids, ascending, that
-    this node stores (see :meth:`Order.part`); all by default. ``dirs``: the folders of the levels; none by
-    default. ``threads`` build up to ``prefetch`` batches ahead. ``verified``: the share of reads from memory
-    that verify payload checksums.
+    ``manifest``: of the source, scanned if not given. ``preprocessing``: what is done to samples before they
+    are stored, such as shrinking images to the largest size that any phase needs; nothing by default.
+    ``part``: the ids, ascending, that this node stores (see :meth:`BatchOrder.part`); all by default.
+    ``dirs``: the folders of the levels; none by default. ``threads`` build up to ``prefetch`` batches ahead.
+    ``verified``: the share of reads from memory that verify payload checksums.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class DataCache:
         source: Source,
         *,
         manifest: Manifest | None = None,
-        shorter_side: int | None = None,
+        preprocessing: Preprocessing | None = None,
         part: Ids | None = None,
         dirs: CacheDirs = CacheDirs(),  # noqa: B008 - it is immutable
         threads: int = 2,
@@ -57,10 +58,8 @@ class DataCache:
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         self.manifest = source.scan() if manifest is None else manifest
-        if self.manifest.payload == "text":
-            raise ValueError("payload: expected pictures or arrays, got text, which has no batches of images")
         self._threads, self._prefetch = threads, prefetch
-        preprocessing = Preprocessing(self.manifest.payload, shorter_side)
+        preprocessing = preprocessing or Preprocessing(self.manifest.payload)
         self._part = np.arange(len(self.manifest)) if part is None else part
         self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs, verified=verified)
 
@@ -80,53 +79,44 @@ class DataCache:
 
     def batches(
         self,
-        order: Order,
-        crop: Crop,
+        order: BatchOrder,
+        collation: Collation,
         rank: int,
         world_size: int,
         epoch: int,
         *,
         start: int = 0,
-        remainder: Remainder = "drop",
     ) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from step ``start`` on; every rank has equally many.
 
-        Samples of earlier steps are not read. Random crops depend on the order's seed, the epoch and the
-        sample.
+        Samples of earlier steps are not read. What is random in a batch depends on the order's seed, the
+        epoch and the sample.
         """
         if order.samples != len(self):
             raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
         specs = (
             BatchSpec(
                 order.batch(epoch, step, rank, world_size),
-                order.counts(step, rank, world_size),
+                order.counts(epoch, step, rank, world_size),
                 epoch,
+                step,
+                rank,
+                world_size,
                 order.seed,
             )
-            for step in range(start, order.steps(remainder))
+            for step in range(start, order.steps())
         )
-        return self._build(crop, specs)
+        builder = BatchBuilder(self._levels, self.manifest.labels, collation)
+        return prefetch(builder.make, specs, threads=self._threads, depth=self._prefetch)
 
-    def evaluation_batches(
-        self, crop: Crop, rank: int, world_size: int, *, batch_size: int
-    ) -> Iterator[Batch]:
-        """Yield this rank's batches, in a fixed order: equally many on all ranks, each sample once."""
-        specs = (
-            BatchSpec(*evaluation_batch(len(self), step, rank, world_size, batch_size))
-            for step in range(evaluation_steps(len(self), world_size, batch_size))
-        )
-        return self._build(crop, specs)
-
-    def exchange(
-        self, order: Order, comm: Comm, epoch: int, *, start: int = 0, remainder: Remainder = "drop"
-    ) -> int:
+    def exchange(self, order: Order, comm: Comm, epoch: int, *, start: int = 0) -> int:
         """Fetch the remote samples of an epoch, from step ``start`` on, from the nodes that store them.
 
         Remote samples are those that this rank reads in the epoch and its node does not store. All ranks of
         ``comm`` call this together, before :meth:`batches`, which otherwise reads them from central storage.
         Samples of an earlier call are dropped. Returns how many were fetched.
         """
-        steps = range(start, order.steps(remainder))
+        steps = range(start, order.steps())
         ids = _concatenate(order.batch(epoch, step, comm.rank, comm.size) for step in steps)
         holders = _concatenate(order.holders(epoch, step, comm.rank, comm.size) for step in steps)
         wanted, first = np.unique(ids, return_index=True)
@@ -175,10 +165,6 @@ class DataCache:
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
         parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)
         return prefetch(function, parts, threads=self._threads, depth=self._prefetch)
-
-    def _build(self, crop: Crop, specs: Iterable[BatchSpec]) -> Iterator[Batch]:
-        builder = BatchBuilder(self._levels, self.manifest.labels, crop, self.channels)
-        return prefetch(builder.make, specs, threads=self._threads, depth=self._prefetch)
 
 
 def _concatenate(parts: Iterable[Ids]) -> Ids:

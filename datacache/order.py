@@ -5,9 +5,10 @@ any step without the steps before it. All of it is integer arithmetic, without N
 it is equal on every machine and under every version of NumPy.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -127,11 +128,40 @@ class Permutation:
         return out
 
 
-# ------------------------------------------------------------------------------------ training
+# -------------------------------------------------------------------------------------- orders
+
+
+class BatchOrder(ABC):
+    """Which samples each rank reads at each step of an epoch: pure functions, equal on every machine.
+
+    ``samples``: how many there are. ``seed``: of what is random in the order and in its batches.
+    ``global_batch``: what a step takes over all ranks, in the order's own ``unit``.
+    """
+
+    samples: int
+    seed: int
+    global_batch: int
+    unit: ClassVar[str] = "samples"
+
+    @abstractmethod
+    def steps(self) -> int:
+        """Return how many global batches an epoch has: the same in every epoch."""
+
+    @abstractmethod
+    def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
+        """Return the ids that a rank reads at a step."""
+
+    def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
+        """Return for each sample of a rank's batch whether it counts; others repeat one, to pad."""
+        return np.ones(len(self.batch(epoch, step, rank, world_size)), np.bool_)
+
+    def part(self, ranks: Iterable[int], world_size: int) -> Ids:
+        """Return the ids that the node of these ranks stores, ascending: all."""
+        return np.arange(self.samples)
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(BatchOrder):
     """Which samples each rank reads at each training step.
 
     The samples are divided into ``shards`` of nearly equal size. Each global batch takes equally many
@@ -150,7 +180,7 @@ class Order:
     all samples. They are remote samples for the epoch: see :meth:`DataCache.exchange`.
 
     >>> order = Order(samples=10, shards=2, global_batch=4, seed=1)
-    >>> [order.batch(0, step, rank=1, world_size=2) for step in range(order.steps("drop"))]
+    >>> [order.batch(0, step, rank=1, world_size=2) for step in range(order.steps())]
     [array([5, 8]), array([6, 7])]
     """
 
@@ -160,6 +190,7 @@ class Order:
     seed: int
     placement: Placement = "manifest"
     exchange: float = 0.0
+    remainder: Remainder = "drop"
 
     def __post_init__(self) -> None:
         _check_at_least("shards", self.shards, 1)
@@ -171,23 +202,19 @@ class Order:
             raise ValueError(f"global_batch: expected {expected}, got {self.global_batch}")
         if self.placement not in ("manifest", "hash"):
             raise ValueError(f"placement: expected 'manifest' or 'hash', got {self.placement!r}")
+        if self.remainder not in ("drop", "pad"):
+            raise ValueError(f"remainder: expected 'drop' or 'pad', got {self.remainder!r}")
         if not 0 <= self.exchange <= 1:
             raise ValueError(f"exchange: expected a share from 0 to 1, got {self.exchange}")
         if self.exchange and self.shards == 1:
             raise ValueError(f"exchange: expected 0 where there is one shard, got {self.exchange}")
 
-    def steps(self, remainder: Remainder) -> int:
-        """Return how many global batches an epoch has.
-
-        ``"drop"``: only full ones; the remaining samples differ from epoch to epoch. ``"pad"``: as many as
-        read every sample; a shard that has no samples left starts again.
-        """
+    def steps(self) -> int:
+        """Return how many global batches an epoch has."""
         per_step = self.global_batch // self.shards
-        if remainder == "drop":
+        if self.remainder == "drop":
             return self.samples // self.shards // per_step
-        if remainder == "pad":
-            return _rounded_up(_rounded_up(self.samples, self.shards), per_step)
-        raise ValueError(f"remainder: expected 'drop' or 'pad', got {remainder!r}")
+        return _rounded_up(_rounded_up(self.samples, self.shards), per_step)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         """Return the ids a rank reads at a step, ``global_batch / world_size`` of them, as a new array."""
@@ -204,8 +231,8 @@ class Order:
         first, last = shards * per_shard // per_rank, ((shards + 1) * per_shard - 1) // per_rank
         return first + offsets % (last - first + 1)
 
-    def counts(self, step: int, rank: int, world_size: int) -> Flags:
-        """Return for each sample of a rank's batch whether it counts; others repeat one, to pad."""
+    def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
+        """See :meth:`BatchOrder.counts`."""
         shards, positions = self._slots(step, rank, world_size)
         return positions < self._starts(shards + 1) - self._starts(shards)
 
@@ -257,54 +284,61 @@ class Order:
         return Permutation(self.samples, _PLACEMENT).at(positions)
 
 
-# ---------------------------------------------------------------------------------- evaluation
+@dataclass(frozen=True)
+class EvaluationOrder(BatchOrder):
+    """Each sample once over all ranks and steps, in a fixed order: each rank has a range of ids.
 
+    ``batch_size``: samples of one rank at a step; repetitions from the rank's own part pad its last batch.
+    All ranks have equally many steps.
 
-def evaluation_steps(samples: int, world_size: int, batch_size: int) -> int:
-    """Return how many batches every rank evaluates.
-
-    >>> evaluation_steps(5, world_size=2, batch_size=2)
-    2
+    >>> order = EvaluationOrder(samples=5, batch_size=2, world_size=2)
+    >>> order.steps(), order.batch(0, 1, rank=1, world_size=2), order.counts(0, 1, rank=1, world_size=2)
+    (2, array([4, 4]), array([ True, False]))
     """
-    return _rounded_up(_rounded_up(samples, world_size), batch_size)
 
+    samples: int
+    batch_size: int
+    world_size: int
+    seed: int = 0
 
-def evaluation_batch(
-    samples: int, step: int, rank: int, world_size: int, batch_size: int
-) -> tuple[Ids, Flags]:
-    """Return the ids that a rank evaluates at a step, ``batch_size`` of them, and which of these count.
+    @property
+    def global_batch(self) -> int:  # type: ignore[override]  # as a property it cannot be set
+        """Samples of all ranks at a step."""
+        return self.batch_size * self.world_size
 
-    The order is fixed. Over all ranks and steps every sample counts exactly once; repetitions from the
-    rank's own part pad its last batch.
+    def steps(self) -> int:
+        """See :meth:`BatchOrder.steps`."""
+        return _rounded_up(_rounded_up(self.samples, self.world_size), self.batch_size)
 
-    >>> evaluation_batch(5, step=1, rank=1, world_size=2, batch_size=2)
-    (array([4, 4]), array([ True, False]))
-    """
-    steps = evaluation_steps(samples, world_size, batch_size)
-    if not 0 <= step < steps:
-        raise ValueError(f"step: expected 0 to {steps - 1}, got {step}")
-    start, stop = _evaluated(samples, rank, world_size)
-    ids = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64) + start
-    return np.minimum(ids, max(start, stop - 1)), ids < stop
+    def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
+        """See :meth:`BatchOrder.batch`; all epochs are equal."""
+        start, stop = self._range(rank, world_size)
+        return np.minimum(self._positions(start, step), max(start, stop - 1))
 
+    def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
+        """See :meth:`BatchOrder.counts`."""
+        start, stop = self._range(rank, world_size)
+        return self._positions(start, step) < stop
 
-def evaluation_part(samples: int, ranks: Iterable[int], world_size: int) -> Ids:
-    """Return the ids that these ranks evaluate, ascending: those that their node stores.
+    def part(self, ranks: Iterable[int], world_size: int) -> Ids:
+        """See :meth:`BatchOrder.part`: the ids that these ranks evaluate."""
+        bounds = [self._range(rank, world_size) for rank in ranks]
+        # A rank without samples (there are more ranks than samples) pads its batch with another rank's.
+        parts = [np.arange(start, min(max(stop, start + 1), self.samples)) for start, stop in bounds]
+        ids: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
+        return ids
 
-    >>> evaluation_part(5, ranks=[1], world_size=2)
-    array([2, 3, 4])
-    """
-    bounds = [_evaluated(samples, rank, world_size) for rank in ranks]
-    # A rank without samples (there are more ranks than samples) pads its batch with another rank's.
-    parts = [np.arange(start, min(max(stop, start + 1), samples)) for start, stop in bounds]
-    ids: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-    return ids
+    def _positions(self, start: int, step: int) -> Ids:
+        if not 0 <= step < self.steps():
+            raise ValueError(f"step: expected 0 to {self.steps() - 1}, got {step}")
+        return np.arange(step * self.batch_size, (step + 1) * self.batch_size, dtype=np.int64) + start
 
-
-def _evaluated(samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first id that a rank evaluates, and the one after its last."""
-    _check_rank(rank, world_size)
-    return samples * rank // world_size, samples * (rank + 1) // world_size
+    def _range(self, rank: int, world_size: int) -> tuple[int, int]:
+        """Return the first id that a rank evaluates, and the one after its last."""
+        _check_rank(rank, world_size)
+        if world_size != self.world_size:
+            raise ValueError(f"world_size: expected {self.world_size}, got {world_size}")
+        return self.samples * rank // world_size, self.samples * (rank + 1) // world_size
 
 
 def _rounded_up(dividend: int, divisor: int) -> int:

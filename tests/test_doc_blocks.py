@@ -20,7 +20,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 # Whose >>> are run by tests/test_docs.py and test_docs_pto.py.
 PROMPTED = {"docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
-RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 3}
+RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 5}
 WRITTEN_BY_USERS = ("my.yaml", "my.py")
 COMMANDS = {"cd", "git", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain"}
 OUTPUT = ""  # blocks without a language are pictures and what commands print

@@ -34,33 +34,53 @@ ROOMS = {
     "training.datasets": {"commlib", "datacache"},
     "training.models": {"commlib"},
     "training.config": {*LIBRARIES, "training.datasets", "training.models"},
-    "training.process": {*LIBRARIES, "training.config"},
-    "training.checkpoint": {"commlib", "datacache", "training.config", "training.process"},
+    "training.tasks": {*LIBRARIES, "training.config", "training.datasets", "training.models"},
+    # the whole configuration, with the phases of its task
+    "training.config.config": {*LIBRARIES, "training.config", "training.datasets", "training.tasks"},
+    "training.process": {*LIBRARIES, "training.config", "training.config.config"},
+    "training.checkpoint": {
+        *("commlib", "datacache", "training.config", "training.config.config", "training.process")
+    },
     "training.run": {
         *LIBRARIES,
         *(
             "training.checkpoint",
             "training.config",
+            "training.config.config",
             "training.datasets",
             "training.models",
             "training.process",
+            "training.tasks",
         ),
     },
     "training": {"training.run"},
     "training.commands": {
         *LIBRARIES,
-        *("training.checkpoint", "training.config", "training.models", "training.process", "training.run"),
+        *(
+            "training.checkpoint",
+            "training.config",
+            "training.config.config",
+            "training.models",
+            "training.process",
+            "training.run",
+        ),
     },
     "training.bench": {
         *LIBRARIES,
-        *("training.commands", "training.config", "training.process", "training.run"),
+        *(
+            "training.commands",
+            "training.config",
+            "training.config.config",
+            "training.process",
+            "training.run",
+        ),
     },
     # the command line: names every command, imports one when it is asked for
     "training.__main__": {"training.commands.main"},
     "training.commands.bench": {"training.bench", "training.commands"},
     "training.commands.main": {
         *("commlib", "training.commands", "training.commands.bench"),
-        *("training.config", "training.process", "training.run"),
+        *("training.config", "training.config.config", "training.process", "training.run"),
     },
 }
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.

@@ -3,8 +3,21 @@
 import numpy as np
 import pytest
 
-from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Order, manifest_of
+from datacache import (
+    Arrays,
+    CacheDirs,
+    CentreCrop,
+    Collation,
+    DataCache,
+    EvaluationOrder,
+    Manifest,
+    Order,
+    Preprocessing,
+    Source,
+    manifest_of,
+)
 from datacache.augmentation import Augmentation
+from datacache.manifest import Texts
 
 SAMPLES = 23
 
@@ -26,8 +39,13 @@ class Counted(Arrays):
         return super().scan(*words)
 
 
-def order_of(global_batch=6, shards=1, samples=SAMPLES):
-    return Order(samples, shards, global_batch, seed=7)
+def order_of(global_batch=6, shards=1, samples=SAMPLES, remainder="drop"):
+    return Order(samples, shards, global_batch, seed=7, remainder=remainder)
+
+
+def evaluated(cache, crop, rank, world_size, *, batch_size):
+    order = EvaluationOrder(len(cache), batch_size, world_size)
+    return cache.batches(order, crop, rank, world_size, epoch=0)
 
 
 @pytest.fixture(params=["none", "disk", "memory", "both"])
@@ -40,7 +58,10 @@ def dirs(request, tmp_path):
 
 @pytest.mark.parametrize("input_size", [1, 6, 8])
 def test_batches_hold_the_images_with_their_own_labels(dirs, input_size):
-    cache, order = DataCache(Counted(), shorter_side=input_size, dirs=dirs), order_of()
+    cache, order = (
+        DataCache(Counted(), preprocessing=Preprocessing("array", input_size), dirs=dirs),
+        order_of(),
+    )
     crop = CentreCrop(input_size, dtype="uint8")
     for _ in range(2):  # read through, then from what is kept
         batches = list(cache.batches(order, crop, rank=1, world_size=2, epoch=5))
@@ -54,16 +75,20 @@ def test_batches_hold_the_images_with_their_own_labels(dirs, input_size):
 
 
 def test_each_sample_is_read_once_by_all_ranks_together_in_all_epochs(tmp_path):
-    dirs, source, order = CacheDirs(tmp_path / "disk", tmp_path / "memory"), Counted(), order_of()
+    dirs, source, order = (
+        CacheDirs(tmp_path / "disk", tmp_path / "memory"),
+        Counted(),
+        order_of(remainder="pad"),
+    )
     ranks = [DataCache(source, dirs=dirs) for _ in range(2)]
     for epoch in range(4):
         for rank, cache in enumerate(ranks):
-            list(cache.batches(order, CentreCrop(8), rank, 2, epoch, remainder="pad"))
+            list(cache.batches(order, CentreCrop(8), rank, 2, epoch))
     assert source.reads.max() <= 2  # the last batch is padded by samples that another rank may have read
     assert (source.reads == 1).sum() >= SAMPLES - 1
     before = source.reads.sum()
     again = DataCache(source, dirs=dirs)
-    list(again.batches(order, CentreCrop(8), 0, 1, epoch=9, remainder="pad"))
+    list(again.batches(order, CentreCrop(8), 0, 1, epoch=9))
     assert source.reads.sum() == before
     assert again.counts.memory == 24
     assert again.counts.storage == 0
@@ -95,7 +120,8 @@ def test_the_same_inputs_come_from_the_source_and_from_each_level(tmp_path):
     crop = Augmentation(7, mean=(100.0,), std=(50.0,))
 
     def batches(**options):
-        cache = DataCache(Arrays(images, np.zeros(SAMPLES, int)), shorter_side=8, **options)
+        source = Arrays(images, np.zeros(SAMPLES, int))
+        cache = DataCache(source, preprocessing=Preprocessing("array", 8), **options)
         return [batch.images.copy() for batch in cache.batches(order_of(), crop, 0, 1, epoch=1)]
 
     expected = batches()
@@ -108,8 +134,7 @@ def test_the_same_inputs_come_from_the_source_and_from_each_level(tmp_path):
 def test_evaluation_counts_every_sample_once_in_equally_many_batches():
     caches = [DataCache(Counted()) for _ in range(2)]
     ranks = [
-        list(cache.evaluation_batches(CentreCrop(8), rank, 2, batch_size=4))
-        for rank, cache in enumerate(caches)
+        list(evaluated(cache, CentreCrop(8), rank, 2, batch_size=4)) for rank, cache in enumerate(caches)
     ]
     assert len(ranks[0]) == len(ranks[1]) == 3
     counted = [batch.labels[batch.counts] for rank in ranks for batch in rank]
@@ -141,7 +166,7 @@ def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
 def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache(tmp_path):
     cache = DataCache(Counted(), dirs=CacheDirs(memory=tmp_path))
     for _ in range(2):
-        for batch in cache.evaluation_batches(CentreCrop(8, dtype="uint8"), 0, 1, batch_size=SAMPLES):
+        for batch in evaluated(cache, CentreCrop(8, dtype="uint8"), 0, 1, batch_size=SAMPLES):
             assert batch.images.max() == SAMPLES - 1
             batch.images[...] = 255
 
@@ -158,10 +183,10 @@ def test_batches_that_are_held_stay_what_they_are():
 
 
 def test_a_data_set_of_tensorflow_has_the_same_batches():
-    cache, order, crop = DataCache(Counted()), order_of(), CentreCrop(8, dtype="uint8")
+    cache, order, crop = DataCache(Counted()), order_of(remainder="pad"), CentreCrop(8, dtype="uint8")
 
     def batches():
-        return cache.batches(order, crop, 0, 1, epoch=2, remainder="pad")
+        return cache.batches(order, crop, 0, 1, epoch=2)
 
     elements = list(cache.dataset(batches, crop).as_numpy_iterator())
     expected = list(batches())
@@ -180,7 +205,7 @@ def test_an_exception_of_the_source_arrives_where_its_batch_would():
             return super().read(manifest, ids)
 
     cache, crop = DataCache(Failing()), CentreCrop(8)
-    batches = cache.evaluation_batches(crop, 0, 1, batch_size=2)
+    batches = evaluated(cache, crop, 0, 1, batch_size=2)
     assert next(batches).ids.tolist() == [0, 1]
     with pytest.raises(OSError, match="gone"):
         next(batches)
@@ -202,6 +227,61 @@ def test_wrong_options_are_refused(options, message):
 def test_an_order_of_other_samples_is_refused():
     with pytest.raises(ValueError, match="order: expected one of 23 samples, got one of 24"):
         DataCache(Counted()).batches(order_of(samples=24), CentreCrop(8), 0, 1, 0)
+
+
+# ------------------------------------------------------------------------- collations of one's own
+
+
+class Sums(Collation):
+    """The sum of each sample's bytes, and where the batch is."""
+
+    def arrays(self, samples, labels, spec, pools):
+        sums = pools.take((len(samples),), "int64")
+        sums[:] = [sample.astype(np.int64).sum() for sample in samples]
+        place = [spec.epoch, spec.step, spec.rank, spec.world_size, spec.seed]
+        return sums, labels, np.array([place] * len(samples))
+
+
+class Lines(Source):
+    """Sample ``i`` is ``i`` letters ``a``."""
+
+    payload = "text"
+
+    def scan(self, report=None):
+        sizes = np.arange(SAMPLES)
+        zeros = np.zeros(SAMPLES, np.int64)
+        return Manifest(
+            payload=self.payload,
+            files=Texts.of(["lines"]),
+            stamps=np.zeros(1, np.uint64),
+            file=np.zeros(SAMPLES, np.int32),
+            start=np.cumsum(sizes) - sizes,
+            sizes=sizes,
+            labels=zeros,
+        )
+
+    def read(self, manifest, ids):
+        return [b"a" * int(number) for number in ids]
+
+    def check(self, manifest):
+        pass
+
+
+def test_a_collation_gets_the_samples_and_the_place_of_its_batch(dirs):
+    cache, order = DataCache(Lines(), dirs=dirs), order_of()
+    for _ in range(2):  # read through, then from what is kept
+        for step, batch in enumerate(cache.batches(order, Sums(), rank=1, world_size=2, epoch=4, start=1), 1):
+            sums, labels, places = batch.arrays
+            assert sums.tolist() == (batch.ids * ord("a")).tolist()
+            assert (labels == 0).all()
+            assert places.tolist() == [[4, step, 1, 2, 7]] * 3
+    cache.close()
+
+
+def test_text_cannot_be_cropped():
+    batches = DataCache(Lines()).batches(order_of(), CentreCrop(8), 0, 1, epoch=0)
+    with pytest.raises(ValueError, match=r"images: expected uint8 \(height, width, channels\), got uint8 \("):
+        next(batches)
 
 
 # --------------------------------------------------------------------------- manifests that are kept

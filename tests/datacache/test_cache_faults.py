@@ -14,6 +14,7 @@ from datacache import (
     DataCache,
     ImageFolder,
     Order,
+    Preprocessing,
     StorageFailed,
     catalogue,
     manifest_of,
@@ -42,7 +43,7 @@ def cache_of(url, folder, *, side=SIDE, attempts=10):
     source = ImageFolder(str(url), storage={"attempts": attempts})
     dirs = CacheDirs(folder / "disk", folder / "memory")
     manifest = manifest_of(source, dirs.disk, "pictures")
-    return DataCache(source, manifest=manifest, shorter_side=side, dirs=dirs)
+    return DataCache(source, manifest=manifest, preprocessing=Preprocessing("image", side), dirs=dirs)
 
 
 def epoch(cache, rank=0, world_size=1, number=0, crop=CROP):
@@ -60,7 +61,7 @@ def assert_equal(batches, others):
 @pytest.fixture(scope="module")
 def right(pictures):
     """The batches of an epoch without any cache."""
-    return epoch(DataCache(ImageFolder(str(pictures)), shorter_side=SIDE))
+    return epoch(DataCache(ImageFolder(str(pictures)), preprocessing=Preprocessing("image", SIDE)))
 
 
 def train(url, folder, rank):
@@ -127,7 +128,7 @@ def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pict
         batches = [list(step) for step in zip(*running, strict=True)]  # step by step, side by side
         assert_equal([step[0] for step in batches], right)
         assert_equal([step[2] for step in batches], right)
-        small = DataCache(ImageFolder(str(pictures)), shorter_side=40)
+        small = DataCache(ImageFolder(str(pictures)), preprocessing=Preprocessing("image", 40))
         assert_equal([step[1] for step in batches], epoch(small))
         before = counts(url).requests
         later = cache_of(url, tmp_path, side=40)

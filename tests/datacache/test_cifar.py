@@ -6,7 +6,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from datacache import CIFAR10, Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order
+from datacache import CIFAR10, Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order, Preprocessing
 from datacache.errors import BadSample, SourceChanged, StorageFailed
 from datacache.sources import cifar
 
@@ -89,7 +89,7 @@ def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
     crop = CentreCrop(32, ratio=1.0, dtype="uint8")
 
     def batches(source, dirs):
-        cache = DataCache(source, shorter_side=32, dirs=dirs)
+        cache = DataCache(source, preprocessing=Preprocessing("array", 32), dirs=dirs)
         made = [
             (batch.images.copy(), batch.labels.copy())
             for epoch in range(2)

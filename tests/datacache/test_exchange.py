@@ -100,7 +100,7 @@ def test_all_nodes_together_read_storage_once_whatever_travels(tmp_path, nodes):
     for rank, (came, counts) in enumerate(results):
         held = order.part(nodes[node_of(rank, nodes)], 4)
         for epoch in range(3):
-            ids = np.concatenate([order.batch(epoch, step, rank, 4) for step in range(order.steps("drop"))])
+            ids = np.concatenate([order.batch(epoch, step, rank, 4) for step in range(order.steps())])
             assert came[epoch] == (~np.isin(ids, held)).sum()
         assert counts.remote == sum(came) > 0
     # Ranks of a node fill it at the same time, and may read a sample both; another node reads none of it.
@@ -129,7 +129,7 @@ def test_a_new_exchange_gives_up_what_the_one_before_brought():
     def lent_twice(comm):
         cache = DataCache(Counted(), part=order.part([comm.rank], 2))
         cache.exchange(order, comm, 0)
-        cache.exchange(order, comm, 1, start=order.steps("drop"))
+        cache.exchange(order, comm, 1, start=order.steps())
         list(cache.batches(order, CentreCrop(4), comm.rank, 2, 0))
         return cache.counts.remote
 

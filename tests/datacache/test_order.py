@@ -1,11 +1,12 @@
 """Which sample is read when: pure functions of seed, epoch and place."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from datacache.order import Order, Permutation, evaluation_batch, evaluation_part, evaluation_steps
+from datacache.order import BatchOrder, EvaluationOrder, Order, Permutation
 
 WORLDS = [1, 2, 3, 4, 5, 8]
 IMAGENET = 1_281_167
@@ -22,7 +23,7 @@ def global_batch(order, epoch, step, world_size):
 
 
 def global_counts(order, step, world_size=1):
-    return np.concatenate([order.counts(step, rank, world_size) for rank in range(world_size)])
+    return np.concatenate([order.counts(0, step, rank, world_size) for rank in range(world_size)])
 
 
 # -------------------------------------------------------------------------------- permutations
@@ -115,17 +116,18 @@ EXCHANGED = [
 
 @pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_an_epoch_reads_no_sample_twice_and_leaves_less_than_a_batch_of_each_shard(order):
-    ids = [global_batch(order, 2, step, 1) for step in range(order.steps("drop"))]
+    ids = [global_batch(order, 2, step, 1) for step in range(order.steps())]
     read = np.concatenate([np.empty(0, np.int64), *ids])
-    assert len(np.unique(read)) == len(read) == order.steps("drop") * order.global_batch
+    assert len(np.unique(read)) == len(read) == order.steps() * order.global_batch
     # Shards differ by one sample, so that each may leave one more than a batch takes of it.
     assert order.samples - len(read) < order.global_batch + order.shards
-    assert all(global_counts(order, step).all() for step in range(order.steps("drop")))
+    assert all(global_counts(order, step).all() for step in range(order.steps()))
 
 
 @pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_a_padded_epoch_counts_every_sample_once(order):
-    steps = range(order.steps("pad"))
+    order = replace(order, remainder="pad")
+    steps = range(order.steps())
     read = np.concatenate([global_batch(order, 2, step, 1) for step in steps])
     counted = np.concatenate([global_counts(order, step) for step in steps])
     assert sorted(read[counted]) == list(range(order.samples))
@@ -136,7 +138,8 @@ def test_a_padded_epoch_counts_every_sample_once(order):
 
 @pytest.mark.parametrize("order", ORDERS + EXCHANGED)
 def test_global_batches_are_the_same_at_every_world_size(order):
-    for step in range(order.steps("pad")):
+    order = replace(order, remainder="pad")
+    for step in range(order.steps()):
         alone = global_batch(order, 4, step, 1)
         for world_size in (2, 3, 4, 8):
             assert (global_batch(order, 4, step, world_size) == alone).all()
@@ -146,12 +149,13 @@ def test_global_batches_are_the_same_at_every_world_size(order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("nodes", [[[0, 1, 2, 3]], [[0], [1, 2, 3]], [[0, 1], [2, 3]], [[3, 0], [1], [2]]])
 def test_the_part_of_a_node_is_what_its_ranks_read(order, nodes):
+    order = replace(order, remainder="pad")
     parts = [order.part(ranks, 4) for ranks in nodes]
     for part, ranks in zip(parts, nodes, strict=True):
         batches = [
             order.batch(epoch, step, rank, 4)
             for epoch in range(20)
-            for step in range(order.steps("pad"))
+            for step in range(order.steps())
             for rank in ranks
         ]
         read = np.unique(np.concatenate(batches))
@@ -181,8 +185,8 @@ def travellers(order, epoch):
     bounds = [order.part([rank], order.shards) for rank in range(order.shards)]  # one rank a shard
     for shard, part in enumerate(bounds):
         owner[part] = shard
-        steps = range(order.steps("pad"))
-        read = [order.batch(epoch, step, shard, order.shards) for step in steps]
+        padded = replace(order, remainder="pad")
+        read = [padded.batch(epoch, step, shard, order.shards) for step in range(padded.steps())]
         reader[np.concatenate(read)] = shard
     return reader, owner
 
@@ -221,7 +225,7 @@ def test_without_an_exchange_nothing_leaves_its_shard():
 def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
     parts = [order.part([rank], world_size) for rank in range(world_size)]
     asked = np.zeros(world_size, int)
-    for step in range(order.steps("drop")):
+    for step in range(order.steps()):
         for rank in range(world_size):
             ids = order.batch(3, step, rank, world_size)
             for number, home in zip(ids, order.holders(3, step, rank, world_size), strict=True):
@@ -244,7 +248,7 @@ def test_hash_placement_mixes_what_the_manifest_sorts():
 def test_each_shard_is_read_in_its_own_permutation_of_the_epoch():
     order = Order(1000, 4, 16, seed=9)
     for epoch in range(2):
-        ids = np.array([global_batch(order, epoch, step, 2) for step in range(order.steps("drop"))])
+        ids = np.array([global_batch(order, epoch, step, 2) for step in range(order.steps())])
         for shard in range(4):
             read = ids[:, 4 * shard : 4 * shard + 4].ravel() - 250 * shard
             assert 0 <= read.min() <= read.max() < 250 and len(np.unique(read)) == 248
@@ -310,7 +314,7 @@ def test_an_impossible_place_is_refused(place, error):
 
 def test_an_unknown_remainder_is_refused():
     with pytest.raises(ValueError, match="remainder: expected 'drop' or 'pad', got 'keep'"):
-        Order(100, 4, 8, seed=1).steps("keep")
+        Order(100, 4, 8, seed=1, remainder="keep")
 
 
 # ---------------------------------------------------------------------- evaluation
@@ -319,25 +323,49 @@ def test_an_unknown_remainder_is_refused():
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("samples", [1, 3, 360, 361])
 def test_every_rank_evaluates_as_many_full_batches_and_every_sample_counts_once(world_size, samples):
-    steps = evaluation_steps(samples, world_size, batch_size=7)
+    order = EvaluationOrder(samples, 7, world_size)
     counted = []
     for rank in range(world_size):
-        for step in range(steps):
-            ids, counts = evaluation_batch(samples, step, rank, world_size, batch_size=7)
+        for step in range(order.steps()):
+            ids, counts = order.batch(0, step, rank, world_size), order.counts(0, step, rank, world_size)
             assert ids.shape == counts.shape == (7,)
-            assert np.isin(ids, evaluation_part(samples, [rank], world_size)).all()
+            assert np.isin(ids, order.part([rank], world_size)).all()
+            assert (ids == order.batch(5, step, rank, world_size)).all()
             counted.extend(ids[counts])
     assert sorted(counted) == list(range(samples))
-    everyone = evaluation_part(samples, range(world_size), world_size)
-    assert everyone.tolist() == list(range(samples))
+    assert order.part(range(world_size), world_size).tolist() == list(range(samples))
 
 
 def test_nothing_is_evaluated_in_no_steps():
-    assert evaluation_steps(0, 3, 7) == 0
-    assert len(evaluation_part(0, range(3), 3)) == 0
+    order = EvaluationOrder(0, 7, 3)
+    assert order.steps() == 0
+    assert len(order.part(range(3), 3)) == 0
 
 
 @pytest.mark.parametrize("step", [-1, 3])
 def test_a_step_beyond_the_evaluation_is_refused(step):
     with pytest.raises(ValueError, match=f"step: expected 0 to 2, got {step}"):
-        evaluation_batch(21, step, 0, 1, batch_size=7)
+        EvaluationOrder(21, 7, 1).batch(0, step, 0, 1)
+
+
+def test_an_evaluation_of_other_ranks_is_refused():
+    with pytest.raises(ValueError, match="world_size: expected 2, got 3"):
+        EvaluationOrder(21, 7, 2).batch(0, 0, 0, 3)
+
+
+# ------------------------------------------------------------------------ orders of one's own
+
+
+def test_an_order_of_ones_own_needs_steps_and_batches_only():
+    class Backwards(BatchOrder):
+        samples, seed, global_batch = 6, 0, 2
+
+        def steps(self):
+            return 3
+
+        def batch(self, epoch, step, rank, world_size):
+            return np.array([5 - 2 * step - rank])
+
+    order = Backwards()
+    assert order.counts(0, 1, 0, 2).tolist() == [True]
+    assert order.part([0], 2).tolist() == list(range(6))

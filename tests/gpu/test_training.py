@@ -35,6 +35,7 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.process import devices as gpus
 from training.process.job import LocalRank
+from training.run.data import Data
 from training.run.learner import Learner, StepHyperparameters
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -77,19 +78,19 @@ two_layers.smallest_side = 4
 def batch_of(rank, step):
     random = np.random.default_rng((rank, step))
     images = random.integers(0, 256, (BATCH, 8, 8, 1), np.uint8)
-    return Batch(images, random.integers(0, 10, BATCH), np.arange(BATCH), np.ones(BATCH, bool))
+    return Batch((images, random.integers(0, 10, BATCH)), np.arange(BATCH), np.ones(BATCH, bool))
 
 
 def learned(comm, config, dataset, spoil):
     """Return the weights after each step of two phases, and what was held back at the switch."""
     topology = Topology(comm, ranks_per_node=2)
     keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    learner = Learner(config, topology, dataset, None)
+    learner = Learner(config, topology, Data(config, topology, dataset), None)
     seen = []
     for number, each in enumerate(config.phases):
         if number:
             seen.append(learner.begin(each))
-        backward = learner.backward_of(each, 1)
+        backward = learner.backward_of(each)
         for step in range(STEPS):
             batch = batch_of(comm.rank, STEPS * number + step)
             if spoil == (comm.rank, STEPS * number + step):

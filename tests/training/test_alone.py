@@ -22,7 +22,7 @@ def test_one_process_trains_alone_and_needs_no_profile(tmp_path):
     assert "phase 1: auto picks dense: one rank has no other to exchange with\n" in result.stdout
     assert errors(result) == ""
     (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
-    assert summary["accuracy"] > 0.9
+    assert summary["top1"] > 0.9
     assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
 
 

@@ -285,7 +285,7 @@ def test_the_files_are_those_that_the_manifest_names(tmp_path):
     manifest = json.loads((folder / COMPLETE).read_text().splitlines()[0])
     files, run = manifest.pop("files"), manifest.pop("run")
     assert run == "a run"
-    assert manifest == {"step": 40, "number": 1, "world_size": 2, "best": True, "format": 2}
+    assert manifest == {"step": 40, "number": 1, "world_size": 2, "best": True, "format": 3}
     assert sorted([*files, COMPLETE]) == sorted(path.name for path in folder.iterdir())
     assert set(files) == {SHARED, OWN.format(0), OWN.format(1)}
     for name, entry in files.items():
@@ -423,7 +423,7 @@ WRONG_MANIFESTS = {
         lambda body: body | {"files": without(body["files"], OWN.format(1))},
         "expected files ['own-00000.safetensors', 'own-00001.safetensors', 'shared.safetensors'], got",
     ),
-    "another format": (lambda body: body | {"format": 3}, "expected format 2, got 3"),
+    "another format": (lambda body: body | {"format": 4}, "expected format 3, got 4"),
     "another step": (lambda body: body | {"step": 3}, "expected step 00000002, got 00000003"),
     "another run": (lambda body: body | {"run": "another"}, "expected run this, got another"),
     "nested": (lambda body: "[" * 100_000, "expected the fields of a Version"),

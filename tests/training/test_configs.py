@@ -294,7 +294,7 @@ def test_synthetic_generates_what_the_phase_takes_at_any_size():
     config = load_shipped(
         "synthetic", "model=vgg16_cifar", "phases.0.input_size=32", "dataset.classes=10", "dataset.samples=64"
     )
-    dataset = config.dataset.make()
+    dataset = config.make_dataset()
     assert dataset.classes == 10
     assert dataset.manifest("training").shape == (32, 32, 3)
     assert len(dataset.manifest("training")) == 64

@@ -7,7 +7,7 @@ from commlib import Topology, transport
 from datacache import Arrays
 from tests.launching import DIGITS
 from training.config.config import load
-from training.datasets import Dataset
+from training.datasets import ImageDataset
 from training.run.data import Data, load_data
 
 SAMPLES, TESTS = 50, 21
@@ -16,7 +16,7 @@ SAMPLES, TESTS = 50, 21
 def dataset():
     images = np.broadcast_to(np.arange(SAMPLES, dtype=np.uint8)[:, None, None, None], (SAMPLES, 8, 8, 1))
     labels = np.arange(SAMPLES)
-    return Dataset(
+    return ImageDataset(
         Arrays(images, labels), Arrays(images[:TESTS], labels[:TESTS]), channels=1, classes=SAMPLES
     )
 

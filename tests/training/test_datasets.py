@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache import Arrays, CacheDirs, CentreCrop, DataCache
+from datacache import Arrays, CacheDirs, CentreCrop, DataCache, EvaluationOrder, Preprocessing
 from datacache.testing import synthetic
 from tests.launching import run
-from training.datasets import DATASETS, Dataset, bundled, check_dataset, make_dataset
+from training.datasets import DATASETS, Dataset, ImageDataset, bundled, check_dataset, make_dataset
 
 # Not needed to make a data set that is generated.
 HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
@@ -25,10 +25,12 @@ HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
 def samples_of(dataset: Dataset, part: str, side: int, dirs: CacheDirs = CacheDirs()):  # noqa: B008
     """Return all images and labels of a part, in order, out of batches."""
     source = getattr(dataset, part)
-    cache = DataCache(source, manifest=dataset.manifest(part), shorter_side=side, dirs=dirs)
+    manifest = dataset.manifest(part)
+    preprocessing = Preprocessing(manifest.payload, side)
+    cache = DataCache(source, manifest=manifest, preprocessing=preprocessing, dirs=dirs)
     crop = CentreCrop(side, ratio=1.0, dtype="uint8")
     images, labels = [], []
-    for batch in cache.evaluation_batches(crop, 0, 1, batch_size=64):
+    for batch in cache.batches(EvaluationOrder(len(manifest), 64, 1), crop, 0, 1, epoch=0):
         images.append(batch.images[batch.counts])
         labels.append(batch.labels[batch.counts])
     cache.close()
@@ -453,9 +455,9 @@ def test_manifests_of_equal_data_sets_are_kept_once(tmp_path):
 
 def test_labels_of_hand_made_data_sets_are_checked_too():
     source = Arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 2]))
-    assert len(Dataset(source, source, channels=1, classes=3).manifest("test")) == 3
+    assert len(ImageDataset(source, source, channels=1, classes=3).manifest("test")) == 3
     with pytest.raises(ValueError, match=r"labels: expected 0 … 1 \(2 classes\), got 2 for sample 2"):
-        Dataset(source, source, channels=1, classes=2).manifest("training")
+        ImageDataset(source, source, channels=1, classes=2).manifest("training")
 
 
 def test_data_sets_are_made_without_tensorflow():

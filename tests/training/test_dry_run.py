@@ -11,8 +11,9 @@ from tests.launching import DIGITS, ROOT, run
 from training.commands.main import app
 from training.commands.train import train
 from training.config.config import load_with_warnings
+from training.datasets.stand_ins import KNOWN
 from training.models import MODELS
-from training.run.dry_run import KNOWN, generated, tiny
+from training.run.dry_run import generated, tiny
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = [] if ALL else ["model=resnet8"]  # seconds instead of half a minute for the largest

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.training.test_summary import epoch
+from tests.training.test_summary import TASK, epoch
 from training.config.records import Target
 from training.run import events
 from training.run.data import Reads
@@ -56,15 +56,20 @@ def test_records_are_flat():
     assert resumed["run_epoch"] == 4
     assert "at" not in resumed
     assert events.CacheRead(Reads(COUNTS, [])).record() == {**COUNTS, "stand_ins": []}
-    ended = events.EpochEnded(epoch(), 20, 8)
-    assert ended.record()["accuracy"] == 0.9
-    assert not {"result", "epochs", "width"} & set(ended.record())
+    ended = events.EpochEnded(epoch(), TASK, 20, 8)
+    assert (ended.record()["top1"], ended.record()["images_per_second"]) == (0.9, 1234.5)
+    assert not {"result", "task", "epochs", "width", "metrics", "throughput"} & set(ended.record())
     assert [line[:12] for line in ended.lines()] == ["epoch  3/20 "]
+
+
+def test_the_record_of_an_epoch_that_was_not_tested_has_no_metrics():
+    record = events.EpochEnded(epoch(metrics={}, tested=0), TASK, 20, 8).record()
+    assert (record["top1"], record["top5"], record["tested"]) == (None, None, 0)
 
 
 def test_the_record_of_an_epoch_has_the_means_of_its_stages():
     means = StageMeans({"select": 0.5}, 0.25, 0.75, Slowest(3, 0.125))
-    record = events.EpochEnded(epoch(stages=means), 20, 8).record()
+    record = events.EpochEnded(epoch(stages=means), TASK, 20, 8).record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["stage_seconds"] == {"select": 0.5}
     assert (record["hidden_seconds"], record["hidden_share"]) == (0.25, 0.75)
@@ -73,13 +78,12 @@ def test_the_record_of_an_epoch_has_the_means_of_its_stages():
 
 def test_the_line_of_a_target_names_what_counts():
     target = Target(metric="top5", at_least=0.93)
-    assert events.target_line(epoch(), target) == "top5 99.00% reaches the target of 93.00% after 20.0 s"
+    line = events.target_line(epoch(), TASK, target)
+    assert line == "top5 99.00% reaches the target of 93.00% after 20.0 s"
 
 
 def phases_of(reducer, *, count):
-    of_phase = SimpleNamespace(
-        steps=40, phase=SimpleNamespace(input_size=6), result=SimpleNamespace(reducer=reducer)
-    )
+    of_phase = SimpleNamespace(steps=40, result=SimpleNamespace(reducer=reducer, input="6 px"))
     return [of_phase] * count
 
 

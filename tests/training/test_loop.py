@@ -19,6 +19,7 @@ from training.run.data import Data
 from training.run.dawnbench import DawnBench
 from training.run.metrics import RunFolder
 from training.run.trainer import Trainer, TrainingDiverged
+from training.tasks.image_classification import ImageClassification
 
 EPOCH_STEPS = 1437 // 64
 DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
@@ -66,7 +67,7 @@ def test_a_phase_may_have_momentum_where_the_optimizer_has_none(tmp_path):
     run.fit()
     assert [momentum for _, momentum in paces] == pytest.approx([0.8, 0.8, 0, 0])
     run = trainer(tmp_path, "optimizer={name: sgd, momentum: 0}")
-    assert run.fit().samples == 360
+    assert run.fit().tested == 360
 
 
 def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
@@ -125,9 +126,9 @@ def test_epochs_are_tested_now_and_then_and_at_the_end_of_each_phase(tmp_path, c
     run = trainer(tmp_path, "evaluate_every=2", phases=phases)
     summary = run.fit()
     epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
-    assert [line["correct"] is not None for line in epochs] == [False, True, True, True, True]
-    assert [line["samples"] for line in epochs] == [0, 360, 360, 360, 360]
-    assert summary.correct == epochs[-1]["correct"]
+    assert [line["top1"] is not None for line in epochs] == [False, True, True, True, True]
+    assert [line["tested"] for line in epochs] == [0, 360, 360, 360, 360]
+    assert summary.metrics == {name: epochs[-1][name] for name in ("top1", "top5")}
     assert capsys.readouterr().out.count("not tested") == 1
 
 
@@ -147,7 +148,7 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
     assert [each.stall_seconds for each in summary.phases] == [None, stall]
     assert stall >= 0
     (folder,) = tmp_path.iterdir()
-    assert json.loads((folder / "summary.json").read_text())["samples"] == 360
+    assert json.loads((folder / "summary.json").read_text())["tested"] == 360
 
 
 def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
@@ -169,13 +170,13 @@ def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
     run = trainer(tmp_path, "average=0.99")
     before = [variable.numpy() for variable in run.learner.variables]
     tested = []
-    right = run.learner.forward.right
+    evaluate = run.learner.evaluation.evaluate
 
     def noted(*args):
         tested.append([variable.numpy() for variable in run.learner.variables])
-        return right(*args)
+        return evaluate(*args)
 
-    run.learner.forward.right = noted
+    run.learner.evaluation.evaluate = noted
     run.fit()
     averages = [each.numpy() for each in run.learner.average.averages]
     for variable, average, first, seen in zip(
@@ -220,7 +221,7 @@ def test_lars_with_batches_of_512_reaches_the_accuracy_of_sgd_with_batches_of_64
     for words in (lars, sgd):
         keras.utils.clear_session()
         run = Trainer(load(DIGITS_LARS, [*alone, *words]))
-        accuracies.append(run.fit().accuracy)
+        accuracies.append(run.fit().metrics["top1"])
         assert run.position.steps == (60 * 2 if words is lars else 20 * 22)
     # Measured with seeds 1, 2 and 3: LARS 98.6 to 99.4 %, SGD 98.6 to 99.4 %.
     assert min(accuracies) >= 0.97
@@ -238,22 +239,19 @@ def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsy
     run = trainer(tmp_path, TARGET, ENTRY, phases=(phase(epochs=50, rate=rate), phase(epochs=2)))
     summary = run.fit()
     assert summary.reached
-    assert summary.best == summary.accuracy_of_five >= 0.6
+    assert summary.best == summary.metrics["top5"] >= 0.6
     assert run.position.phase == 0
     assert "reaches the target of 60.00% after" in capsys.readouterr().out
     epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
     assert len(epochs) < 50
-    assert all(line["accuracy_of_five"] < 0.6 for line in epochs[:-1])
+    assert all(line["top5"] < 0.6 for line in epochs[:-1])
 
     (folder,) = tmp_path.iterdir()
     header, *lines = [line.split("\t") for line in (folder / "dawnbench.tsv").read_text().splitlines()]
     assert header == ["epoch", "hours", "top1Accuracy", "top5Accuracy"]
     assert [int(line[0]) for line in lines] == [line["epoch"] + 1 for line in epochs]
     found = np.array([[float(value) for value in line[1:]] for line in lines])
-    expected = [
-        (line["run_seconds"] / 3600, 100 * line["accuracy"], 100 * line["accuracy_of_five"])
-        for line in epochs
-    ]
+    expected = [(line["run_seconds"] / 3600, 100 * line["top1"], 100 * line["top5"]) for line in epochs]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert (np.diff(found[:, 0]) > 0).all()
 
@@ -278,14 +276,15 @@ def test_a_target_that_is_not_reached_leaves_the_run_its_length(tmp_path):
 
 def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
     config = trainer(tmp_path, TARGET).config
-    result = epoch_result(epoch=0, correct=1, correct_of_five=3, samples=4, run_seconds=36.0)
+    metrics = ImageClassification.metrics
+    result = epoch_result(epoch=0, metrics={"top1": 0.25, "top5": 0.75}, tested=4, run_seconds=36.0)
     folder = RunFolder(config)
-    lines = DawnBench(folder, config, "this")
+    lines = DawnBench(folder, config, metrics, "this")
     for number in (0, 1, 2):
         lines.add(replace(result, epoch=number))
-    resumed = DawnBench(folder, config, "this")
-    resumed.add(replace(result, epoch=1, correct=2))
-    resumed.add(replace(result, epoch=2, correct=None, correct_of_five=None, samples=0))  # was not tested
+    resumed = DawnBench(folder, config, metrics, "this")
+    resumed.add(replace(result, epoch=1, metrics={"top1": 0.5, "top5": 0.75}))
+    resumed.add(replace(result, epoch=2, metrics={}, tested=0))  # was not tested
     assert (folder.path / "dawnbench.tsv").read_text().splitlines()[1:] == [
         "1\t0.01\t25\t75",
         "2\t0.01\t50\t75",

@@ -1,20 +1,26 @@
-"""A reducer, a model and a data set from outside the package, as docs/own_parts.md shows them."""
+"""A reducer, a model, a data set and a task from outside the package, as docs/own_parts.md shows them."""
 
+import json
 import re
 import shutil
 import sys
 
+import keras
+import numpy as np
 import pytest
 
 from commlib import Topology, transport
 from tests.launching import ROOT, errors, launch, run, tail
+from training import Trainer
 from training.commands.train import train
 from training.commands.tune import _cases
 from training.config.config import load, load_with_warnings
+from training.run.data import load_data
 from training.run.parts import import_parts
 
+CONFIGURATIONS = ("my.yaml", "table.yaml")
 PAGE = (ROOT / "docs" / "own_parts.md").read_text()
-MY_MODULES = ("my_package", "my_package.data", "my_package.models", "my_package.reducers")
+MY_MODULES = tuple(f"my_package{each}" for each in ("", ".data", ".models", ".reducers", ".tables", ".tasks"))
 
 
 @pytest.fixture
@@ -34,11 +40,13 @@ def write(folder):
         r"^```python\n# my_package/(\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
     ):
         (folder / "my_package" / name).write_text(text)
-    (folder / "my.yaml").write_text(re.search(r"(?ms)^```yaml\n(.*?)^```$", PAGE)[1])
+    for name, text in zip(CONFIGURATIONS, re.findall(r"(?ms)^```yaml\n(.*?)^```$", PAGE), strict=True):
+        (folder / name).write_text(text)
 
 
-def test_a_configuration_that_is_read_imports_nothing(folder):
-    loaded = load_with_warnings("my.yaml")
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_configuration_that_is_read_imports_nothing(folder, name):
+    loaded = load_with_warnings(name)
     assert loaded.warnings == []
     assert not set(MY_MODULES) & set(sys.modules)
     (folder / "config.yaml").write_text(loaded.config.to_yaml())
@@ -48,7 +56,7 @@ def test_a_configuration_that_is_read_imports_nothing(folder):
 def test_a_run_imports_them_from_the_working_directory_and_writes_their_options_out(folder):
     config = import_parts(load("my.yaml", ["reducer.every=null"]))
     assert config.reducer_config(config.phases[0]) == {"name": "my_package.reducers:EveryOther", "every": 2}
-    made = config.model.make(1, 2)
+    made = config.task.make().make_model(config, config.make_dataset())
     assert made.output_shape == (None, 2)
     dataset = config.dataset.make()
     assert (len(dataset.manifest("training")), dataset.identity) == (256, "my_package.data:load samples=256")
@@ -104,12 +112,13 @@ def test_an_entry_point_is_a_name(folder, monkeypatch):
     assert config.reducer_config(config.phases[0]) == {"name": "every_other", "every": 3}
 
 
-def test_a_dry_run_builds_them(folder, capfd):
-    train("my.yaml", [], dry_run=True)
-    assert (
-        capfd.readouterr().out.splitlines()[-1]
-        == "dry run of my.yaml: all is built, and each phase took a step"
-    )
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_dry_run_builds_them(folder, capfd, name):
+    train(name, [], dry_run=True)
+    told = capfd.readouterr().out.splitlines()
+    assert told[-1] == f"dry run of {name}: all is built, and each phase took a step"
+    if name == "table.yaml":
+        assert told[-4].startswith("phase 1: 2 epochs of delta 2, 8 samples a rank, dense, sgd: ")
 
 
 def test_tune_measures_the_gradient_of_the_model(folder):
@@ -119,18 +128,102 @@ def test_tune_measures_the_gradient_of_the_model(folder):
     assert [(case.size, case.density) for case in cases] == [(weights, 0.01)]
 
 
+# --------------------------------------------------------------------------------------------- a task
+
+
+def test_a_task_takes_less_than_sixty_lines():
+    (text,) = re.findall(r"(?ms)^```python\n# my_package/tasks\.py\n(.*?)^```$", PAGE)
+    assert len(text.splitlines()) < 60
+
+
+WRONG_IN_TASK = {
+    "task=my_package.taks:Regression": 'task: task "my_package.taks:Regression": there is no module my_pac',
+    "task=my_package.tables:build": 'task: task "my_package.tables:build": expected a subclass of Task, got',
+    "task={name: 'my_package.tasks:Regression', power: 2}": "task: power: task my_package.tasks:Regression",
+    "phases.1.dleta=0.5": 'phases[1].dleta: unknown key, did you mean "delta"? (known here: epochs, steps, ',
+    "phases.0.delta=0": "phases[0].delta: expected a number above 0, got 0",
+    "phases.0.input_size=8": "phases[0].input_size: unknown key",
+    "normalise={mean: [1], std: [1]}": "normalise: expected none, my_package.tasks:Regression takes none",
+    "target={metric: top1, at_least: 0.5}": "target.metric: expected one of error, the metrics of my_p",
+    "target={metric: error, at_least: 0.5}": "target: expected at_most, since a lower error is better; got",
+    "model=resnet8": "model: expected a model of tables, got resnet8, which is one of images",
+    "model={name: 'my_package.tables:build', width: 3}": "model: width: model my_package.tables:build has",
+    "model=my_package.models:build": "expected build(columns) -> keras.Model and options of its own",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WRONG_IN_TASK)
+def test_what_does_not_fit_a_task_is_one_line(folder, word):
+    config = load("table.yaml", [word])
+    with pytest.raises(ValueError, match=re.escape(WRONG_IN_TASK[word])) as caught:
+        import_parts(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_that_do_not_fit_a_task_are_one_line(folder):
+    config = import_parts(load("table.yaml", ["dataset=digits"]))
+    with pytest.raises(
+        ValueError, match="dataset: expected one of kind Table for the task my_package"
+    ) as caught:
+        config.make_dataset()
+    assert str(caught.value).endswith("got digits (ImageDataset)")
+    config = import_parts(load("table.yaml", ["phases.1.batch_size=257"]))
+    with pytest.raises(ValueError, match=r"phases\[1\]: expected at most the 256 training samples in a step"):
+        load_data(config, Topology(transport.mpi.world()))
+
+
+def fit(*words):
+    keras.utils.clear_session()
+    run = Trainer(load("table.yaml", ["checkpoints={every_steps: 9, keep: 99}", *words]))
+    return run, run.fit()
+
+
+def test_a_task_reaches_its_target_and_goes_on_to_the_bit(folder, capsys):
+    run, summary = fit("target=null")
+    assert summary.tested == 50
+    lines = [json.loads(line) for line in next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    errors = [line["error"] for line in lines if line["kind"] == "epoch"]
+    assert errors[-1] == summary.metrics["error"] == summary.best == min(errors) < errors[0]
+    test = run.data.dataset.test
+    manifest = test.scan()
+    rows = np.frombuffer(b"".join(test.read(manifest, np.arange(50))), np.float32).reshape(50, 5)
+    mean = np.abs(np.asarray(run.model(rows[:, :4]))[:, 0].astype(np.float64) - rows[:, 4]).mean()
+    assert summary.metrics["error"] == pytest.approx(mean, rel=1e-6)
+    told = capsys.readouterr().out
+    assert f"  mean absolute error {mean:>6.3f}  " in told
+    assert " rows/s" in told
+
+    whole = run.model.get_weights()
+    (run_folder,) = (folder / "runs").iterdir()
+    for path in (run_folder / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > 40:  # in the second epoch of the first phase
+            shutil.rmtree(path)
+    (run_folder / "summary.json").unlink()
+    resumed, _ = fit("target=null", "resume=auto")
+    assert "resumed from step-00000036: step 36, phase 1, epoch 2" in capsys.readouterr().out
+    for expected, found in zip(whole, resumed.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+    goal = sorted(errors)[1]
+    _, summary = fit(f"target={{metric: error, at_most: {goal!r}}}", "output=others")
+    assert summary.reached
+    header, *_ = next(folder.glob("others/*/dawnbench.tsv")).read_text().splitlines()
+    assert header == "epoch\thours\terror"
+
+
 @pytest.mark.large
 @pytest.mark.launch
-def test_ranks_train_with_them_and_a_run_that_was_ended_goes_on_to_the_bit(tmp_path):
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_ranks_train_with_them_and_a_run_that_was_ended_goes_on_to_the_bit(tmp_path, name):
     write(tmp_path)
-    whole = launch(2, "my.yaml", cwd=tmp_path)
+    whole = launch(2, name, cwd=tmp_path)
     assert whole.returncode == 0, tail(whole)
     (run_folder,) = (tmp_path / "runs").iterdir()
     weights = (run_folder / "model.weights.h5").read_bytes()
     last = sorted((run_folder / "checkpoints").iterdir())[-1]
     shutil.rmtree(last)
     (run_folder / "summary.json").unlink()
-    resumed = launch(2, "my.yaml", "resume=auto", cwd=tmp_path)
+    resumed = launch(2, name, "resume=auto", cwd=tmp_path)
     assert resumed.returncode == 0, tail(resumed)
     assert "resumed from step-" in resumed.stdout
     assert (run_folder / "model.weights.h5").read_bytes() == weights

@@ -100,7 +100,7 @@ def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp
         f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 9 lines are missing in it",
     ]
     assert weights_of(folder)
-    assert json.loads((folder / "summary.json").read_text())["samples"] == 360
+    assert json.loads((folder / "summary.json").read_text())["tested"] == 360
 
 
 def raise_no_room():

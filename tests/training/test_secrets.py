@@ -155,7 +155,7 @@ def written(tmp_path, monkeypatch):
         file.write_text(RUN.format(path=path, key=key, url=url.replace("/", "_")))
         loaded = load_with_warnings(file)
         RunFolder.write_config(Folder(), loaded.config)
-        DawnBench(Folder(), loaded.config, "hardware")
+        DawnBench(Folder(), loaded.config, {}, "hardware")
         (tmp_path / "config.yaml").write_text(Folder.texts["config.yaml"])
         texts = [*Folder.texts.values(), *loaded.warnings, repr(loaded.config), str(loaded.config.dataset)]
         return loaded.config, loaded.warnings, "\n".join(texts)

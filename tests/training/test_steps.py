@@ -11,7 +11,9 @@ from tests.training.small import phase, trainer
 from training.models.resnet8 import resnet8
 from training.models.vgg import vgg_tiny
 from training.run.learner import StepHyperparameters
-from training.run.steps import Average, Backward, Forward
+from training.run.steps import Average, Backward
+from training.tasks.image_classification import ImageClassification, hits
+from training.tasks.images import ImagePhase
 
 
 @pytest.fixture
@@ -22,10 +24,20 @@ def random():
 def batch_of(random, samples=8, size=4):
     images = random.integers(0, 256, (samples, size, size, 1), np.uint8)
     labels = random.integers(0, 10, samples)
-    return Batch(images, labels, np.arange(samples), np.ones(samples, bool))
+    return Batch((images, labels), np.arange(samples), np.ones(samples, bool))
 
 
 # ---------------------------------------------------------------------------------------- gradient
+
+
+def backward_of(model, images, *, smoothing=0.0, scale=None):
+    """Return the gradient computation of image classification for images of this spec."""
+    samples, side = images.shape[:2]
+    phase = ImagePhase(steps=1, input_size=side, batch_size=samples, label_smoothing=smoothing)
+    specs = images, tf.TensorSpec((samples,), tf.int64)
+    return Backward(
+        model, lambda arrays: ImageClassification().losses(model, arrays, phase), specs, scale=scale
+    )
 
 
 def flat_linear(classes=3):
@@ -58,7 +70,7 @@ def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
     if scale is not None:
         loss_scale = LossScale()
         loss_scale.scale.assign(scale)
-    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=loss_scale)
+    backward = backward_of(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=loss_scale)
     loss, gradient = backward(images, labels)
     expected, expected_gradient = reference(model, images, labels, smoothing)
     assert gradient.dtype == np.float32
@@ -83,7 +95,7 @@ def test_a_layer_that_the_loss_does_not_depend_on_is_named_and_has_a_gradient_of
     model = WithUnusedHead()
     images = random.standard_normal((6, 2, 2, 1)).astype(np.float32)
     model(images)
-    backward = Backward(model, tf.TensorSpec((6, 2, 2, 1)))
+    backward = backward_of(model, tf.TensorSpec((6, 2, 2, 1)))
     with pytest.warns(
         UserWarning, match=r"the loss does not depend on .*unused/kernel, .*unused/bias: taken"
     ):
@@ -100,7 +112,7 @@ def test_the_gradient_of_a_network_is_that_of_keras(random, smoothing):
     keras.utils.set_random_seed(3)
     model = resnet8(1, 10)
     batch = batch_of(random, samples=16, size=8)
-    backward = Backward(model, tf.TensorSpec(batch.images.shape, tf.uint8), smoothing=smoothing)
+    backward = backward_of(model, tf.TensorSpec(batch.images.shape, tf.uint8), smoothing=smoothing)
     loss, gradient = backward(batch.images, batch.labels)
     criterion = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
     with tf.GradientTape() as tape:
@@ -119,7 +131,7 @@ def test_a_prepared_step_begins_as_one_that_is_not(random, builder):
         keras.utils.clear_session()
         keras.utils.set_random_seed(3)
         model = builder(1, 10)
-        backward = Backward(model, tf.TensorSpec(batch.images.shape, tf.uint8))
+        backward = backward_of(model, tf.TensorSpec(batch.images.shape, tf.uint8))
         before = [variable.numpy() for variable in model.variables]
         if prepared:
             backward.prepare()
@@ -158,7 +170,7 @@ def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
     batch, weights = batch_of(random), []
     for parts in (1, 2, 8):
         learner = learner_of(tmp_path, f"accumulate={parts}")
-        backward = learner.backward_of(learner.config.phases[0], 1)
+        backward = learner.backward_of(learner.config.phases[0])
         losses = [learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[0] for _ in range(3)]
         weights.append((losses, [variable.numpy() for variable in learner.variables]))
     (whole_losses, whole), *others = weights
@@ -172,7 +184,7 @@ def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
 def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_path, random):
     batch = batch_of(random)
     learner = learner_of(tmp_path)
-    backward, means = learner.backward_of(learner.config.phases[0], 1), noted(learner)
+    backward, means = learner.backward_of(learner.config.phases[0]), noted(learner)
     learner.step(backward, batch, StepHyperparameters(0.0, 0.9))  # the weights stay as they are
     norm = float(np.linalg.norm(means[0].astype(np.float64)))
     for most, factor in ((norm / 4, 0.25), (norm * 2, 1.0)):
@@ -180,7 +192,7 @@ def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_pat
         for variable, same in zip(clipped.variables, learner.variables, strict=True):
             variable.assign(same.numpy())
         own = noted(clipped)
-        clipped.step(clipped.backward_of(clipped.config.phases[0], 1), batch, StepHyperparameters(0.0, 0.9))
+        clipped.step(clipped.backward_of(clipped.config.phases[0]), batch, StepHyperparameters(0.0, 0.9))
         np.testing.assert_allclose(own[0], means[0] * factor, rtol=1e-6)
         assert np.linalg.norm(own[0].astype(np.float64)) == pytest.approx(min(norm, most), rel=1e-6)
         if factor == 1.0:
@@ -197,7 +209,7 @@ def everything(learner):
 
 def test_an_overflow_in_float16_changes_nothing_but_the_scale(tmp_path, random):
     learner = learner_of(tmp_path, "model=resnet8", "precision=float16", "reducer=hitopk")
-    batch, backward = batch_of(random), learner.backward_of(learner.config.phases[0], 1)
+    batch, backward = batch_of(random), learner.backward_of(learner.config.phases[0])
     held = random.standard_normal(learner.gradients.size).astype(np.float32) * 1e-3
     start = {name: value.copy() for name, value in everything(learner).items()}
     assert learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
@@ -232,7 +244,7 @@ def test_half_precision_trains_float32_weights(tmp_path, precision):
     )
     assert {variable.dtype for variable in run.model.weights} == {"float32"}
     assert run.model.layers[5].compute_dtype == precision
-    assert run.fit().accuracy > 0.5  # a guess is right in a tenth
+    assert run.fit().metrics["top1"] > 0.5  # a guess is right in a tenth
     assert keras.config.dtype_policy().name == "float32"  # of this process, for whatever comes next
     assert (run.learner.scale is None) == (precision == "bfloat16")
 
@@ -260,10 +272,10 @@ def test_the_average_follows_its_formula_and_lends_its_values():
 
 def right(logits, labels, counts=None):
     """Return how many count as first and among five where the model answers its input."""
-    forward = Forward(lambda images, training: images)
-    logits = np.array(logits, np.float32)
     counts = np.ones(len(labels), bool) if counts is None else np.array(counts)
-    return forward.right(logits, np.array(labels), counts).tolist()
+    batch = Batch((np.empty(0), np.array(labels)), np.arange(len(labels)), counts)
+    found = hits(np.array(logits, np.float32), batch)
+    return [int(found["top1"].sum()), int(found["top5"].sum())]
 
 
 def test_labels_count_first_and_among_five():

@@ -15,6 +15,7 @@ from tests.training.small import metrics_of, phase, trainer
 from training.config.config import ConfigurationError
 from training.datasets import make_dataset
 from training.models import MODELS
+from training.run.data import Data
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import RunFolder
 from training.run.tracing import RankTrace, Tracing, merged
@@ -67,9 +68,10 @@ def traced(comm, config, dataset, asked, steps, ahead):
     """Take steps on ranks whose clocks are ``ahead``; return the trace, and when the steps were."""
     comm = Ahead(comm, ahead[comm.rank])
     keras.utils.set_random_seed(3)
-    learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+    topology = Topology(comm, ranks_per_node=2)
+    learner = Learner(config, topology, Data(config, topology, dataset), None)
     (only,) = config.phases
-    backward, tracing, times = learner.backward_of(only, 1), Tracing(asked, learner), []
+    backward, tracing, times = learner.backward_of(only), Tracing(asked, learner), []
     for number in range(1, steps + 1):
         comm.barrier()
         start = comm.now()
@@ -129,7 +131,8 @@ def test_what_is_hidden_is_what_was_not_waited_for(waited):
 
     def body(comm):
         keras.utils.set_random_seed(3)
-        learner = Learner(config, Topology(comm, ranks_per_node=2), dataset, None)
+        topology = Topology(comm, ranks_per_node=2)
+        learner = Learner(config, topology, Data(config, topology, dataset), None)
         engine = learner.gradients._engine
         wait_for = engine.wait_for
 
@@ -138,7 +141,7 @@ def test_what_is_hidden_is_what_was_not_waited_for(waited):
             engine.waited_seconds = waited
 
         engine.wait_for = wait
-        backward = learner.backward_of(config.phases[0], 1)
+        backward = learner.backward_of(config.phases[0])
         return learner.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))[1]
 
     hvd.init()
@@ -233,7 +236,7 @@ def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, m
         write_file(folder, name, content)
 
     monkeypatch.setattr(RunFolder, "write_file", full)
-    assert run.fit().samples == 360
+    assert run.fit().tested == 360
     said = capsys.readouterr()
     assert "trace.json: cannot be written: No space left on device; training goes on" in said.err
     assert "trace of" not in said.out

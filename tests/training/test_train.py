@@ -35,7 +35,7 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     assert [reducer["name"] for reducer in lines[0]["reducers"]] == ["hitopk", "dense"]
     assert f"by 4 ranks on 2 nodes ({', '.join(lines[0]['hosts'])})" in result.stdout
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    assert [line["input_size"] for line in epochs] == [6] * 12 + [8] * 8
+    assert [line["input"] for line in epochs] == ["6 px"] * 12 + ["8 px"] * 8
     # the ring's two links between nodes carry 2·d·(P − 1)/P values each, to the rounding of d/P
     dense = 2 * 2 * PARAMETERS * 4 * (3 / 4)
     for line in epochs:
@@ -50,9 +50,9 @@ def test_the_quickstart_run_reaches_96_percent_and_sends_less(tmp_path):
     assert (switch["before"], switch["after"]) == ("hitopk", "dense")
     assert switch["residual_norm"] > 0
     (summary,) = [line for line in lines if line["kind"] == "summary"]
-    assert summary["accuracy"] >= 0.96
-    assert summary["samples"] == 360
-    assert f"test accuracy {summary['accuracy']:.1%}" in result.stdout
+    assert summary["top1"] >= 0.96
+    assert summary["tested"] == 360
+    assert f"test accuracy {summary['top1']:.1%}" in result.stdout
     assert f"files: runs/{folder.name}" in result.stdout
     assert errors(result) == ""
 

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from datacache import Augmentation, CacheDirs, DataCache, ImageFolder, Manifest, Order, management
+from datacache import (
+    Augmentation,
+    CacheDirs,
+    DataCache,
+    ImageFolder,
+    Manifest,
+    Order,
+    Preprocessing,
+    management,
+)
 from datacache.batches import Batch
 from datacache.testing.synthetic import generate
 from datacache.testing.throttled import serve
@@ -52,7 +61,11 @@ class Setting:
         """Return a cache of the pictures in central storage."""
         source = ImageFolder(self.url)
         return DataCache(
-            source, manifest=self.manifest, shorter_side=SIDE, dirs=dirs or CacheDirs(), threads=threads
+            source,
+            manifest=self.manifest,
+            preprocessing=Preprocessing(self.manifest.payload, SIDE),
+            dirs=dirs or CacheDirs(),
+            threads=threads,
         )
 
     @property

@@ -66,7 +66,7 @@ class HorovodLearner(Learner):
     ) -> tuple[float, Report]:
         """See :meth:`training.run.learner.Learner.step`."""
         with self.stopwatch.measure("forward_backward"):
-            loss, means = backward(batch.images, batch.labels)
+            loss, means = backward(*batch.arrays)
         with self.stopwatch.measure("update"):
             self._set(hyperparameters)
             self._apply_means(means)

@@ -143,7 +143,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             "part": "run",
             "subject": subject["name"],
             "seed": job["config"]["seed"],
-            "curve": [[line["run_seconds"], line["accuracy"]] for line in epochs],
+            "curve": [[line["run_seconds"], line["top1"]] for line in epochs],
             "steps": sum(line["steps"] for line in epochs),
             "train_seconds": sum(line["train_seconds"] for line in epochs),
             "sent_inter_bytes": sum(line["sent_inter_bytes"] for line in epochs),

@@ -11,7 +11,7 @@ from xxhash import xxh3_128_hexdigest
 
 from training.checkpoint.serialization import Damaged, Written, parsed
 
-FORMAT = 2  # of folders and files; since 2 a checkpoint names its run
+FORMAT = 3  # of folders and files; since 3 a checkpoint names its task
 STEP = "step-"
 COMPLETE, SHARED = "COMPLETE", "shared.safetensors"
 

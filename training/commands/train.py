@@ -48,7 +48,7 @@ def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
         with folder or nullcontext():
             summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
         if folder is not None:
-            end = closing_lines(summary, trainer.ranks, str(folder.path))
+            end = closing_lines(summary, trainer.task, trainer.ranks, str(folder.path))
             for line in checked(path, whole) if is_dry else end:
                 print_line(line)
 

@@ -181,12 +181,12 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
 
 def _weights_of(config: Config) -> int:
     """Return the entries of the gradient of a configuration's model, which is built to count them."""
-    dataset = config.dataset.make()
+    dataset = config.make_dataset()
     import_tensorflow()
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # its memory is needed for the measurement
-    return count_weights(config.model.make(dataset.channels, dataset.classes))
+    return count_weights(config.task.make().make_model(config, dataset))
 
 
 def _row(case: Case, choice: Choice) -> list[str]:

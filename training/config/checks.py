@@ -1,10 +1,12 @@
 """Checks across the settings of a configuration, and warnings for settings without effect."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from commlib.errors import InvalidArgument, UnknownName, shown
-from training.config.records import smallest_side
+from pydantic_core import PydanticCustomError
+
+from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from training.config.parts import imported
 from training.config.reducers import (
     AUTO,
     DEFAULT_REDUCER,
@@ -14,10 +16,12 @@ from training.config.reducers import (
     options_of,
 )
 from training.config.schema import problem
+from training.models import MODELS, check_model
 
 if TYPE_CHECKING:
     from training.config.config import Config
-    from training.config.records import Phase
+    from training.config.records import Phase, Target
+    from training.tasks.task import Metric
 
 
 def check(config: "Config") -> None:
@@ -27,8 +31,7 @@ def check(config: "Config") -> None:
     _phases_have_a_learning_rate(config)
     _nothing_is_given_that_auto_picks(config)
     _there_is_something_to_resume(config)
-    _images_are_large_enough(config)
-    _parts_are_whole(config)
+    _the_task_has_what_is_given(config)
     _the_optimizer_has_what_is_given(config)
 
 
@@ -109,19 +112,45 @@ def _there_is_something_to_resume(config: "Config") -> None:
         raise problem(f"expected never where there are no checkpoints, got {config.resume}", key="resume")
 
 
-def _images_are_large_enough(config: "Config") -> None:
-    least = smallest_side(config.model.name)
-    for number, phase in enumerate(config.phases):
-        if phase.input_size < least:
-            expected = f"at least the {least} pixels that {config.model.name} needs"
-            raise problem(f"expected {expected}, got {phase.input_size}", key=f"phases[{number}].input_size")
+def _the_task_has_what_is_given(config: "Config") -> None:
+    """Check what depends on the task, unless it is not imported yet."""
+    task = config.task.kind
+    if task is None:
+        return
+    if config.normalise is not None and "normalise" not in task.takes:
+        raise problem(f"expected none, {config.task.name} takes none; got one", key="normalise")
+    if config.cache.shards > 1 and "cache.shards" not in task.takes:
+        expected = f"expected 1, {config.task.name} takes no parts of the samples"
+        raise problem(f"{expected}; got {config.cache.shards}", key="cache.shards")
+    if config.target is not None:
+        _the_target_is_a_metric(config.target, config.task.name, task.metrics)
+    if imported(MODELS, "model", config.model.name) is not None:
+        _raise_with_key("model", lambda: check_model(config.model.name, config.model.options, task.signature))
+    _raise_with_key("", lambda: config.task.make().check(config))
 
 
-def _parts_are_whole(config: "Config") -> None:
-    for number, phase in enumerate(config.phases):
-        if phase.batch_size % config.accumulate:
-            expected = f"a divisor of phases[{number}].batch_size = {phase.batch_size}"
-            raise problem(f"expected {expected}, got {config.accumulate}", key="accumulate")
+def _the_target_is_a_metric(target: "Target", task: str, metrics: Mapping[str, "Metric"]) -> None:
+    if (metric := metrics.get(target.metric)) is None:
+        near = suggestion(target.metric, metrics)
+        expected = f"expected one of {', '.join(metrics)}, the metrics of {task}"
+        raise problem(f"{expected}; got {shown(target.metric)}{near}", key="target.metric")
+    right, wrong = ("at_least", "at_most") if metric.better == "higher" else ("at_most", "at_least")
+    if (value := getattr(target, wrong)) is not None:
+        expected = f"expected {right}, since a {metric.better} {target.metric} is better"
+        raise problem(f"{expected}; got {wrong} {value}", key="target")
+    if metric.share and not 0 < target.goal <= 1:
+        raise problem(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
+
+
+def _raise_with_key(key: str, function: Callable[[], None]) -> None:
+    """Raise a ``ValueError`` of ``function`` as a problem; without ``key``, its line begins with the key."""
+    try:
+        function()
+    except PydanticCustomError:
+        raise
+    except ValueError as error:
+        place, _, rest = str(error).partition(": ") if not key else (key, "", str(error))
+        raise problem(rest, key=place) from error
 
 
 def _the_optimizer_has_what_is_given(config: "Config") -> None:

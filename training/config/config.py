@@ -12,13 +12,16 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BeforeValidator,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
-from commlib.errors import one_line
+from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
 from training.config.bounded_yaml import Unreadable
 from training.config.checks import check, without_effect
@@ -36,7 +39,6 @@ from training.config.records import (
     Normalise,
     Part,
     Phase,
-    Phases,
     Seed,
     Target,
     Transport,
@@ -58,9 +60,11 @@ from training.config.reducers import (
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import ConfigurationError, Count, Density, Positive, describe
+from training.config.schema import ConfigurationError, Count, Density, Positive, describe, problem
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
+from training.datasets import Dataset
+from training.tasks.record import TaskRecord
 
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
@@ -70,12 +74,15 @@ class Config(ReducerKeys):
 
     name: FileName
     """The run's folder has this name, followed by its time."""
+    task: Annotated[TaskRecord, BeforeValidator(named)] = TaskRecord()
+    """A name of ``training.tasks.TASKS`` or an import path; with options, ``name`` and those."""
     dataset: Annotated[DatasetRecord, BeforeValidator(named)]
     """A name of ``training.datasets.DATASETS``; with more settings, ``name``, ``path`` and options."""
     model: Annotated[ModelRecord, BeforeValidator(named)]
     """A name of ``training.models.MODELS`` or an import path; with options, ``name`` and those."""
-    phases: Phases
-    """Run in order; the residual of a reducer is added to the first step of the next one."""
+    phases: list[SerializeAsAny[Phase]]
+    """Run in order, with the keys of the task; the residual of a reducer is added to the first step of the
+    next one."""
     learning_rate: LearningRate | None = None
     """The default of phases that give none."""
     seed: Seed = 1
@@ -129,10 +136,38 @@ class Config(ReducerKeys):
     output: str = "runs"
     """The folder in which the run creates its own."""
 
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _phases_are_of_the_task(cls, value: Any, info: ValidationInfo) -> list[Phase]:
+        if not isinstance(value, list) or value == []:
+            raise problem(f"expected a list of one phase or more, got {shown(value)}")
+        task: TaskRecord | None = info.data.get("task")  # none where it is wrong itself
+        return [] if task is None else task.phases(value)
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         check(self)
         return self
+
+    def with_task_imported(self) -> "Config":
+        """Return the configuration with phases of its task, which is imported, checked.
+
+        Raises a ``ValueError`` of one line that begins with the key.
+        """
+        try:
+            return self.model_copy(update={"phases": self.task.phases(list(self.phases))})
+        except ValidationError as error:
+            detail = error.errors()[0]
+            detail["loc"] = ("phases", *detail["loc"])
+            raise ConfigurationError(describe(detail)) from error
+
+    def make_dataset(self) -> Dataset:
+        """Return the data set; raises a ``ValueError`` of one line if it is invalid or of another kind."""
+        dataset, kind = self.dataset.make(), self.task.kind
+        if kind is not None and not isinstance(dataset, kind.dataset):
+            expected = f"expected one of kind {kind.dataset.__name__} for the task {self.task.name}"
+            raise ValueError(f"dataset: {expected}, got {self.dataset.name} ({type(dataset).__name__})")
+        return dataset
 
     def reducer_name(self, phase: Phase) -> str:
         """Return the name of a phase's reducer, or ``auto``."""

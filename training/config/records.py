@@ -1,6 +1,5 @@
 """The records of a configuration: its data set, its phases, and others with keys of their own."""
 
-import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -23,7 +22,7 @@ from training.config.schema import (
 )
 from training.config.secrets import resolved
 from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
-from training.models import MODELS, check_model, make_model
+from training.models import MODELS
 
 
 def _is_layout(value: Any) -> bool:
@@ -49,6 +48,7 @@ Level = Annotated[
     float, expect("a number from 0 to 255", lambda value: is_number(value) and 0 <= value <= 255)
 ]
 Part = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
+Number = Annotated[float, expect("a number", is_number)]
 CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
@@ -60,28 +60,10 @@ class ModelRecord(Discreet):
     name: Annotated[str, part_in(MODELS, "model")]
     """A name of ``training.models.MODELS``, or an import path."""
 
-    @model_validator(mode="after")
-    def _takes_what_is_given(self) -> "ModelRecord":
-        if imported(MODELS, "model", self.name) is not None:
-            try:
-                check_model(self.name, self.options)
-            except ValueError as error:
-                raise problem(str(error)) from error
-        return self
-
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of this model alone."""
         return dict(self.model_extra or {})
-
-    def make(self, channels: int, classes: int, *, normalised: bool = False) -> Any:
-        """Return the model, which imports Keras; raises a ``ValueError`` of one line if it is invalid."""
-        return make_model(self.name, channels, classes, normalised=normalised, **self.options)
-
-
-def smallest_side(model: str) -> int:
-    """Return the smallest side of images, in pixels, that a model takes; 1 if it has no limit."""
-    return getattr(imported(MODELS, "model", model), "smallest_side", 1)
 
 
 class DatasetRecord(Discreet):
@@ -158,55 +140,20 @@ class Normalise(Record):
         return self
 
 
-class Augmentation(Record):
-    """A random box of each image, another in every epoch, resized to the input."""
-
-    area: tuple[CropShare, CropShare] = (0.08, 1.0)
-    """Smallest and largest share of the image's area."""
-    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
-    """Smallest and largest width over height."""
-    mirror: bool = True
-    """Flip half of them horizontally."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_pairs(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
-
-    @model_validator(mode="after")
-    def _smallest_first(self) -> "Augmentation":
-        for key in ("area", "aspect"):
-            smallest, largest = getattr(self, key)
-            if smallest > largest:
-                raise problem(f"expected the smaller one first, got {[smallest, largest]}", key=key)
-        return self
-
-
 class Phase(ReducerKeys):
-    """A run of epochs with one input size, batch size and reducer."""
+    """A run of epochs with one size of inputs and batches, and one reducer: the keys that all tasks have.
+
+    Each task has a subclass with the keys of its inputs.
+    """
 
     epochs: Count | None = None
     """Passes over the training samples."""
     steps: Count | None = None
     """Instead of epochs."""
-    input_size: Count
-    """Images are resized to squares of this many pixels."""
-    batch_size: Count
-    """Samples in a step of one rank."""
     learning_rate: LearningRate | None = None
     """A number, or a schedule of :mod:`training.config.schedules`; the configuration's without it."""
     momentum: MomentumSchedule | None = None
     """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
-    label_smoothing: Part = 0.0
-    """Label smoothing: share of the weight of each label that is spread over all classes."""
-    augmentation: Augmentation | None = None
-    """Without it, the largest square in the centre of each image."""
-    validation_crop: CropShare = 1.0
-    """Side of the square in the centre that is tested on, of the image's shorter side."""
-    kept_size: Count | None = None
-    """Shorter side at which images are cached, in pixels; else the input's, over 0.875 if it is a crop."""
     reducer: GivenReducer | None = None
     """A name of ``commlib.REDUCERS``, or ``auto``, or a record; the configuration's without it."""
     density: Density | None = None
@@ -226,17 +173,20 @@ class Phase(ReducerKeys):
         return self
 
     @property
-    def kept_side(self) -> int:
-        """Return the shorter side at which images are cached, in pixels."""
-        if self.kept_size is not None:
-            return self.kept_size
-        crops = self.augmentation is not None or self.validation_crop < 1
-        return math.ceil(self.input_size / 0.875) if crops else self.input_size
+    def own_keys(self) -> dict[str, Any]:
+        """Return the keys of the task with their values."""
+        return self.model_dump(exclude=set(Phase.model_fields))
 
 
-Phases = Annotated[
-    list[Phase], expect("a list of one phase or more", lambda value: isinstance(value, list) and value != [])
-]
+class AnyPhase(Phase):
+    """A phase of a task that is not imported yet: the keys of its inputs are checked when it is."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, value: Any) -> Any:
+        return value
 
 
 class Checkpointing(Record):
@@ -262,8 +212,25 @@ class DawnBenchEntry(Record):
 
 
 class Target(Record):
-    """A target at which a run ends before its last epoch."""
+    """A target at which a run ends before its last epoch: a metric of the task, and a value."""
 
-    metric: Literal["top1", "top5"]
-    at_least: CropShare
-    """Share of the test samples that are classified correctly."""
+    metric: str
+    """Such as ``top1``: the share of test samples whose label is ranked first."""
+    at_least: Number | None = None
+    """Of a metric where higher values are better."""
+    at_most: Number | None = None
+    """Of a metric where lower values are better."""
+
+    @model_validator(mode="after")
+    def _has_one_value(self) -> "Target":
+        if (self.at_least is None) == (self.at_most is None):
+            given = "none" if self.at_least is None else "both"
+            raise problem(f"expected at_least or at_most, got {given}")
+        return self
+
+    @property
+    def goal(self) -> float:
+        """Return the value that is to be reached."""
+        goal = self.at_least if self.at_most is None else self.at_most
+        assert goal is not None
+        return goal

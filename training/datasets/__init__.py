@@ -16,11 +16,11 @@ from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.datasets.bundled import digits, mnist5k
 from training.datasets.cifar import cifar10
-from training.datasets.dataset import Dataset, in_one_line
+from training.datasets.dataset import Dataset, ImageDataset, in_one_line
 from training.datasets.imagenet import imagenet
 from training.datasets.synthetic import synthetic
 
-__all__ = ["DATASETS", "Dataset", "check_dataset", "make_dataset"]
+__all__ = ["DATASETS", "Dataset", "ImageDataset", "check_dataset", "make_dataset"]
 
 # Name -> builder. One that reads files takes `path` first; its keywords are the options of the data set.
 DATASETS: dict[str, Callable[..., Dataset]] = {

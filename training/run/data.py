@@ -5,28 +5,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from commlib import Topology
 from commlib.folders import expanded, user_cache
-from datacache import (
-    Augmentation,
-    Batch,
-    CacheDirs,
-    CentreCrop,
-    Counts,
-    DataCache,
-    Order,
-    evaluation_part,
-    stand_in_lines,
-)
-from datacache.augmentation import Crop
+from datacache import Batch, CacheDirs, Counts, DataCache, Order, stand_in_lines
 from datacache.errors import Untrusted
 from training.config.config import Config
 from training.config.records import Cache, Phase
 from training.datasets import Dataset
+from training.tasks.task import Samples
 
-EVALUATION_BATCH = 256
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -61,28 +49,13 @@ class Data:
         self.cache_dirs = replace(cache_dirs_of(config.cache), warns_when_full=topology.local_rank == 0)
         self.training = dataset.manifest("training", self.cache_dirs.disk)
         self.test = dataset.manifest("test", self.cache_dirs.disk)
+        self.task = config.task.make()
+        self.samples = Samples(config, dataset, self.training, self.test, topology.world.size)
         self._caches: list[DataCache] = []
 
     def check(self) -> None:
         """Raise a ``ValueError`` of one line unless every phase can be trained on these samples."""
-        size, shards = self.topology.world.size, self.config.cache.shards
-        for number, phase in enumerate(self.config.phases):
-            if phase.batch_size * size > len(self.training):
-                raise ValueError(
-                    f"phases[{number}].batch_size: expected at most the {len(self.training)} training "
-                    f"samples for all {size} ranks together, got {phase.batch_size} on each"
-                )
-            if phase.batch_size * size % shards:
-                raise ValueError(
-                    f"cache.shards: expected a divisor of the {phase.batch_size * size} samples that all "
-                    f"{size} ranks take together in a step of phases[{number}], got {shards}"
-                )
-        if (normalise := self.config.normalise) is None:
-            return
-        if len(normalise.mean) not in (1, channels := self.dataset.channels):
-            raise ValueError(
-                f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
-            )
+        self.task.check_samples(self.samples)
 
     def fingerprints(self) -> "Fingerprints":
         """Return how many samples there are, and their fingerprint, of each part."""
@@ -117,7 +90,7 @@ def load_data(config: Config, topology: Topology) -> Data:
     """
     data, problem = None, None
     try:
-        data = Data(config, topology, config.dataset.make())
+        data = Data(config, topology, config.make_dataset())
     except Exception as error:  # the others wait for the fingerprints of this rank
         problem = error
     found = None if problem or data is None else data.fingerprints()
@@ -174,23 +147,14 @@ class PhaseData:
     """The batches of one phase, on one rank. Folders are opened at the first read."""
 
     def __init__(self, data: Data, phase: Phase) -> None:
-        topology, config = data.topology, data.config
-        self._data, self._phase = data, phase
+        topology = data.topology
+        self._data = data
         self._opening = threading.Lock()
         self._caches: list[DataCache] = []
         self._world, self._rank, self._size = topology.world, topology.world.rank, topology.world.size
         self._part, self._of = topology.local_rank, topology.node.size
-        shards = config.cache.shards
-        self.order = Order(
-            len(data.training),
-            shards,
-            phase.batch_size * self._size,
-            config.seed,
-            # A manifest is sorted by class: parts of consecutive samples would have a few classes each.
-            placement="manifest" if shards == 1 else "hash",
-            exchange=config.cache.exchange,
-        )
-        self._crops = training_crop(config, phase), test_crop(config, phase)
+        self._inputs = data.task.inputs(phase, data.samples)
+        self.order = self._inputs.training.order
 
     @property
     def caches(self) -> list[DataCache]:
@@ -203,18 +167,24 @@ class PhaseData:
     def _open(self) -> list[DataCache]:
         data, topology = self._data, self._data.topology
         ranks = next(node for node in topology.nodes if self._rank in node)
-        parts = self.order.part(ranks, self._size), evaluation_part(len(data.test), ranks, self._size)
-        sources = (data.dataset.training, data.dataset.test)
-        side = self._phase.kept_side
         return [
-            DataCache(source, manifest=manifest, shorter_side=side, part=part, dirs=data.cache_dirs)
-            for source, manifest, part in zip(sources, (data.training, data.test), parts, strict=True)
+            DataCache(
+                source,
+                manifest=manifest,
+                preprocessing=reading.preprocessing,
+                part=reading.order.part(ranks, self._size),
+                dirs=data.cache_dirs,
+            )
+            for source, manifest, reading in (
+                (data.dataset.training, data.training, self._inputs.training),
+                (data.dataset.test, data.test, self._inputs.test),
+            )
         ]
 
     @property
     def steps(self) -> int:
         """Of an epoch."""
-        return self.order.steps("drop")
+        return self.order.steps()
 
     def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return this rank's batches of an epoch, from step ``start`` on; the first are prefetched at once.
@@ -222,14 +192,16 @@ class PhaseData:
         Collective: nodes exchange the samples that this epoch needs.
         """
         training, _ = self.caches
-        if self.order.exchange:
-            training.exchange(self.order, self._world, epoch, start=start)
-        return training.batches(self.order, self._crops[0], self._rank, self._size, epoch, start=start)
+        order, collation = self.order, self._inputs.training.collation
+        if isinstance(order, Order) and order.exchange:
+            training.exchange(order, self._world, epoch, start=start)
+        return training.batches(order, collation, self._rank, self._size, epoch, start=start)
 
     def test_batches(self) -> Iterator[Batch]:
         """Return this rank's part of the test samples: over all ranks each counts once."""
         _, test = self.caches
-        return test.evaluation_batches(self._crops[1], self._rank, self._size, batch_size=EVALUATION_BATCH)
+        reading = self._inputs.test
+        return test.batches(reading.order, reading.collation, self._rank, self._size, epoch=0)
 
     def fill(self, report: ProgressCallback) -> None:
         """Read the samples that the node has not cached yet; each of its ranks reads a part."""
@@ -246,30 +218,3 @@ class PhaseData:
             for cache in self._caches:
                 cache.close()
             self._caches = []
-
-
-def training_crop(config: Config, phase: Phase) -> Crop:
-    """Return the crop of an image to train on."""
-    settings = _inputs(config, phase)
-    if phase.augmentation is None:
-        return CentreCrop(ratio=1.0, **settings)
-    return Augmentation(**settings, **phase.augmentation.model_dump())
-
-
-def test_crop(config: Config, phase: Phase) -> Crop:
-    """Return the crop of an image to test on."""
-    return CentreCrop(ratio=phase.validation_crop, **_inputs(config, phase))
-
-
-def _inputs(config: Config, phase: Phase) -> dict[str, Any]:
-    settings: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
-    if config.normalise is not None:
-        settings |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
-    return settings
-
-
-def input_dtype(config: Config) -> Literal["uint8", "float16", "float32"]:
-    """Return the dtype of a model's inputs: levels, or normalised values in the precision of the model."""
-    if config.normalise is None:
-        return "uint8"
-    return "float16" if config.precision == "float16" else "float32"

@@ -5,6 +5,7 @@ The format is described in https://github.com/stanford-futuredata/dawn-bench-ent
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -15,17 +16,22 @@ from training.config.config import Config
 from training.config.secrets import mask
 from training.run.metrics import RunFolder
 from training.run.summary import EpochResult
+from training.tasks.task import Metric
 
 LINES, ABOUT = "dawnbench.tsv", "dawnbench.json"
-HEADER = ("epoch", "hours", "top1Accuracy", "top5Accuracy")
 
 
 class DawnBench:
     """Writes both files into a run's folder. A resumed run continues with the lines of the epochs before."""
 
-    def __init__(self, folder: RunFolder, config: Config, hardware: str) -> None:
-        """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk."""
-        self._folder = folder
+    def __init__(
+        self, folder: RunFolder, config: Config, metrics: Mapping[str, Metric], hardware: str
+    ) -> None:
+        """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk.
+
+        ``metrics``: of the task.
+        """
+        self._folder, self._metrics = folder, metrics
         folder.write_file(ABOUT, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
         path = folder.path / LINES
         rows = path.read_text().splitlines()[1:] if path.exists() else []
@@ -33,20 +39,22 @@ class DawnBench:
         self._write()
 
     def add(self, result: EpochResult) -> None:
-        """Append a tested epoch; accuracies in percent, hours since the run began.
+        """Append a tested epoch; shares in percent, hours since the run began.
 
         The previous line of an epoch that is trained again after a crash is dropped. On a full disk the
         lines are written with the next epoch.
         """
-        if result.accuracy is None or result.accuracy_of_five is None:
+        if not result.metrics:
             return
-        values = (result.run_seconds / 3600, 100 * result.accuracy, 100 * result.accuracy_of_five)
+        shown = ((100 if each.share else 1) * result.metrics[name] for name, each in self._metrics.items())
+        values = (result.run_seconds / 3600, *shown)
         previous = [line for line in self._lines if int(line[0]) < result.epoch + 1]
         self._lines = [*previous, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]]
         self._folder.attempt(LINES, self._write)
 
     def _write(self) -> None:
-        content = "".join("\t".join(line) + "\n" for line in (HEADER, *self._lines))
+        header = ["epoch", "hours", *(each.column or name for name, each in self._metrics.items())]
+        content = "".join("\t".join(line) + "\n" for line in (header, *self._lines))
         self._folder.write_file(LINES, content)
 
 

@@ -1,44 +1,31 @@
-"""The result of an epoch: correct answers on the test part, and the sums over all ranks."""
+"""The result of an epoch: the metrics of the test, and the sums over all ranks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from commlib import bytes_sent
+from datacache import Batch
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.replicas import average_statistics, check_equal_weights
 from training.run.summary import EpochResult
 from training.run.totals import EpochAccumulator
+from training.tasks.task import Tested
+
+NOT_TESTED = Tested({}, 0)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Correct answers of all ranks on ``samples``: label ranked first, or among the first five."""
-
-    correct: int | None
-    correct_of_five: int | None
-    samples: int
-
-
-NOT_TESTED = Answers(None, None, 0)
-
-
-def evaluate(learner: Learner, batches: Iterable[Any]) -> Answers:
-    """Return the answers on the test part, each sample counted once; collective.
+def evaluate(learner: Learner, batches: Iterable[Batch]) -> Tested:
+    """Return the metrics on the test part, each sample counted once; collective.
 
     ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
     """
-    world, counted = learner.topology.world, np.zeros(3, np.int64)
+    world = learner.topology.world
     average_statistics(learner.model, world)
     check_equal_weights(learner.model, world)
     with learner.tested():
-        for batch in batches:
-            counted[:2] += learner.forward.right(batch.images, batch.labels, batch.counts)
-            counted[2] += batch.counts.sum()
-    return Answers(*map(int, world.allgather_ints(counted.tolist()).sum(axis=0)))
+        return learner.evaluation.evaluate(batches, world)
 
 
 def add_up(
@@ -46,7 +33,7 @@ def add_up(
     phase: PhaseRun,
     learner: Learner,
     accumulator: EpochAccumulator,
-    answers: Answers,
+    tested: Tested,
     *,
     run_seconds: float,
 ) -> EpochResult:
@@ -60,15 +47,14 @@ def add_up(
     return EpochResult(
         epoch=epoch,
         reducer=phase.result.reducer,
-        input_size=phase.phase.input_size,
+        input=phase.result.input,
         steps=accumulator.steps,
         loss=sums.loss,
-        correct=answers.correct,
-        correct_of_five=answers.correct_of_five,
-        samples=answers.samples,
+        metrics=dict(tested.values),
+        tested=tested.count,
         train_seconds=seconds,
         run_seconds=run_seconds,
-        images_per_second=len(accumulator.seconds) * phase.global_batch / seconds if seconds else 0.0,
+        throughput=sums.size / seconds if seconds else 0.0,
         sent_intra_bytes=sums.sent.intra,
         sent_inter_bytes=sums.sent.inter,
         dense_inter_bytes=sums.dense_inter_bytes,

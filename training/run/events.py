@@ -19,6 +19,7 @@ from training.run.provenance import command, versions
 from training.run.stages import Step
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, epoch_line
+from training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def live_line(
         left = f"  {timedelta(seconds=round(seconds_left))} left{of_phase}"
     return (
         f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
-        f" at {phase.phase.input_size} px  loss {loss:.3f} (rank 0){times}{left}"
+        f" at {phase.result.input}  loss {loss:.3f} (rank 0){times}{left}"
     )
 
 
@@ -294,33 +295,36 @@ class EpochEnded(Event):
 
     kind = "epoch"
     result: EpochResult
+    task: Task
     epochs: int
     width: int
 
     @classmethod
-    def of(cls, result: EpochResult, phases: Sequence[PhaseRun], at: Position) -> "EpochEnded":
+    def of(cls, result: EpochResult, task: Task, phases: Sequence[PhaseRun], at: Position) -> "EpochEnded":
         """Return the event of the epoch that ends ``at``; later epochs are counted by the current phases."""
         now, *later = phases[at.phase :]
         to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
         width = max(len(phase.result.reducer or "") for phase in phases)
-        return cls(result, result.epoch + 1 + to_come, width)
+        return cls(result, task, result.epoch + 1 + to_come, width)
 
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
-        yield epoch_line(self.result, epochs=self.epochs, width=self.width)
+        yield epoch_line(self.result, self.task, epochs=self.epochs, width=self.width)
 
     def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
-        shares = {"accuracy": self.result.accuracy, "accuracy_of_five": self.result.accuracy_of_five}
-        values = asdict(self.result)
+        """See :meth:`Event.record`: metrics by name, ``None`` where the epoch was not tested."""
+        values: dict[str, Any] = asdict(self.result)
         stages: dict[str, Any] = values.pop("stages")
-        return shares | values | stages
+        metrics: dict[str, Any] = dict.fromkeys(self.task.metrics) | values.pop("metrics")
+        throughput = {f"{self.task.unit}_per_second": values.pop("throughput")}
+        return metrics | values | throughput | stages
 
 
-def target_line(result: EpochResult, target: Target) -> str:
+def target_line(result: EpochResult, task: Task, target: Target) -> str:
     """Return the line of an epoch that reached the target."""
-    share = f"{target.metric} {result.share(target.metric):.2%}"
-    return f"{share} reaches the target of {target.at_least:.2%} after {result.run_seconds:.1f} s"
+    metric, value = task.metrics[target.metric], result.metrics[target.metric]
+    reached, goal = metric.shown(value, 2), metric.shown(target.goal, 2)
+    return f"{target.metric} {reached} reaches the target of {goal} after {result.run_seconds:.1f} s"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Data-parallel training of a model: one training step, and the change from one phase to the next."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,12 @@ from pto.sharded import ShardedUpdate, restore, state_of
 from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
-from training.datasets import Dataset
 from training.run.autotune import choose_reducers, count_weights, with_buckets
-from training.run.data import input_dtype
+from training.run.data import Data
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
 from training.run.stages import LoopSeconds
-from training.run.steps import Average, Backward, Forward, Update
+from training.run.steps import Array, Average, Backward, Update
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
@@ -42,18 +41,17 @@ class StepHyperparameters:
 
 
 class Learner:
-    """Model, optimizer and reducer of one rank.
+    """Model, optimizer and reducer of one rank, and the task of ``data``, which tells what a batch is.
 
     ``config`` has the choices made from ``profile`` written out, ``choices`` their reasons. ``stopwatch``
     adds up the time of steps until it is restarted.
     """
 
-    def __init__(self, config: Config, topology: Topology, dataset: Dataset, profile: Profile | None) -> None:
-        self.topology = topology
+    def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
+        self.topology, self.task, self.samples = topology, data.task, data.samples
         self.stopwatch = Stopwatch(topology.world.now, LoopSeconds)
         with _policy(POLICIES[config.precision]):
-            normalised = config.normalise is not None
-            self.model = config.model.make(dataset.channels, dataset.classes, normalised=normalised)
+            self.model = self.task.make_model(config, data.dataset)
         self.variables = self.model.trainable_variables
         broadcast_weights(self.model, topology.world)
         size = count_weights(self.model)
@@ -74,8 +72,8 @@ class Learner:
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
         self._norm_of: Callable[[Any], float] | None = None
-        self.forward = Forward(self.model)
-        self._backwards: dict[tuple[Any, ...], Backward] = {}
+        self.evaluation = self.task.evaluation(self.model, self.samples)
+        self._backwards: dict[str, Backward] = {}
 
     def _norms_of_steps(self) -> StepNorms | None:
         """Return the object that computes LARS's norms on several ranks before its update."""
@@ -155,16 +153,17 @@ class Learner:
         else:
             restore(self.optimizer, self.variables, state)
 
-    def backward_of(self, phase: Phase, channels: int) -> Backward:
+    def backward_of(self, phase: Phase) -> Backward:
         """Return the compiled gradient computation of a phase; phases of equal inputs share it."""
-        size = phase.input_size
-        shape = (phase.batch_size // self.config.accumulate, size, size, channels)
-        key = shape, phase.label_smoothing
-        if key not in self._backwards:
-            inputs = tf.TensorSpec(shape, input_dtype(self.config))
-            overlapped = self.gradients if self.gradients.overlaps else None
+        task, parts = self.task, self.config.accumulate
+        if (key := repr(phase.own_keys)) not in self._backwards:
             self._backwards[key] = Backward(
-                self.model, inputs, smoothing=key[1], scale=self.scale, overlapped=overlapped
+                self.model,
+                lambda arrays: task.losses(self.model, arrays, phase),
+                [_part_of(spec, parts) for spec in task.specs(phase, self.samples)],
+                carried=task.carried,
+                scale=self.scale,
+                overlapped=self.gradients if self.gradients.overlaps else None,
             )
         return self._backwards[key]
 
@@ -180,6 +179,11 @@ class Learner:
         if self._shards(phase) != isinstance(self.optimizer, ShardedUpdate):
             self._make_optimizer(sharded=self._shards(phase))
         return residual
+
+    def restart_carried(self) -> None:
+        """Set what the task carries over batches to zero, as at the beginning of an epoch."""
+        for variable in self.task.carried:
+            variable.assign(tf.zeros_like(variable))
 
     def residual_norm(self) -> float:
         """Return the norm of the residual of this rank's reducer."""
@@ -200,13 +204,11 @@ class Learner:
         the model.
         """
         with self.stopwatch.measure("forward_backward"):
-            images, *more = np.split(batch.images, self.config.accumulate)
-            labels, *more_labels = np.split(batch.labels, self.config.accumulate)
-            loss, gradient = backward(images, labels)
+            arrays, *more = _parts_of(batch, self.config.accumulate)
+            loss, gradient = backward(*arrays)
             found = backward.found
             if more:
-                parts = list(zip(more, more_labels, strict=True))
-                loss, gradient = _accumulated(backward, loss, gradient, parts)
+                loss, gradient = _accumulated(backward, loss, gradient, more)
         with self.stopwatch.measure("exchange_wait"):
             if self.gradients.overlaps:
                 mean, report = self.gradients.collect()
@@ -276,12 +278,23 @@ def _with_slots_for_momentum(config: Config) -> Optimizer:
     return settings
 
 
+def _part_of(spec: tf.TensorSpec, parts: int) -> tf.TensorSpec:
+    """Return the spec of one of ``parts`` equal parts of an array."""
+    rows = spec.shape[0]
+    return tf.TensorSpec([rows and rows // parts, *spec.shape[1:]], spec.dtype)
+
+
+def _parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
+    """Return the arrays of each of ``parts`` equal parts of a batch."""
+    return list(zip(*(np.split(array, parts) for array in batch.arrays), strict=True))
+
+
 def _accumulated(
-    backward: Backward, loss: float, gradient: Any, more: list[tuple[Any, Any]]
+    backward: Backward, loss: float, gradient: Any, more: Sequence[Sequence[Array]]
 ) -> tuple[float, Any]:
     """Return the mean loss and gradient of a part that is computed and of the remaining ones."""
-    for images, labels in more:
-        own_loss, own_gradient = backward(images, labels)
+    for arrays in more:
+        own_loss, own_gradient = backward(*arrays)
         loss += own_loss
         gradient += own_gradient
     parts = 1 + len(more)

@@ -107,7 +107,8 @@ class RunFolder:
     def end(self, summary: Summary, ranks: Ranks) -> None:
         """Write the result of the run: it is not resumed any more."""
         on = {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
-        content = {"accuracy": summary.accuracy, **asdict(summary), **on}
+        content = asdict(summary)
+        content = {**content.pop("metrics"), **content, **on}
         self.write("summary", **content)
         self.attempt(SUMMARY, lambda: self.write_file(SUMMARY, json.dumps(content, indent=2) + "\n"))
         if (count := self._missing[METRICS]) > 1:

@@ -1,4 +1,4 @@
-"""Import and check the user's own reducers, model and data set that a configuration names.
+"""Import and check the user's own task, reducers, model and data set that a configuration names.
 
 Loading a configuration imports none of them; a run, a dry run and ``tune`` begin with this step.
 """
@@ -18,20 +18,24 @@ from training.config.config import Config
 from training.config.reducers import AUTO
 from training.config.schema import line_of
 from training.datasets import DATASETS, check_dataset
-from training.models import MODELS, check_model
+from training.models import MODELS
 
 
 def import_parts(config: Config) -> Config:
-    """Return the configuration with the options of the user's own reducers written out and checked.
+    """Return the configuration with its phases, and the options of the user's own reducers, checked.
+
+    The options are written out.
 
     Import paths start in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
     beginning with the key, where a part cannot be imported, is of another kind or takes other options.
     """
     phases = enumerate(config.phases)
     reducers = {f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in phases}
-    names = [config.dataset.name, config.model.name, *reducers.values()]
+    names = [config.task.name, config.dataset.name, config.model.name, *reducers.values()]
     if any(map(is_import_path, names)) and (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
+    _at("task", config.task.check)
+    config = config.with_task_imported()
     for key, name in reducers.items():
         if name != AUTO:
             _at(key, partial(registry.resolve, REDUCERS, "reducer", name, subclass_of=Reducer))
@@ -39,7 +43,6 @@ def import_parts(config: Config) -> Config:
     _at("dataset", lambda: registry.resolve(DATASETS, "dataset", dataset.name))
     _at("dataset", lambda: check_dataset(dataset.name, dataset.path, dataset.options))
     _at("model", lambda: registry.resolve(MODELS, "model", model.name))
-    _at("model", lambda: check_model(model.name, model.options))
     try:
         check(config)
     except PydanticCustomError as error:

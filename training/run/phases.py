@@ -22,16 +22,16 @@ class PhaseRun:
     def __init__(self, number: int, phase: Phase, data: Data, learner: Learner) -> None:
         self.number, self.phase = number, phase
         self.data: PhaseData = data.of_phase(phase)
-        self.global_batch = phase.batch_size * learner.topology.world.size
+        self.global_batch = self.data.order.global_batch
         self.epoch_steps = self.data.steps
         self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
         self.epochs = -(-self.steps // self.epoch_steps)
         self.rate = self._resolved_rate()
         self._check_density_warmup()
         self.momentum = learner.config.momentum_of(phase)
-        self.backward = learner.backward_of(phase, data.dataset.channels)
+        self.backward = learner.backward_of(phase)
         reducer = None if learner.topology.world.size == 1 else _reducer_name(learner.config, phase)
-        self.result = PhaseResult(reducer, phase.input_size, self.epochs)
+        self.result = PhaseResult(reducer, learner.task.describe(phase), self.epochs)
         self._filling: threading.Thread | None = None
         self._closing = threading.Event()
 

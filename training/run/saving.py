@@ -143,6 +143,6 @@ def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
     if before == after:
         return []
     return [
-        f"a step takes {phase.global_batch} samples now: {before.samples} of the epoch are read, it goes on "
-        f"with step {after.step + 1} of {phase.epoch_steps}"
+        f"a step takes {phase.global_batch} {phase.data.order.unit} now: {before.samples} of the epoch are "
+        f"read, it goes on with step {after.step + 1} of {phase.epoch_steps}"
     ]

@@ -26,12 +26,16 @@ class LoopSeconds:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of one rank. ``seconds``: since the end of the step before; ``loop``: where they went."""
+    """A step of one rank. ``seconds``: since the end of the step before; ``loop``: where they went.
+
+    ``size``: of its batch, in the unit of the task.
+    """
 
     loss: float
     report: Report
     seconds: float
     loop: LoopSeconds
+    size: int = 0
 
     @property
     def stage_seconds(self) -> dict[str, float]:

@@ -34,8 +34,8 @@ class Position:
     """The position of a run.
 
     ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
-    ``steps``: of the run. ``samples``: of the epoch, over all ranks. ``run_epoch``: completed epochs of the
-    run, on which the order of the samples and their crops depend.
+    ``steps``: of the run. ``samples``: of the epoch, over all ranks, in the unit of its order. ``run_epoch``:
+    completed epochs of the run, on which the order of the samples and their crops depend.
     """
 
     phase: NonNegativeInt = 0
@@ -86,6 +86,7 @@ class Position:
 def shared_state(learner: Learner) -> dict[str, Tree]:
     """Return the state that is equal on all ranks; collective."""
     return {
+        "task": _identity(learner),
         "weights": {each.path: each.numpy() for each in learner.model.weights},
         "optimizer": dict(learner.optimizer_state()),
         "average": [each.numpy() for each in learner.average.averages] if learner.average else None,
@@ -95,13 +96,17 @@ def shared_state(learner: Learner) -> dict[str, Tree]:
 
 
 def own_state(learner: Learner) -> dict[str, Tree]:
-    """Return the state of this rank alone: reducer, random generators, BatchNormalization statistics."""
+    """Return the state of this rank alone: reducer, random generators, BatchNormalization statistics.
+
+    And what the task carries over batches.
+    """
     reducer: Any = learner.gradients.reducer
     return {
         "reducer": reducer.state_dict(),
         "random": [each.numpy() for each in _random_states(learner)],
         # They differ between ranks until they are averaged at the end of an epoch.
         "statistics": [each.numpy() for each in learner.model.non_trainable_weights],
+        "carried": [each.numpy() for each in learner.task.carried],
     }
 
 
@@ -144,6 +149,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> list[str]:
 
 def _restore_shared(learner: Learner, shared: Any) -> list[str]:
     weights = learner.model.weights
+    _check_identity(learner, shared["task"])
     _check_weights(learner, shared["weights"])
     _assign("weights", weights, [shared["weights"][each.path] for each in weights])
     _restore_optimizer(learner, shared["optimizer"])
@@ -156,6 +162,7 @@ def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
         return _restore_of_another_world(learner, checkpoint)
     _assign("statistics", learner.model.non_trainable_weights, own["statistics"])
     _assign("random", _random_states(learner), own["random"])
+    _assign("carried", learner.task.carried, own["carried"])
     state = own["reducer"]
     dense_residual(state, learner.gradients.size)  # raises if the state is not a reducer's
     try:
@@ -212,8 +219,29 @@ def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[
     now = learner.topology.world.size
     return [
         f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
-        "and random states of the model begin again"
+        "and random states of the model begin again",
+        *_take_over_carried(learner, checkpoint),
     ]
+
+
+def _take_over_carried(learner: Learner, checkpoint: Checkpoint) -> list[str]:
+    """Assign this rank's rows of what all ranks carried over batches; return a line if there are others."""
+    world, carried = learner.topology.world, learner.task.carried
+    if not carried:
+        return []
+    of_ranks: list[Any] = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
+    lines = []
+    for number, variable in enumerate(carried):
+        rows = np.concatenate([own["carried"][number] for own in of_ranks])
+        expected = [world.size * variable.shape[0], *variable.shape[1:]]
+        if list(rows.shape) == expected:
+            variable.assign(np.split(rows, world.size)[world.rank])
+        else:
+            lines.append(
+                f"what is carried over batches begins again: expected the shape {tuple(expected)} over all "
+                f"ranks, got {rows.shape}"
+            )
+    return lines
 
 
 def _absorb(learner: Learner, state_of: Any, world_size: int) -> None:
@@ -246,6 +274,16 @@ def _random_states(learner: Learner) -> list[Any]:
     """Return the states of random generators (dropout): variables of the model that are not weights."""
     weights = {id(each) for each in learner.model.weights}
     return [each for each in learner.model.variables if id(each) not in weights]
+
+
+def _identity(learner: Learner) -> str:
+    """Return the task of the weights, and what else they belong to."""
+    return f"{learner.config.task.name} {learner.task.identity(learner.samples.dataset)}".strip()
+
+
+def _check_identity(learner: Learner, saved: str) -> None:
+    if saved != (expected := _identity(learner)):
+        raise OtherModel(f"the checkpoint is of another task: expected {expected}, got {saved}")
 
 
 def _check_weights(learner: Learner, saved: Any) -> None:

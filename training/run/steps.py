@@ -1,9 +1,9 @@
-"""The compiled halves of a step: from images to one flat gradient, and from its mean to new weights.
+"""The compiled halves of a step: from a batch to one flat gradient, and from its mean to new weights.
 
 Communication comes between the two, in Python, or begins inside of the first: no graph waits for a message.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,46 +19,37 @@ from pto.keras import LossScale
 Array = npt.NDArray[Any]
 
 
-def _losses(logits: Any, labels: Any, smoothing: float) -> Any:
-    """Return the cross-entropy of each sample; ``smoothing`` of the weight is shared by all classes."""
-    exact = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    if not smoothing:
-        return exact
-    uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-    return (1 - smoothing) * exact + smoothing * uniform
-
-
 class Backward:
-    """Loss and gradient of one input and batch size, one graph for it.
+    """Loss and gradient of batches of one kind, one graph for them.
 
-    ``inputs``: the shape ``(samples, size, size, channels)`` and dtype of its input. ``scale``: the loss
-    scale, if any. ``overlapped``: where the graph submits its gradients, bucket by bucket; it then returns
-    tokens in place of the gradient.
+    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``carried``: variables of the
+    task that a step changes. ``scale``: the loss scale, if any. ``overlapped``: where the graph submits its
+    gradients, bucket by bucket; it then returns tokens in place of the gradient.
 
-    ``found``: the BatchNormalization statistics before the latest call, see :meth:`put_back`.
+    ``found``: what a step changes besides the weights, before the latest call, see :meth:`put_back`.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        inputs: tf.TensorSpec,
+        losses: Callable[[Sequence[Any]], Any],
+        specs: Sequence[tf.TensorSpec],
         *,
-        smoothing: float = 0.0,
+        carried: Sequence[tf.Variable] = (),
         scale: LossScale | None = None,
         overlapped: DistributedGradients | None = None,
     ) -> None:
-        labels = tf.TensorSpec(inputs.shape[:1], tf.int64)
         variables = [variable.value for variable in model.trainable_variables]
         names = [variable.path for variable in model.trainable_variables]
         shapes = [tuple(variable.shape) for variable in model.trainable_variables]
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
-        self._statistics = [variable.value for variable in model.non_trainable_weights]
+        self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
 
-        @tf.function(input_signature=[inputs, labels])
-        def backward(images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
-            found = [tf.identity(variable) for variable in self._statistics]
+        @tf.function(input_signature=specs)
+        def backward(*arrays: Any) -> tuple[Any, Any, list[Any]]:
+            found = [tf.identity(variable) for variable in self._restorable]
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(_losses(model(images, training=True), labels, smoothing))
+                loss = tf.reduce_mean(losses(arrays))
                 scaled = loss if scale is None else scale.scaled(loss)
             gradients = tape.gradient(scaled, variables)
             if scale is not None:
@@ -68,23 +59,23 @@ class Backward:
             return loss, flattened(dense_gradients(gradients, names, shapes)), found
 
         self._backward, self._overlapped = backward, overlapped
-        self._inputs = inputs
+        self._specs = specs
         self._is_prepared = False
         self.found: list[Any] = []
-        # State that a forward pass changes: statistics of BatchNormalization, states of random generators.
-        self._changed = [each.value for each in model.variables if not each.trainable]
+        # State that a forward pass changes: also of random generators.
+        self._changed = [*(each.value for each in model.variables if not each.trainable), *carried]
 
-    def __call__(self, images: Array, labels: Array) -> tuple[float, Any]:
-        """Return the mean loss of the samples, and its gradient: a float32 tensor, one entry a weight.
+    def __call__(self, *arrays: Array) -> tuple[float, Any]:
+        """Return the mean loss of a batch, and its gradient: a float32 tensor, one entry a weight.
 
         Where it is ``overlapped``, the gradient is submitted.
         """
-        loss, flat, self.found = self._backward(images, labels)
+        loss, flat, self.found = self._backward(*arrays)
         return float(loss), flat
 
     def put_back(self, found: Sequence[Any]) -> None:
-        """Restore the statistics from before the latest call (``found``), for a step that is skipped."""
-        for variable, value in zip(self._statistics, found, strict=True):
+        """Restore what it was before the latest call (``found``), for a step that is skipped."""
+        for variable, value in zip(self._restorable, found, strict=True):
             variable.assign(value)
 
     def prepare(self) -> None:
@@ -93,9 +84,9 @@ class Backward:
             return
         self._is_prepared = True
         before = [variable.numpy() for variable in self._changed]
-        shape = self._inputs.shape
+        zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in self._specs]
         with nullcontext() if self._overlapped is None else self._overlapped.rehearsal():
-            self._backward(tf.zeros(shape, self._inputs.dtype), tf.zeros(shape[:1], tf.int64))
+            self._backward(*zeros)
         for variable, value in zip(self._changed, before, strict=True):
             variable.assign(value)
 
@@ -155,20 +146,3 @@ class Average:
             before = variable.numpy()
             variable.assign(average)
             average.assign(before)
-
-
-class Forward:
-    """Counts correct answers."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._forward = tf.function(lambda images: model(images, training=False), reduce_retracing=True)
-
-    def right(self, images: Array, labels: Array, counts: Array) -> npt.NDArray[np.int64]:
-        """Return how many of the samples that count have their label first, and among the first five.
-
-        Classes of equal logits are ranked by index, NaNs last.
-        """
-        logits = np.nan_to_num(np.asarray(self._forward(images)), nan=-np.inf)
-        top_five = np.argsort(-logits, axis=1, kind="stable")[:, :5]
-        hits = (top_five == labels[:, None])[counts]
-        return np.array([hits[:, :1].any(axis=1).sum(), hits.any(axis=1).sum()], np.int64)

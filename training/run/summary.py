@@ -1,11 +1,13 @@
 """The summary of a run, and how it is reported."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from commlib import Topology
 from training.config.records import Target
 from training.run.stages import StageMeans, shown
+from training.tasks.task import Metric, Task
 
 HOSTS_SHOWN = 8
 STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
@@ -43,12 +45,12 @@ class PhaseResult:
     """The result of one phase: ``sent`` and ``dense`` are inter-node payload bytes over all ranks.
 
     ``dense`` is what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is ``None``
-    on one rank, which exchanges nothing. ``skipped_steps``: steps with a non-finite gradient on any rank,
-    which changed nothing.
+    on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps with a
+    non-finite gradient on any rank, which changed nothing.
     """
 
     reducer: str | None
-    input_size: int
+    input: str
     epochs: int
     sent: int = 0
     dense: int = 0
@@ -61,80 +63,60 @@ class PhaseResult:
 class EpochResult:
     """One epoch over all ranks. ``loss``: mean over the steps whose loss was finite, if any.
 
-    ``correct``: test samples whose label came first; ``correct_of_five``: among the first five; ``None``
+    ``input``: the size of its inputs. ``metrics``: of the task, over the ``tested`` samples or tokens; none
     where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
-    ``reducer``: ``None`` on one rank. ``stages``: of the steps that were made since the latest resumption.
+    ``throughput``: in units of the task a second. ``reducer``: ``None`` on one rank. ``stages``: of the steps
+    that were made since the latest resumption.
     """
 
     epoch: int
     reducer: str | None
-    input_size: int
+    input: str
     steps: int
     loss: float | None
-    correct: int | None
-    correct_of_five: int | None
-    samples: int
+    metrics: Mapping[str, float]
+    tested: int
     train_seconds: float
     run_seconds: float
-    images_per_second: float
+    throughput: float
     sent_intra_bytes: int
     sent_inter_bytes: int
     dense_inter_bytes: int
     stages: StageMeans = StageMeans()
 
-    @property
-    def accuracy(self) -> float | None:
-        """Return the share of the test samples whose label was ranked first."""
-        return None if self.correct is None else self.correct / self.samples
-
-    @property
-    def accuracy_of_five(self) -> float | None:
-        """Return the share of the test samples whose label was among the first five."""
-        return None if self.correct_of_five is None else self.correct_of_five / self.samples
-
-    def share(self, metric: str) -> float | None:
-        """Return the accuracy by ``metric``, ``"top1"`` or ``"top5"``."""
-        return self.accuracy if metric == "top1" else self.accuracy_of_five
-
 
 @dataclass
 class Summary:
-    """The test accuracy after the last tested epoch, and the result of every phase.
+    """The metrics of the last test, over the ``tested`` samples or tokens, and the result of every phase.
 
     ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the
-    target's metric. ``reached``: whether the target was reached. ``residual_norm``: norm of rank 0's
-    residual, which is not in the weights.
+    target's metric, or of the task's first. ``reached``: whether the target was reached. ``residual_norm``:
+    norm of rank 0's residual, which is not in the weights.
     """
 
-    correct: int = 0
-    correct_of_five: int = 0
-    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    tested: int = 0
     seconds: float = 0.0
     best: float | None = None
     reached: bool = False
     residual_norm: float = 0.0
     phases: list[PhaseResult] = field(default_factory=list)
 
-    @property
-    def accuracy(self) -> float:
-        """Return the share of the test samples whose label was ranked first."""
-        return self.correct / self.samples if self.samples else 0.0
+    def judge(self, result: EpochResult, metrics: Mapping[str, Metric], target: Target | None) -> bool:
+        """Record the result of an epoch, and return whether it is the best so far; equal on all ranks.
 
-    @property
-    def accuracy_of_five(self) -> float:
-        """Return the share of the test samples whose label was among the first five."""
-        return self.correct_of_five / self.samples if self.samples else 0.0
-
-    def judge(self, result: EpochResult, target: Target | None) -> bool:
-        """Record the result of an epoch, and return whether it is the best so far; equal on all ranks."""
-        share = result.share("top1" if target is None else target.metric)
-        if result.correct is None or share is None:
+        ``metrics``: of the task.
+        """
+        if not result.metrics:
             return False
-        self.correct, self.samples = result.correct, result.samples
-        self.correct_of_five = result.correct_of_five or 0
-        self.reached = self.reached or (target is not None and share >= target.at_least)
-        is_best = self.best is None or share > self.best
-        self.best = share if is_best else self.best
+        self.metrics, self.tested = dict(result.metrics), result.tested
+        name = next(iter(metrics)) if target is None else target.metric
+        value, metric = result.metrics[name], metrics[name]
+        if math.isnan(value):
+            return False
+        self.reached = self.reached or (target is not None and metric.reaches(value, target.goal))
+        is_best = self.best is None or not metric.reaches(self.best, value)
+        self.best = value if is_best else self.best
         return is_best
 
     def restore(self, before: "Summary") -> None:
@@ -156,21 +138,34 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.2f} MB"
 
 
-def epoch_line(result: EpochResult, *, epochs: int, width: int) -> str:
+def epoch_line(result: EpochResult, task: Task, *, epochs: int, width: int) -> str:
     """Return the line of an epoch; ``width`` is that of the reducers' names, 0 without any."""
     loss = "nan" if result.loss is None else f"{result.loss:.3f}"
     between = ""
     if result.dense_inter_bytes:
         sent, dense = megabytes(result.sent_inter_bytes), megabytes(result.dense_inter_bytes)
         between = f"  between nodes {sent} (dense {dense})"
-    tested = "not tested          " if result.accuracy is None else f"test accuracy {result.accuracy:6.1%}"
+    name, metric = next(iter(task.metrics.items()))
+    shown_metric = metric.shown(result.metrics[name]) if result.metrics else ""
+    tested = f"{metric.label} {shown_metric:>6}"
+    if not result.metrics:
+        tested = "not tested".ljust(len(tested))
     reducer = f"{result.reducer or '':<{width}}  " if width else ""
     times = shown(result.stages.hidden_share, result.stages.slowest)
     return (
-        f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input_size} px"
+        f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input}"
         f"  loss {loss}  {tested}"
-        f"  {result.images_per_second:7,.0f} images/s{between}{times}"
+        f"  {result.throughput:7,.0f} {task.unit}/s{between}{times}"
     )
+
+
+def _last_test(summary: Summary, task: Task) -> str:
+    if not summary.metrics:
+        return "not tested"
+    name, metric = next(iter(task.metrics.items()))
+    value = summary.metrics[name]
+    of = f" ({round(value * summary.tested)} of {summary.tested})" if metric.share else ""
+    return f"{metric.label} {metric.shown(value)}{of}"
 
 
 def _share(phase: PhaseResult) -> str:
@@ -188,12 +183,9 @@ def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
         yield f"training stood still between phases: {', '.join(reported)}"
 
 
-def closing_lines(summary: Summary, ranks: Ranks, folder: str) -> Iterator[str]:
+def closing_lines(summary: Summary, task: Task, ranks: Ranks, folder: str) -> Iterator[str]:
     """Yield the lines at the end of a run."""
-    yield (
-        f"test accuracy {summary.accuracy:.1%} ({summary.correct} of {summary.samples}), "
-        f"trained in {summary.seconds:.0f} s by {ranks}"
-    )
+    yield f"{_last_test(summary, task)}, trained in {summary.seconds:.0f} s by {ranks}"
     sent = sum(phase.sent for phase in summary.phases)
     dense = sum(phase.dense for phase in summary.phases)
     if dense:

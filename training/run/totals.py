@@ -11,9 +11,13 @@ from training.run.stages import StageMeans, StageSums, Step, means_over_ranks
 
 @dataclass(frozen=True)
 class EpochTotals:
-    """The sums of an epoch over all ranks. ``loss``: mean of the finite losses, if any."""
+    """The sums of an epoch over all ranks. ``loss``: mean of the finite losses, if any.
+
+    ``size``: of all batches, in the unit of the task.
+    """
 
     loss: float | None
+    size: int
     sent: LinkBytes
     dense_inter_bytes: int
     stages: StageMeans
@@ -23,7 +27,7 @@ class EpochTotals:
 class EpochAccumulator:
     """The sums of an epoch so far, on this rank.
 
-    ``seconds``: of each step that this process made; ``stages``: of these steps.
+    ``seconds``: of each step that this process made; ``stages`` and ``size``: of these steps.
     """
 
     losses: float = 0.0
@@ -31,6 +35,7 @@ class EpochAccumulator:
     steps: int = 0
     sent: LinkBytes = LinkBytes()
     seconds: list[float] = field(default_factory=list)
+    size: int = 0
     stages: StageSums = field(default_factory=StageSums)
 
     def add(self, step: Step) -> None:
@@ -38,6 +43,7 @@ class EpochAccumulator:
         self.steps += 1
         self.sent += step.report.traffic.sent
         self.seconds.append(step.seconds)
+        self.size += step.size
         self.stages.add(step)
         if np.isfinite(step.loss):
             self.losses += step.loss
@@ -48,12 +54,12 @@ class EpochAccumulator:
 
         ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
         """
-        own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite]
-        intra, inter, dense, finite = map(int, comm.allgather_ints(own).sum(axis=0))
+        own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite, self.size]
+        intra, inter, dense, finite, size = map(int, comm.allgather_ints(own).sum(axis=0))
         losses, stages = zip(*comm.allgather_objects((self.losses, self.stages)), strict=True)
         loss = sum(losses) / finite if finite else None
-        return EpochTotals(loss, LinkBytes(intra, inter), dense, means_over_ranks(stages))
+        return EpochTotals(loss, size, LinkBytes(intra, inter), dense, means_over_ranks(stages))
 
     def as_tree(self) -> Tree:
-        """Return what is stored in a checkpoint: all but the times."""
+        """Return what is stored in a checkpoint: all but the times, and what goes with them."""
         return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}

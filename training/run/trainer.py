@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,8 @@ class Trainer:
             profile = profile_for(config, self.topology)
         self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = learner(config, self.topology, data.dataset, profile)
+        self.learner = learner(config, self.topology, data, profile)
+        self.task = data.task
         self.config = self.learner.config
         self.model = self.learner.model
         phases = enumerate(self.config.phases)
@@ -157,7 +157,7 @@ class Trainer:
             self.folder.write_config(self.config)
             if self.config.target is not None:
                 with unwritable(f"{self.folder.path}: expected room for its records"):
-                    self._dawnbench = DawnBench(self.folder, self.config, computed_on)
+                    self._dawnbench = DawnBench(self.folder, self.config, self.task.metrics, computed_on)
 
         on_rank0(self.topology.world, write)
 
@@ -210,6 +210,8 @@ class Trainer:
         at = self.position
         if (density := phase.density(at.epoch)) is not None:
             self.learner.set_density(density)
+        if at.step == 0:
+            self.learner.restart_carried()
         self._last = self._now()
         self.learner.stopwatch.restart()
         for batch in self._batches(phase):
@@ -232,13 +234,14 @@ class Trainer:
                 return
             yield batch
 
-    def train_step(self, phase: PhaseRun, batch: Any) -> None:
+    def train_step(self, phase: PhaseRun, batch: Batch) -> None:
         """Train on one batch; collective."""
         at, start = self.position, self._last
         hyperparameters = phase.hyperparameters(at.phase_steps)
         loss, report = self.learner.step(phase.backward, batch, hyperparameters)
         self._last = self._now()
-        step = Step(loss, report, self._last - start, self.learner.stopwatch.seconds)
+        seconds, size = self._last - start, self.task.size(batch)
+        step = Step(loss, report, seconds, self.learner.stopwatch.seconds, size)
         self.learner.stopwatch.restart()
         self._accumulator.add(step)
         self._left.add(step.seconds)
@@ -290,15 +293,15 @@ class Trainer:
         at, config = self.position, self.config
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
         is_tested = last or number % config.evaluate_every == 0
-        answers = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
+        tested = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
         seconds = self.summary.seconds = time.perf_counter() - self._began
-        result = add_up(at.run_epoch, phase, self.learner, self._accumulator, answers, run_seconds=seconds)
+        result = add_up(at.run_epoch, phase, self.learner, self._accumulator, tested, run_seconds=seconds)
         self._report_epoch(result)
         self._accumulator, self._slowest = EpochAccumulator(), result.stages.slowest
         self.position = at.after_epoch()
-        is_best = self.summary.judge(result, config.target)
+        is_best = self.summary.judge(result, self.task.metrics, config.target)
         if self.summary.reached and config.target is not None:
-            self.progress.say(events.target_line(result, config.target))
+            self.progress.say(events.target_line(result, self.task, config.target))
         if last or is_best or (self._saving is not None and self._saving.is_due_after_epoch(number)):
             self._save(best=is_best)
 
@@ -349,6 +352,6 @@ class Trainer:
             self._report(events.StepTaken.of(self.position, step, hyperparameters, self.learner))
 
     def _report_epoch(self, result: EpochResult) -> None:
-        self._report(events.EpochEnded.of(result, self.phases, self.position))
+        self._report(events.EpochEnded.of(result, self.task, self.phases, self.position))
         if self._dawnbench is not None:
             self._dawnbench.add(result)

@@ -1,0 +1,296 @@
+"""What the loop asks of a task: metrics over ranks, arrays of any length, state carried over batches."""
+
+import math
+import shutil
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from commlib import transport
+from datacache import Arrays, Batch
+from tests.launching import DIGITS
+from tests.training.small import metrics_of, phase, trainer
+from training.config.config import Config, ConfigurationError, load
+from training.datasets import Dataset
+from training.run.learner import StepHyperparameters
+from training.run.parts import import_parts
+from training.run.state import OtherModel, _check_identity, _identity, _take_over_carried
+from training.run.steps import Backward
+from training.tasks import Means, Metric
+from training.tasks.image_classification import ImageClassification
+
+REMEMBERING = "task=tests.training.remembering:Remembering"
+
+# ------------------------------------------------------------------------------------------ metrics
+
+
+def batches_of(numbers, size):
+    """Return numbers in batches of ``size``, the last one padded by numbers that do not count."""
+    for start in range(0, len(numbers), size):
+        part = numbers[start : start + size]
+        padded = np.concatenate([part, np.full(size - len(part), 1e9)])
+        yield Batch((padded,), np.arange(size), np.arange(size) < len(part))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_means_are_those_of_all_samples_whatever_each_rank_has(world_size):
+    numbers = np.random.default_rng(3).standard_normal(101) * 10.0 ** np.arange(101).clip(0, 6)
+    parts = np.split(numbers, np.sort(np.random.default_rng(world_size).integers(1, 101, world_size - 1)))
+    means = Means(
+        lambda batch: {"plain": batch.arrays[0][batch.counts], "squares": batch.arrays[0][batch.counts] ** 2}
+    )
+
+    def evaluate(comm):
+        return means.evaluate(batches_of(parts[comm.rank], 7), comm)
+
+    results = transport.simulated.run(evaluate, world_size)
+    assert all(result == results[0] for result in results)
+    assert results[0].count == 101
+    # float64 sums in another order than fsum's
+    assert results[0].values["plain"] == pytest.approx(math.fsum(numbers) / 101, rel=1e-12)
+    assert results[0].values["squares"] == pytest.approx(math.fsum(numbers**2) / 101, rel=1e-12)
+
+
+def test_shares_of_flags_are_exact():
+    flags = np.arange(30) % 3 == 0
+    means = Means(lambda batch: {"share": batch.arrays[0][batch.counts]})
+    batches = [Batch((part,), np.arange(10), np.ones(10, bool)) for part in np.split(flags, 3)]
+    result = transport.simulated.run(
+        lambda comm: means.evaluate(batches[comm.rank : comm.rank + 1], comm), 3
+    )[0]
+    assert (result.values["share"], result.count) == (10 / 30, 30)
+
+
+def test_a_metric_is_shown_and_compared_as_it_says():
+    share, loss = Metric("test accuracy", "higher", share=True), Metric("test loss", "lower")
+    assert (share.shown(0.98765), share.shown(0.98765, 2)) == ("98.8%", "98.77%")
+    assert (loss.shown(2.34567), loss.shown(2.34567, 2)) == ("2.346", "2.3457")
+    assert [share.reaches(value, 0.5) for value in (0.4, 0.5, 0.6)] == [False, True, True]
+    assert [loss.reaches(value, 0.5) for value in (0.4, 0.5, 0.6)] == [True, True, False]
+
+
+# ------------------------------------------------------------------------------------------- graphs
+
+
+def test_one_graph_takes_batches_of_any_length():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    tokens = keras.Input((None,), dtype="int32")
+    model = keras.Model(tokens, keras.layers.Embedding(5, 1)(tokens))
+    traced = []
+
+    def losses(arrays):
+        traced.append(1)
+        ids, weights = arrays
+        return tf.reduce_sum(model(ids)[:, :, 0] * weights, axis=1)
+
+    backward = Backward(model, losses, [tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((None, None))])
+    before = model.get_weights()[0]
+    backward.prepare()
+    for rows, length in ((2, 3), (4, 1), (3, 7)):
+        ids = np.arange(rows * length).reshape(rows, length) % 5
+        weights = np.linspace(0, 1, rows * length, dtype=np.float32).reshape(rows, length)
+        loss, gradient = backward(ids.astype(np.int32), weights)
+        expected = np.zeros(5)
+        np.add.at(expected, ids, weights.astype(np.float64) / rows)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+        assert loss == pytest.approx(float(expected @ before[:, 0]), rel=1e-5)
+    assert len(traced) == 1
+
+
+# ------------------------------------------------------------------------------------- carried state
+
+
+def remembered(run, batches):
+    """Return what rows remember after batches, in float64."""
+    return sum(batch.images.astype(np.float64).mean(axis=(1, 2)) / 255 for batch in batches)
+
+
+def test_state_is_carried_over_batches_and_begins_each_epoch_as_zero(tmp_path):
+    run = trainer(tmp_path, REMEMBERING, phases=(phase(epochs=2, batch=400),))
+    (only,), (memory,) = run.phases, run.task.carried
+    for epoch in range(2):
+        run.learner.restart_carried()
+        batches = list(only.data.training_batches(epoch))
+        for number, batch in enumerate(batches, 1):
+            run.learner.step(only.backward, batch, StepHyperparameters(0.1, 0.9))
+            np.testing.assert_allclose(memory.numpy(), remembered(run, batches[:number]), rtol=1e-5)
+    summary = run.fit()
+    assert summary.tested == 360
+    np.testing.assert_allclose(memory.numpy(), remembered(run, only.data.training_batches(1)), rtol=1e-5)
+
+
+def test_a_step_that_is_skipped_leaves_what_is_carried(tmp_path):
+    run = trainer(tmp_path, REMEMBERING)
+    (only,), (memory,) = run.phases, run.task.carried
+    batches = only.data.training_batches(0)
+    run.learner.step(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
+    before, reduce_flat = memory.numpy(), run.learner.gradients.reduce_flat
+    run.learner.gradients.reduce_flat = lambda gradient: reduce_flat(gradient * np.float32(np.nan))
+    _, report = run.learner.step(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
+    assert not report.finite
+    np.testing.assert_array_equal(memory.numpy(), before)
+    only.close()
+
+
+def test_a_run_goes_on_to_the_bit_with_what_it_carried(tmp_path):
+    def fit(*words):
+        words = (REMEMBERING, "checkpoints={every_steps: 7, keep: 9}", *words)
+        run = trainer(tmp_path, *words, phases=(phase(steps=10),))
+        run.fit()
+        return [*run.model.get_weights(), run.task.carried[0].numpy()]
+
+    whole = fit()
+    (folder,) = tmp_path.iterdir()
+    shutil.rmtree(folder / "checkpoints" / "step-00000010")
+    (folder / "summary.json").unlink()
+    for expected, found in zip(whole, fit("resume=auto"), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "resume"] == [7]
+
+
+def learner_with(carried, rank, size):
+    variables = [tf.Variable(each) for each in carried]
+    return SimpleNamespace(
+        task=SimpleNamespace(carried=variables),
+        topology=SimpleNamespace(world=SimpleNamespace(rank=rank, size=size)),
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3), (3, 1)])
+def test_other_ranks_divide_the_streams_anew(before, after):
+    streams = np.arange(12 * 2, dtype=np.float32).reshape(12, 2)
+    saved = [{"carried": [part]} for part in np.split(streams, before)]
+    checkpoint = SimpleNamespace(world_size=before, own_of=saved.__getitem__)
+    found = []
+    for rank in range(after):
+        learner = learner_with([np.zeros((12 // after, 2), np.float32)], rank, after)
+        assert _take_over_carried(learner, checkpoint) == []
+        found.append(learner.task.carried[0].numpy())
+    np.testing.assert_array_equal(np.concatenate(found), streams)
+
+
+def test_other_streams_begin_again_and_a_line_says_so():
+    checkpoint = SimpleNamespace(
+        world_size=1, own_of=lambda rank: {"carried": [np.ones((12, 2), np.float32)]}
+    )
+    learner = learner_with([np.zeros((8, 2), np.float32)], 0, 2)
+    (line,) = _take_over_carried(learner, checkpoint)
+    assert line.endswith("begins again: expected the shape (16, 2) over all ranks, got (12, 2)")
+    assert not learner.task.carried[0].numpy().any()
+
+
+# ---------------------------------------------------------------------------------------- bad input
+
+WRONG = {
+    "task=image_clasification": 'task.name: unknown task "image_clasification"',
+    "task={name: image_classification, labels: 3}": "task: labels: task image_classification has no such",
+    "task=3": "task: expected",
+    "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
+    "target={metric: top1, at_most: 0.5}": "target: expected at_least, since a higher top1 is better;",
+    "target={metric: top1, at_least: 93}": "target.at_least: expected a number in (0, 1], got 93",
+    "target={metric: top1}": "target: expected at_least or at_most, got none",
+    "target={metric: top1, at_least: 0.5, at_most: 0.6}": "target: expected at_least or at_most, got both",
+    "target={metric: top1, at_least: high}": "target.at_least: expected a number, got 'high'",
+    "phases.0.sequence_length=8": "phases[0].sequence_length: unknown key (known here: epochs, steps, ",
+    "phases.0.input_size=0": "phases[0].input_size: expected a whole number from 1, got 0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_what_a_task_does_not_take_is_one_line(word):
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, [word])
+    assert str(caught.value).startswith(f"{DIGITS}: {WRONG[word]}")
+    assert "\n" not in str(caught.value)
+
+
+class Plain(ImageClassification):
+    """Takes no key that not all tasks have; its models take one argument."""
+
+    takes = frozenset()
+    metrics = {"loss": Metric("test loss", "lower")}
+
+
+PLAIN = "task=tests.training.test_tasks:Plain"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["normalise={mean: [1], std: [1]}"],
+            "normalise: expected none, tests.training.test_tasks:Plain takes",
+        ),
+        (["cache.shards=2"], "cache.shards: expected 1, tests.training.test_tasks:Plain takes no parts"),
+        (
+            ["target={metric: top1, at_least: 0.5}"],
+            "target.metric: expected one of loss, the metrics of tests.",
+        ),
+        (
+            ["target={metric: loss, at_least: 0.5}"],
+            "target: expected at_most, since a lower loss is better; got",
+        ),
+    ],
+)
+def test_keys_that_not_every_task_takes_are_refused(words, message):
+    with pytest.raises(ConfigurationError) as caught:
+        load(DIGITS, [PLAIN, *words])
+    assert f": {message}" in str(caught.value)
+
+
+def test_a_task_without_what_every_task_has_is_refused(tmp_path, monkeypatch):
+    methods = ("describe", "inputs", "specs", "losses", "evaluation")
+    body = "\n".join(f"    def {name}(self, *_): ..." for name in methods)
+    (tmp_path / "half.py").write_text(f"from training.tasks import Task\nclass Half(Task):\n{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ValueError, match='task: task "half:Half": Half does not define Phase, signature, metrics'
+    ):
+        import_parts(load(DIGITS, ["task=half:Half"]))
+
+
+def test_a_data_set_of_another_kind_is_refused():
+    source = Arrays(np.zeros((3, 2, 2), np.uint8), np.zeros(3, np.int64))
+    config = load(DIGITS)
+
+    class Record:
+        name = "mine"
+
+        def make(self):
+            return Dataset(source, source)
+
+    with pytest.raises(
+        ValueError, match="dataset: expected one of kind ImageDataset for the task image_class"
+    ) as caught:
+        config.model_copy(update={"dataset": Record()}).make_dataset()
+    assert str(caught.value).endswith("got mine (Dataset)")
+
+
+def test_a_checkpoint_of_another_task_is_refused():
+    def learner_of(task, fingerprint):
+        return SimpleNamespace(
+            config=SimpleNamespace(task=SimpleNamespace(name=task)),
+            task=SimpleNamespace(identity=lambda dataset: fingerprint),
+            samples=SimpleNamespace(dataset=None),
+        )
+
+    learner = learner_of("translation", "abc")
+    _check_identity(learner, _identity(learner))
+    for other in (learner_of("translation", "abd"), learner_of("language_model", "abc")):
+        with pytest.raises(OtherModel, match="of another task: expected translation abc, got ") as caught:
+            _check_identity(learner, _identity(other))
+        assert "\n" not in str(caught.value)
+    assert _identity(learner_of("image_classification", "")) == "image_classification"
+
+
+def test_a_configuration_writes_the_keys_of_its_task(tmp_path):
+    config = load(DIGITS, ["phases.0.label_smoothing=0.1"])
+    (tmp_path / "again.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "again.yaml") == config
+    assert config.phases[0].own_keys["label_smoothing"] == 0.1
+    assert "epochs" not in config.phases[0].own_keys
+    assert Config.model_validate(config.model_dump(exclude_none=True)) == config

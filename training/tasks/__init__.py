@@ -1,0 +1,38 @@
+"""Tasks by name: of the table, of an entry point ``cloudtrain.tasks``, or by an import path.
+
+>>> TASKS["image_classification"].unit
+'images'
+"""
+
+from training.tasks.image_classification import ImageClassification
+from training.tasks.task import (
+    EpochSize,
+    Evaluation,
+    Inputs,
+    Means,
+    Metric,
+    Reading,
+    Samples,
+    Task,
+    Tested,
+    Tiny,
+)
+
+__all__ = [
+    "TASKS",
+    "EpochSize",
+    "Evaluation",
+    "Inputs",
+    "Means",
+    "Metric",
+    "Reading",
+    "Samples",
+    "Task",
+    "Tested",
+    "Tiny",
+]
+
+# Their modules import no framework; their methods do.
+TASKS: dict[str, type[Task]] = {
+    "image_classification": ImageClassification,
+}

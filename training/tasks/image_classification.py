@@ -1,0 +1,169 @@
+"""Image classification: one label an image, cross-entropy, accuracy."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.registry import options_of
+from datacache import Batch
+from training.config.parts import imported
+from training.config.records import DatasetRecord
+from training.datasets import ImageDataset
+from training.datasets.stand_ins import ImageFacts
+from training.datasets.synthetic import synthetic
+from training.models import IMAGES, MODELS, make_model
+from training.tasks.images import ImagePhase, image_inputs, input_dtype
+from training.tasks.task import EpochSize, Evaluation, Inputs, Means, Metric, Samples, Task, Tiny
+
+if TYPE_CHECKING:
+    import keras
+
+    from training.config.config import Config
+
+# Of a dry run:
+TINY_BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
+TINY_SIDE = 32  # pixels of the inputs, where the model takes so few
+STEPS_GENERATED = 8  # global batches that are generated
+
+
+class ImageClassification(Task):
+    """Images with one label each: the cross-entropy of a model's logits ``(batch, classes)``."""
+
+    Phase = ImagePhase
+    dataset = ImageDataset
+    signature = IMAGES
+    unit = "images"
+    metrics = {
+        "top1": Metric("test accuracy", "higher", share=True, column="top1Accuracy"),
+        "top5": Metric("test accuracy among five", "higher", share=True, column="top5Accuracy"),
+    }
+    takes = frozenset({"normalise", "cache.shards"})
+
+    def check(self, config: "Config") -> None:
+        """See :meth:`Task.check`."""
+        least = smallest_side(config.model.name)
+        for number, phase in enumerate(_phases(config)):
+            if phase.input_size < least:
+                raise ValueError(
+                    f"phases[{number}].input_size: expected at least the {least} pixels that "
+                    f"{config.model.name} needs, got {phase.input_size}"
+                )
+            if phase.batch_size % config.accumulate:
+                raise ValueError(
+                    f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
+                    f"got {config.accumulate}"
+                )
+
+    def describe(self, phase: ImagePhase) -> str:
+        """See :meth:`Task.describe`."""
+        return f"{phase.input_size} px"
+
+    def tiny(self, config: "Config", ranks: int) -> Tiny:
+        """See :meth:`Task.tiny`: generated images of as many classes and channels."""
+        facts = _facts(config)
+        phases, epochs = [], []
+        for number, phase in enumerate(_phases(config)):
+            _check_batch(phase, number, facts.samples, ranks)
+            global_batch = phase.batch_size * ranks
+            epochs.append(EpochSize(facts.samples // global_batch, global_batch))
+            side = max(smallest_side(config.model.name), min(phase.input_size, TINY_SIDE))
+            small = {"input_size": side, "kept_size": None, "batch_size": TINY_BATCH * config.accumulate}
+            phases.append(phase.model_copy(update=small))
+        options = {"classes": facts.classes, "channels": facts.channels}
+        options["side"] = max(phase.input_size for phase in phases)
+        options["samples"] = max(phase.batch_size for phase in phases) * ranks * STEPS_GENERATED
+        options["test_samples"] = 2 * ranks
+        return Tiny(DatasetRecord.model_validate({"name": "synthetic", **options}), phases, epochs)
+
+    def check_samples(self, samples: Samples) -> None:
+        """See :meth:`Task.check_samples`."""
+        config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
+        for number, phase in enumerate(_phases(config)):
+            _check_batch(phase, number, len(samples.training), ranks)
+            if phase.batch_size * ranks % shards:
+                raise ValueError(
+                    f"cache.shards: expected a divisor of the {phase.batch_size * ranks} samples that all "
+                    f"{ranks} ranks take together in a step of phases[{number}], got {shards}"
+                )
+        if (normalise := config.normalise) is None:
+            return
+        if len(normalise.mean) not in (1, channels := samples.dataset.channels):
+            raise ValueError(
+                f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
+            )
+
+    def inputs(self, phase: ImagePhase, samples: Samples) -> Inputs:
+        """See :meth:`Task.inputs`."""
+        return image_inputs(phase, samples)
+
+    def make_model(self, config: "Config", dataset: ImageDataset) -> "keras.Model":
+        """See :meth:`Task.make_model`."""
+        given = {"normalised": config.normalise is not None}
+        arguments = dataset.channels, dataset.classes
+        return make_model(config.model.name, IMAGES, arguments, config.model.options, given)
+
+    def specs(self, phase: ImagePhase, samples: Samples) -> Sequence[Any]:
+        """See :meth:`Task.specs`."""
+        import tensorflow as tf
+
+        shape = phase.batch_size, phase.input_size, phase.input_size, samples.dataset.channels
+        return tf.TensorSpec(shape, input_dtype(samples.config)), tf.TensorSpec(shape[:1], tf.int64)
+
+    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: ImagePhase) -> Any:
+        """See :meth:`Task.losses`: ``label_smoothing`` of each label's weight is shared by all classes."""
+        import tensorflow as tf
+
+        images, labels = arrays
+        logits = model(images, training=True)
+        exact = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        smoothing = phase.label_smoothing
+        if smoothing == 0:
+            return exact
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        return (1 - smoothing) * exact + smoothing * uniform
+
+    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+        """See :meth:`Task.evaluation`."""
+        import tensorflow as tf
+
+        forward = tf.function(lambda images: model(images, training=False), reduce_retracing=True)
+        return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
+
+
+def hits(logits: npt.NDArray[Any], batch: Batch) -> Mapping[str, npt.NDArray[np.bool_]]:
+    """Return which of the samples that count have their label first, and among the first five.
+
+    Classes of equal logits are ranked by index, NaNs last.
+    """
+    ranked = np.argsort(-np.nan_to_num(logits, nan=-np.inf), axis=1, kind="stable")
+    found = (ranked[:, :5] == batch.labels[:, None])[batch.counts]
+    return {"top1": found[:, 0], "top5": found.any(axis=1)}
+
+
+def smallest_side(model: str) -> int:
+    """Return the smallest side of images, in pixels, that a model takes; 1 if it has no limit."""
+    return getattr(imported(MODELS, "model", model), "smallest_side", 1)
+
+
+def _phases(config: "Config") -> Sequence[ImagePhase]:
+    return cast(Sequence[ImagePhase], config.phases)
+
+
+def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> None:
+    if phase.batch_size * ranks > samples:
+        raise ValueError(
+            f"phases[{number}].batch_size: expected at most the {samples} training samples for all {ranks} "
+            f"ranks together, got {phase.batch_size} on each"
+        )
+
+
+def _facts(config: "Config") -> ImageFacts:
+    """Return the properties that generated data need; a user's own data set is loaded for that."""
+    dataset = config.dataset
+    if dataset.name == "synthetic":
+        given = {key: dataset.options.get(key, default) for key, default in options_of(synthetic).items()}
+        return ImageFacts(given["samples"], given["classes"], given["channels"])
+    made: Any = config.make_dataset()
+    return ImageFacts(len(made.manifest("training")), made.classes, made.channels)

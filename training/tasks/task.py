@@ -1,0 +1,238 @@
+"""The interface of a task to the rest of training: what samples, batches, losses and metrics are.
+
+The loop knows no task by name: it calls what is here. See docs/own_parts.md for a task of one's own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib import Communicator
+from datacache import Batch, BatchOrder, Collation, Manifest, Preprocessing
+from training.config.records import DatasetRecord, Phase
+from training.datasets import Dataset
+from training.models import Signature, make_model
+
+if TYPE_CHECKING:
+    import keras
+
+    from training.config.config import Config
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the test: its label in lines of progress, and which values are better.
+
+    ``share``: whether it is shown in percent. ``column``: its name in ``dawnbench.tsv``, by default its own.
+    """
+
+    label: str
+    better: Literal["higher", "lower"]
+    share: bool = False
+    column: str = ""
+
+    def shown(self, value: float, digits: int = 1) -> str:
+        """Return a value as lines show it.
+
+        >>> Metric("test accuracy", "higher", share=True).shown(0.9876), Metric("loss", "lower").shown(2.5)
+        ('98.8%', '2.500')
+        """
+        return f"{value:.{digits}%}" if self.share else f"{value:.{digits + 2}f}"
+
+    def reaches(self, value: float, goal: float) -> bool:
+        """Return whether a value is as good as ``goal``, or better."""
+        return value >= goal if self.better == "higher" else value <= goal
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read of one part of a data set: in which order, and what becomes of it."""
+
+    order: BatchOrder
+    collation: Collation
+    preprocessing: Preprocessing
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a phase reads to train and to test."""
+
+    training: Reading
+    test: Reading
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The data of a run: its configuration, its data set, and the samples of both parts of it.
+
+    ``dataset``: of the kind that the task takes. ``ranks``: how many ranks train together.
+    """
+
+    config: "Config"
+    dataset: Any
+    training: Manifest
+    test: Manifest
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The result of a test over all ranks. ``count``: samples or tokens over which metrics are means."""
+
+    values: Mapping[str, float]
+    count: int
+
+
+class Evaluation(ABC):
+    """Tests a model."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
+        """Return the metrics over the batches of all ranks, equal on all; collective."""
+
+
+class Means(Evaluation):
+    """Metrics that are means of numbers which each sample, or token, has.
+
+    ``numbers(batch)`` returns them by metric, in arrays of equal length: those that count, of this rank's
+    batch. Their sums are float64, and those of ranks are added up in the order of the ranks.
+    """
+
+    def __init__(self, numbers: Callable[[Batch], Mapping[str, npt.NDArray[Any]]]) -> None:
+        self._numbers = numbers
+
+    def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
+        """See :meth:`Evaluation.evaluate`."""
+        own: dict[str, float] = {}
+        count = 0
+        for batch in batches:
+            numbers = self._numbers(batch)
+            count += len(next(iter(numbers.values())))
+            for name, values in numbers.items():
+                own[name] = own.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
+        of_ranks = comm.allgather_objects((own, count))
+        total = sum(count for _, count in of_ranks)
+        names = dict.fromkeys(name for sums, _ in of_ranks for name in sums)  # a rank may have no batch
+        means = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / total for name in names}
+        return Tested(means, total)
+
+
+@dataclass(frozen=True)
+class EpochSize:
+    """The steps of an epoch, and the global batch of its order."""
+
+    steps: int
+    global_batch: int
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What a dry run trains on: few samples, and phases of small inputs and batches.
+
+    ``epochs``: for each phase, the size of an epoch of the whole run, for which schedules are checked.
+    """
+
+    dataset: DatasetRecord
+    phases: Sequence[Phase]
+    epochs: Sequence[EpochSize]
+
+
+class Task(ABC):
+    """What a sample, a batch, the loss and the metrics are. Its options are keywords of the constructor.
+
+    Constructing one imports no framework; its methods from :meth:`make_model` on may. ``phase`` and
+    ``dataset`` are of the kinds that the task names.
+    """
+
+    Phase: ClassVar[type[Phase]]
+    """The keys of a phase: those of all tasks, and its own."""
+    dataset: ClassVar[type[Dataset]] = Dataset
+    """The kind of data set that it takes."""
+    signature: ClassVar[Signature]
+    """How it calls the builders of its models; arguments are attributes of the data set."""
+    unit: ClassVar[str] = "samples"
+    """What throughput counts."""
+    metrics: ClassVar[Mapping[str, Metric]]
+    """By name; the best checkpoint is the best by the first one, unless the target names another."""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """Of ``normalise`` and ``cache.shards``, keys that not every task takes."""
+
+    carried: Sequence[Any] = ()
+    """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.
+
+    Axis 0 of each are the streams of text, or rows, that the rank trains on. They are zero when an epoch
+    begins, and saved in checkpoints; a step that is skipped leaves them unchanged."""
+
+    # ------------------------------------------------------------------------------ the configuration
+
+    def check(self, config: "Config") -> None:  # noqa: B027 - most tasks have nothing to check
+        """Raise a ``ValueError`` of one line, ``key: …``, for keys that do not go together."""
+
+    @abstractmethod
+    def describe(self, phase: Any) -> str:
+        """Return the size of a phase's inputs as lines of progress show it, such as ``28 px``."""
+
+    def describe_batch(self, phase: Any) -> str:
+        """Return the size of a batch of one rank; by default there is a key ``batch_size``."""
+        return f"{phase.batch_size} samples"
+
+    def tiny(self, config: "Config", ranks: int) -> Tiny:
+        """Return what a dry run trains on, by default the whole: its phases take one step each.
+
+        Raises a ``ValueError`` of one line where a phase's epoch has no step.
+        """
+        dataset = config.make_dataset()
+        samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
+        self.check_samples(samples)
+        orders = [self.inputs(phase, samples).training.order for phase in config.phases]
+        sizes = [EpochSize(order.steps(), order.global_batch) for order in orders]
+        return Tiny(config.dataset, config.phases, sizes)
+
+    # ------------------------------------------------------------------------------------------- data
+
+    def check_samples(self, samples: Samples) -> None:
+        """Raise a ``ValueError`` of one line, ``key: …``, unless every phase can be trained on them."""
+        for number, phase in enumerate(samples.config.phases):
+            if self.inputs(phase, samples).training.order.steps() < 1:
+                raise ValueError(
+                    f"phases[{number}]: expected at most the {len(samples.training)} training samples in a "
+                    f"step of all {samples.ranks} ranks, got {self.describe_batch(phase)} on each"
+                )
+
+    @abstractmethod
+    def inputs(self, phase: Any, samples: Samples) -> Inputs:
+        """Return what a phase reads."""
+
+    def size(self, batch: Batch) -> int:
+        """Return how many of its ``unit`` a batch of one rank has."""
+        return int(batch.counts.sum())
+
+    def identity(self, dataset: Any) -> str:
+        """Return what the weights belong to besides the model, such as a vocabulary's fingerprint.
+
+        A checkpoint has it, and one of another is refused.
+        """
+        return ""
+
+    # ---------------------------------------------------------------------------------------- the model
+
+    def make_model(self, config: "Config", dataset: Any) -> "keras.Model":
+        """Return a new model; ``ValueError`` of one line if it is invalid."""
+        arguments = [getattr(dataset, name) for name in self.signature.arguments]
+        return make_model(config.model.name, self.signature, arguments, config.model.options)
+
+    @abstractmethod
+    def specs(self, phase: Any, samples: Samples) -> Sequence[Any]:
+        """Return a ``tf.TensorSpec`` for each array of a rank's batch; dimensions may be ``None``."""
+
+    @abstractmethod
+    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: Any) -> Any:
+        """Return the loss of each row of a batch, part of a graph. Ranks minimize the mean of their means."""
+
+    @abstractmethod
+    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+        """Return what tests the model."""
