@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.text_orders import LengthBuckets, Streams, Windows, bucket_boundaries
@@ -42,7 +42,6 @@ def text_of(counts):
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
 @given(lengths, st.integers(1, 9), st.integers(30, 100), st.integers(0, 3), st.integers(0, 3))
 def test_every_sentence_is_read_once_an_epoch_in_batches_of_at_most_so_many_padded_tokens(
     lengths, world_size, tokens, seed, epoch
@@ -116,7 +115,6 @@ def test_boundaries_ascend_to_the_longest_and_pad_a_tenth_at_most(longest):
 counts = st.lists(st.integers(0, 7), min_size=1, max_size=40).filter(lambda each: sum(each) > 1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(counts, st.integers(1, 9), st.integers(1, 6), st.integers(1, 5), st.sampled_from([0, 1]))
 def test_windows_have_every_token_once_an_epoch_and_what_follows_it(counts, length, batch, world_size, ahead):
     order = Windows(counts, length, batch, seed=5, ahead=ahead)
@@ -158,7 +156,6 @@ def test_batches_of_windows_differ_by_one_window_at_most():
 # streams
 
 
-@settings(max_examples=60, deadline=None)
 @given(counts, st.integers(1, 9), st.integers(1, 6), st.sampled_from(WORLDS))
 def test_streams_continue_where_they_ended_and_have_every_token_once(counts, length, batch, world_size):
     lines, total = text_of(counts), sum(counts)
