@@ -1,8 +1,9 @@
 """Orders of text: batches by tokens, and windows of a text that runs through all samples.
 
 Like :class:`datacache.Order`, each is a pure function of seed, epoch, step and rank, so that a run resumes at
-any step, and every global batch is the same at every world size. Every rank has equally many rows at a step;
-where the rows of a global batch cannot be divided, some only pad and do not count.
+any step, and every global batch is the same at every world size. Every rank has equally many rows at a step,
+a multiple of ``multiple`` where that is given, so that batches can be divided. Rows that only pad do not
+count.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datacache.order import Flags, Ids, Permutation, _check_rank
+from datacache.order import BatchOrder, Flags, Ids, Permutation, check_rank
 
 _BATCHES, _WITHIN_BUCKET, _WINDOWS = range(5, 8)  # so that keys differ from those of datacache.order
 Tokens = npt.NDArray[np.int32]
@@ -33,7 +34,7 @@ def bucket_boundaries(longest: int, *, least: int = 8, growth: float = 1.1) -> t
     return tuple(boundaries)
 
 
-class LengthBuckets:
+class LengthBuckets(BatchOrder):
     """Batches of sentences of similar length, so that little is padded; each sentence once an epoch.
 
     ``lengths``: of the samples, in tokens. ``boundaries``: the longest sentence of each bucket, ascending;
@@ -46,9 +47,12 @@ class LengthBuckets:
     [[4], [2, 3, 0], [1]]
     """
 
-    def __init__(self, lengths: npt.ArrayLike, tokens: int, seed: int, boundaries: Sequence[int]) -> None:
+    def __init__(
+        self, lengths: npt.ArrayLike, tokens: int, seed: int, boundaries: Sequence[int], *, multiple: int = 1
+    ) -> None:
         self.lengths = np.asarray(lengths, np.int64)
-        self.samples, self.tokens, self.seed = len(self.lengths), tokens, seed
+        self.samples, self.global_batch, self.seed = len(self.lengths), tokens, seed
+        self._multiple = multiple
         self.boundaries = tuple(boundaries)
         if not self.boundaries or self.boundaries[0] < 1 or (np.diff(self.boundaries) < 1).any():
             raise ValueError(f"boundaries: expected ascending lengths from 1 on, got {self.boundaries}")
@@ -74,7 +78,7 @@ class LengthBuckets:
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         """Return the ids a rank reads at a step, as a new array; rows that only pad repeat the last one."""
         bucket, part = self._global_batch(epoch, step)
-        rows, _ = _rows_of_rank(len(part), rank, world_size)
+        rows, _ = _rows_of_rank(len(part), rank, world_size, self._multiple)
         within = Permutation(int(self._sizes[bucket]), _WITHIN_BUCKET, self.seed, epoch, bucket)
         ids: Ids = self._ids[self._starts[bucket] + within.at(part.start + rows)]
         return ids
@@ -82,7 +86,7 @@ class LengthBuckets:
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
         """Return for each sample of a rank's batch whether it counts."""
         _, part = self._global_batch(epoch, step)
-        return _rows_of_rank(len(part), rank, world_size)[1]
+        return _rows_of_rank(len(part), rank, world_size, self._multiple)[1]
 
     def _global_batch(self, epoch: int, step: int) -> tuple[int, range]:
         """Return the bucket of a step, and the positions in the bucket's order of its sentences."""
@@ -107,7 +111,7 @@ class Spans:
     stops: Ids
 
 
-class _TextOrder:
+class _TextOrder(BatchOrder):
     """Rows of consecutive tokens of a text: the tokens of all samples, one sample after another.
 
     ``tokens``: of each sample. ``length``: of a row, at most. ``ahead``: a row is read this many tokens
@@ -179,9 +183,17 @@ class Windows(_TextOrder):
     """
 
     def __init__(
-        self, tokens: npt.ArrayLike, length: int, global_batch: int, seed: int, *, ahead: int = 1
+        self,
+        tokens: npt.ArrayLike,
+        length: int,
+        global_batch: int,
+        seed: int,
+        *,
+        ahead: int = 1,
+        multiple: int = 1,
     ) -> None:
         super().__init__(tokens, length, global_batch, seed, ahead)
+        self._multiple = multiple
         self.windows = -(-self.positions // length)
 
     def steps(self) -> int:
@@ -192,7 +204,7 @@ class Windows(_TextOrder):
         """Return the rows of a rank at a step; those of one rank of one are the global batch."""
         _check_step(step, self.steps())
         part = _part(self.windows, step, self.steps())
-        rows, counts = _rows_of_rank(len(part), rank, world_size)
+        rows, counts = _rows_of_rank(len(part), rank, world_size, self._multiple)
         windows = Permutation(self.windows, _WINDOWS, self.seed, epoch).at(part.start + rows)
         starts = windows * self.length
         stops = np.minimum(starts + self.length, self.positions)
@@ -226,7 +238,7 @@ class Streams(_TextOrder):
     def spans(self, epoch: int, step: int, rank: int, world_size: int) -> Spans:
         """Return the rows of a rank at a step; those of one rank of one are the global batch."""
         _check_step(step, self.steps())
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         rows = -(-self.global_batch // world_size)
         streams = np.arange(rank * rows, (rank + 1) * rows, dtype=np.int64)
         bounds = np.minimum([streams, streams + 1], self.global_batch) * self.positions // self.global_batch
@@ -239,10 +251,11 @@ def _part(size: int, number: int, parts: int) -> range:
     return range(size * number // parts, size * (number + 1) // parts)
 
 
-def _rows_of_rank(rows: int, rank: int, world_size: int) -> tuple[Ids, Flags]:
+def _rows_of_rank(rows: int, rank: int, world_size: int, multiple: int) -> tuple[Ids, Flags]:
     """Return a rank's rows of a global batch, dealt out in turn, and which of them count."""
-    _check_rank(rank, world_size)
-    dealt = rank + world_size * np.arange(-(-rows // world_size), dtype=np.int64)
+    check_rank(rank, world_size)
+    of_each = -(-rows // (world_size * multiple)) * multiple
+    dealt = rank + world_size * np.arange(of_each, dtype=np.int64)
     return np.minimum(dealt, rows - 1), dealt < rows
 
 

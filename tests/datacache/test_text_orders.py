@@ -82,6 +82,15 @@ def test_rows_that_do_not_fit_the_ranks_repeat_one_that_counts_elsewhere():
     assert order.batch(0, 0, 2, 3)[1] == order.batch(0, 0, 0, 1)[-1]
 
 
+def test_ranks_have_multiples_of_rows_where_batches_are_divided():
+    buckets = LengthBuckets([2] * 7, tokens=14, seed=1, boundaries=(2,), multiple=3)
+    windows = Windows([29], length=4, global_batch=7, seed=1, multiple=3)
+    for order, world_size, rows in ((buckets, 1, 9), (buckets, 2, 6), (windows, 3, 3), (windows, 2, 6)):
+        counts = [order.counts(0, 0, rank, world_size) for rank in range(world_size)]
+        assert [len(each) for each in counts] == [rows] * world_size
+        assert sum(each.sum() for each in counts) == 7
+
+
 def test_sentences_longer_than_the_last_bucket_are_left_out():
     order = LengthBuckets([3, 50, 4, 51], tokens=8, seed=1, boundaries=(4,))
     assert order.left_out == 2

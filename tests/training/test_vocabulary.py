@@ -74,28 +74,29 @@ def test_the_same_text_gives_the_same_vocabulary_in_another_process(type):
     assert Vocabulary.train(others, settings).fingerprint != made(type).fingerprint
 
 
-def test_a_vocabulary_is_made_once_and_kept(text, cache, monkeypatch):
+def test_a_vocabulary_is_made_once_and_kept(text, cache, tmp_path, monkeypatch):
     settings = VocabularySettings(30, "bpe")
-    first = vocabulary_of(text, "name", settings)
+    first = vocabulary_of(text, settings)
     (path,) = cache.glob("*.model")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Vocabulary.load(path).fingerprint == first.fingerprint
     with monkeypatch.context() as patch:
         patch.setattr(Vocabulary, "train", None)
-        assert vocabulary_of(text, "name", settings).fingerprint == first.fingerprint
-    assert vocabulary_of(text, "name", VocabularySettings(31, "bpe")).size == 31
-    vocabulary_of(text, "other", settings)
+        assert vocabulary_of(text, settings).fingerprint == first.fingerprint
+    assert vocabulary_of(text, VocabularySettings(31, "bpe")).size == 31
+    (tmp_path / "train.txt").write_text("\n".join(sentences(200, seed=5)))  # other text at the same place
+    assert vocabulary_of(text, settings).fingerprint != first.fingerprint
     assert len(list(cache.glob("*.model"))) == 3
 
 
 def test_without_a_cache_folder_the_vocabulary_is_the_same(text, cache):
     settings = VocabularySettings(30, "bpe")
-    first = vocabulary_of(text, "name", settings)
+    first = vocabulary_of(text, settings)
     for path in cache.iterdir():
         path.unlink()
     cache.rmdir()
     cache.write_text("in the way")
-    assert vocabulary_of(text, "name", settings).fingerprint == first.fingerprint
+    assert vocabulary_of(text, settings).fingerprint == first.fingerprint
 
 
 def test_both_sides_of_parallel_text_are_in_a_vocabulary_and_of_much_text_a_part(tmp_path, monkeypatch):
@@ -105,7 +106,7 @@ def test_both_sides_of_parallel_text_are_in_a_vocabulary_and_of_much_text_a_part
     monkeypatch.setattr(vocabulary, "MOST_LINES", 10)
     monkeypatch.setattr(vocabulary, "READ_LINES", 3)
     assert list(vocabulary._lines(source)) == ["aa", "bb"] * 5 + ["cc", "dd"] * 5
-    found = vocabulary_of(source, "name", VocabularySettings(8, "word"))
+    found = vocabulary_of(source, VocabularySettings(8, "word"))
     assert sorted(found.encode(["aa bb cc dd"])[0]) == [3, 4, 5, 6, 7]
 
 
@@ -126,7 +127,7 @@ def test_both_sides_of_parallel_text_are_in_a_vocabulary_and_of_much_text_a_part
 )
 def test_what_cannot_be_is_said_in_one_line(text, settings, message):
     with pytest.raises(ValueError, match=message) as caught:
-        vocabulary_of(text, "name", VocabularySettings.of(settings))
+        vocabulary_of(text, VocabularySettings.of(settings))
     assert "\n" not in str(caught.value)
 
 

@@ -21,7 +21,7 @@ from xxhash import xxh3_128_hexdigest
 from commlib.errors import look_up, one_line, shown
 from commlib.folders import user_cache
 from commlib.registry import check_options
-from datacache import Source, Untrusted
+from datacache import StoredSource, Untrusted
 from datacache.store import locks
 from datacache.store.files import make_folder, read_file, write_atomic
 
@@ -153,14 +153,14 @@ class Vocabulary:
             raise ValueError(f"{path}: expected a vocabulary of SentencePiece, got something else") from error
 
 
-def vocabulary_of(source: Source, name: str, settings: VocabularySettings) -> Vocabulary:
+def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabulary:
     """Return the vocabulary of a text, from the user's cache if it was made there before.
 
-    ``name`` identifies the source and the state of its files. If several processes call this, one trains
-    and the others wait.
+    If several processes call this, one trains and the others wait.
     """
     folder = user_cache() / "vocabularies"
-    key = xxh3_128_hexdigest(f"{FORMAT} {name} {settings}".encode())
+    files = source.files()
+    key = xxh3_128_hexdigest(f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}".encode())
     path = folder / f"{key}.model"
     try:
         make_folder(folder)
@@ -174,7 +174,7 @@ def vocabulary_of(source: Source, name: str, settings: VocabularySettings) -> Vo
         return Vocabulary.train(_lines(source), settings)
 
 
-def _lines(source: Source) -> Iterator[str]:
+def _lines(source: StoredSource) -> Iterator[str]:
     """Yield the lines of a source's samples; of more than a million, so many all over the text."""
     manifest = source.scan()
     samples = np.unique(np.linspace(0, len(manifest) - 1, min(len(manifest), MOST_LINES)).astype(np.int64))
