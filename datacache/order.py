@@ -55,6 +55,23 @@ def key_of(*parts: int) -> np.uint64:
     return key
 
 
+@compiled
+def _hash(numbers: Ids, key: np.uint64, out: npt.NDArray[np.uint64]) -> None:
+    for i in range(len(numbers)):
+        out[i] = folded(key, np.uint64(numbers[i]))
+
+
+def hashed(numbers: Ids, *key: int) -> npt.NDArray[np.uint64]:
+    """Return 64 bits for each number, uniform and independent for all numbers and keys.
+
+    >>> hashed(np.array([1, 2, 1]), 7) % 10
+    array([9, 0, 9], dtype=uint64)
+    """
+    out = np.empty(len(numbers), np.uint64)
+    _hash(numbers.astype(np.int64, copy=False), key_of(*key), out)
+    return out
+
+
 # -------------------------------------------------------------------------------- permutations
 
 

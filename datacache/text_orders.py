@@ -111,7 +111,7 @@ class Spans:
     stops: Ids
 
 
-class _TextOrder(BatchOrder):
+class TextOrder(BatchOrder):
     """Rows of consecutive tokens of a text: the tokens of all samples, one sample after another.
 
     ``tokens``: of each sample. ``length``: of a row, at most. ``ahead``: a row is read this many tokens
@@ -151,6 +151,17 @@ class _TextOrder(BatchOrder):
         spans = self.spans(epoch, step, rank, world_size)
         return spans.stops > spans.starts
 
+    def size(self, epoch: int, step: int) -> int:
+        """Return how many tokens all rows of a step have together, over all ranks."""
+        spans = self.spans(epoch, step, 0, 1)
+        return int((spans.stops - spans.starts).sum())
+
+    def ends_sample(self, positions: Ids) -> Flags:
+        """Return for positions of the text whether the token there is the last one of a sample."""
+        samples = np.searchsorted(self._stops, positions, side="right")
+        last: Flags = self._stops[np.minimum(samples, self.samples - 1)] - 1 == positions
+        return last
+
     def rows(self, spans: Spans, ids: Ids, lines: Sequence[Tokens]) -> Tokens:
         """Return ``(rows, length + ahead)`` tokens, 0 where a row is shorter.
 
@@ -172,7 +183,7 @@ class _TextOrder(BatchOrder):
         return out
 
 
-class Windows(_TextOrder):
+class Windows(TextOrder):
     """Windows of ``length`` tokens of a text, shuffled; each once an epoch, the last one may be shorter.
 
     >>> order = Windows([2, 3, 4], length=3, global_batch=2, seed=1)
@@ -211,7 +222,7 @@ class Windows(_TextOrder):
         return Spans(starts, np.where(counts, stops, starts))
 
 
-class Streams(_TextOrder):
+class Streams(TextOrder):
     """A text cut into ``global_batch`` streams, read side by side, window after window.
 
     Row ``i`` of a step continues where row ``i`` of the step before it ended, so that the state of a
