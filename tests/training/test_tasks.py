@@ -16,6 +16,7 @@ from tests.training.small import metrics_of, phase, trainer
 from training.config.config import Config, ConfigurationError, load
 from training.datasets import Dataset
 from training.run.learner import StepHyperparameters
+from training.run.parts import import_parts
 from training.run.state import OtherModel, _check_identity, _identity, _take_over_carried
 from training.run.steps import Backward
 from training.tasks import Means, Metric
@@ -239,6 +240,17 @@ def test_keys_that_not_every_task_takes_are_refused(words, message):
     with pytest.raises(ConfigurationError) as caught:
         load(DIGITS, [PLAIN, *words])
     assert f": {message}" in str(caught.value)
+
+
+def test_a_task_without_what_every_task_has_is_refused(tmp_path, monkeypatch):
+    methods = ("describe", "inputs", "specs", "losses", "evaluation")
+    body = "\n".join(f"    def {name}(self, *_): ..." for name in methods)
+    (tmp_path / "half.py").write_text(f"from training.tasks import Task\nclass Half(Task):\n{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ValueError, match='task: task "half:Half": Half does not define Phase, signature, metrics'
+    ):
+        import_parts(load(DIGITS, ["task=half:Half"]))
 
 
 def test_a_data_set_of_another_kind_is_refused():

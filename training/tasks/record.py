@@ -6,10 +6,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, TypeAdapter, model_validator
 
 from commlib import registry
+from commlib.errors import InvalidArgument
 from training.config.parts import imported, part_in
 from training.config.records import AnyPhase, Phase
 from training.config.schema import Discreet, problem
 from training.tasks import TASKS, Task
+
+ATTRIBUTES = ("Phase", "signature", "metrics")  # of a task, without a default
 
 
 class TaskRecord(Discreet):
@@ -43,6 +46,8 @@ class TaskRecord(Discreet):
     def check(self) -> None:
         """Import it; raise ``InvalidArgument`` unless it is a task that takes these options."""
         kind = registry.resolve(TASKS, "task", self.name, subclass_of=Task)
+        if missing := [name for name in ATTRIBUTES if not hasattr(kind, name)]:
+            raise InvalidArgument(f'task "{self.name}": {kind.__name__} does not define {", ".join(missing)}')
         registry.check_options(f"task {self.name}", kind, self.options)
 
     def make(self) -> Task:
