@@ -309,7 +309,7 @@ dataset: {name: synthetic_text, tokens: 25, samples: 300, test_samples: 60, word
 model: {name: bert_small, layers: 1, width: 32, heads: 2, hidden: 64, dropout: 0.0, longest: 16}
 optimizer: adam
 phases:
-  - {epochs: 3, sequence_length: 12, batch_size: 8, learning_rate: 0.01}
+  - {epochs: 10, sequence_length: 12, batch_size: 8, learning_rate: 0.003}
 """
 
 
@@ -337,7 +337,7 @@ def test_a_small_model_learns_generated_text(tmp_path, text, best):
 def test_a_masked_model_learns_generated_text(tmp_path):
     _, summary = trained(tmp_path, BERT)
     assert summary.metrics["masked_loss"] < math.log(20) - 0.1  # less than knowing nothing
-    assert summary.metrics["masked_accuracy"] > 0.1
+    assert summary.metrics["masked_accuracy"] > 1 / 20
 
 
 def test_a_window_s_state_is_where_the_next_one_begins(tmp_path):
@@ -485,9 +485,10 @@ def test_a_masked_model_needs_a_vocabulary_with_a_mask(tmp_path, monkeypatch):
 
 
 def test_a_run_of_another_vocabulary_is_not_continued(tmp_path):
-    trained(tmp_path, LSTM, "checkpoints={every_steps: 5, keep: 9}", "phases.0.epochs=1")
+    words = "checkpoints={every_steps: 5, keep: 9}", "phases.0.epochs=1"
+    trained(tmp_path, LSTM, *words)
     (folder,) = (tmp_path / "runs").iterdir()
     (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match="vocabulary|samples|model") as caught:
-        trained(tmp_path, LSTM, "resume=auto", "dataset.tokens=26", "phases.0.epochs=1")
+    with pytest.raises(ValueError, match="vocabulary") as caught:
+        trained(tmp_path, LSTM, *words, f"resume={folder}", "dataset.tokens=26")
     assert "\n" not in str(caught.value)
