@@ -6,8 +6,10 @@ a multiple of ``multiple`` where that is given, so that batches can be divided. 
 count.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,8 @@ class LengthBuckets(BatchOrder):
     >>> [order.batch(0, step, rank=0, world_size=1).tolist() for step in range(order.steps())]
     [[4], [2, 3, 0], [1]]
     """
+
+    unit: ClassVar[str] = "tokens"
 
     def __init__(
         self, lengths: npt.ArrayLike, tokens: int, seed: int, boundaries: Sequence[int], *, multiple: int = 1
@@ -132,9 +136,9 @@ class TextOrder(BatchOrder):
         if self.positions < 1:
             raise ValueError(f"tokens: expected at least {ahead + 1} in the text, got {int(self._stops[-1])}")
 
+    @abstractmethod
     def spans(self, epoch: int, step: int, rank: int, world_size: int) -> Spans:
         """Return the rows of a rank at a step; those of one rank of one are the global batch."""
-        raise NotImplementedError
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         """Return the ids of the samples that the rows of a rank touch, ascending, as a new array."""
@@ -193,6 +197,8 @@ class Windows(TextOrder):
     array([0, 1])
     """
 
+    unit: ClassVar[str] = "windows"
+
     def __init__(
         self,
         tokens: npt.ArrayLike,
@@ -233,6 +239,8 @@ class Streams(TextOrder):
     >>> [order.spans(0, step, rank=0, world_size=1).starts.tolist() for step in range(order.steps())]
     [[0, 4], [3, 7]]
     """
+
+    unit: ClassVar[str] = "streams"
 
     def __init__(self, tokens: npt.ArrayLike, length: int, global_batch: int) -> None:
         super().__init__(tokens, length, global_batch, seed=0, ahead=1)

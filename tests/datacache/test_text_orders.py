@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datacache import CacheDirs, Collation, DataCache, TextLines, Tokenized, unpack_tokens
 from datacache.text_orders import LengthBuckets, Streams, Windows, bucket_boundaries
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -35,6 +36,15 @@ def text_of(counts):
     """Return lines of these many tokens: 1, 2, 3, … in the order of the text."""
     tokens = np.arange(1, sum(counts) + 1, dtype=np.int32)
     return np.split(tokens, np.cumsum(counts)[:-1])
+
+
+class Codepoints:
+    """Encodes text as its characters' numbers, and 0 after them."""
+
+    fingerprint = "codepoints"
+
+    def encode(self, texts):
+        return [[*map(ord, text), 0] for text in texts]
 
 
 # sentences
@@ -218,3 +228,26 @@ def test_texts_too_short_and_lines_of_another_text_are_refused():
             order.batch(0, order.steps(), 0, 1)
         with pytest.raises(ValueError, match="rank: expected 0 to 1, got 2"):
             order.batch(0, 0, 2, 2)
+
+
+def test_a_rank_without_rows_reads_nothing(tmp_path):
+    (tmp_path / "text").write_text("abc\nde\n")
+    source = Tokenized(TextLines(str(tmp_path), "text"), Codepoints())
+    cache = DataCache(source, dirs=CacheDirs(memory=tmp_path / "memory"))
+    order = Streams(cache.manifest.more["tokens"], length=3, global_batch=1)
+    (first, second) = cache.batches(order, Texts(order), 1, 2, 0)
+    assert first.arrays[0].tolist() == second.arrays[0].tolist() == [[0] * 4]
+    assert not first.counts.any() and len(first.ids) == 0
+    tokens = [batch.arrays[0].tolist() for batch in cache.batches(order, Texts(order), 0, 2, 0)]
+    assert tokens == [[[97, 98, 99, 0]], [[0, 100, 101, 0]]]
+
+
+class Texts(Collation):
+    """The rows of an order of text."""
+
+    def __init__(self, order):
+        self._order = order
+
+    def arrays(self, samples, labels, spec, pools):
+        spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
+        return (self._order.rows(spans, spec.ids, [unpack_tokens(each)[0] for each in samples]),)
