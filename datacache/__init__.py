@@ -3,11 +3,13 @@
 ::
 
     cache        DataCache, CacheDirs, Counts, Batch, Preprocessing
-    orders       Order, EvaluationOrder: which sample is read when; BatchOrder: base class for one's own
+    orders       Order, EvaluationOrder: which sample is read when; LengthBuckets, Windows and Streams of text
+                 (bucket_boundaries); BatchOrder: base class for one's own
     inputs       Augmentation and CentreCrop: random and central crops (a Crop each); Collation: base class
                  for other arrays, with BatchSpec and Pools
-    sources      ImageFolder, TFRecord, LMDB, CIFAR10, Arrays, StoredArrays, ParallelText; Source,
-                 StoredSource: base classes for one's own; Manifest, manifest_of, Split
+    sources      ImageFolder, TFRecord, LMDB, CIFAR10, Arrays, StoredArrays, TextLines, ParallelText,
+                 LabelledText, Tokenized (unpack_tokens); Source, StoredSource: base classes for one's own;
+                 Manifest, manifest_of, Split
     exceptions   BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 """
 
@@ -26,14 +28,19 @@ from datacache.sources import (
     LMDB,
     Arrays,
     ImageFolder,
+    LabelledText,
     ParallelText,
     Source,
     StoredArrays,
     StoredSource,
+    TextLines,
     TFRecord,
+    Tokenized,
+    unpack_tokens,
 )
 from datacache.split import Split
 from datacache.storage import ProgressCallback, Storage
+from datacache.text_orders import LengthBuckets, Streams, Windows, bucket_boundaries
 
 __all__ = [
     "CIFAR10",
@@ -54,6 +61,8 @@ __all__ = [
     "DataCache",
     "EvaluationOrder",
     "ImageFolder",
+    "LabelledText",
+    "LengthBuckets",
     "Manifest",
     "Order",
     "ParallelText",
@@ -67,8 +76,14 @@ __all__ = [
     "StorageFailed",
     "StoredArrays",
     "StoredSource",
+    "Streams",
     "TFRecord",
+    "TextLines",
+    "Tokenized",
     "Untrusted",
+    "Windows",
+    "bucket_boundaries",
     "manifest_of",
     "stand_in_lines",
+    "unpack_tokens",
 ]

@@ -55,6 +55,23 @@ def key_of(*parts: int) -> np.uint64:
     return key
 
 
+@compiled
+def _hash(numbers: Ids, key: np.uint64, out: npt.NDArray[np.uint64]) -> None:
+    for i in range(len(numbers)):
+        out[i] = folded(key, np.uint64(numbers[i]))
+
+
+def hashed(numbers: Ids, *key: int) -> npt.NDArray[np.uint64]:
+    """Return 64 bits for each number, uniform and independent for all numbers and keys.
+
+    >>> hashed(np.array([1, 2, 1]), 7) % 10
+    array([9, 0, 9], dtype=uint64)
+    """
+    out = np.empty(len(numbers), np.uint64)
+    _hash(numbers.astype(np.int64, copy=False), key_of(*key), out)
+    return out
+
+
 # -------------------------------------------------------------------------------- permutations
 
 
@@ -245,7 +262,7 @@ class Order(BatchOrder):
     def _slots(self, step: int, rank: int, world_size: int) -> tuple[Ids, Ids]:
         """Return the shard of each slot of a rank, and the slot's position in the order of that shard."""
         _check_at_least("step", step, 0)
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if self.global_batch % world_size:
             expected = f"a divisor of global_batch = {self.global_batch}"
             raise ValueError(f"world_size: expected {expected}, got {world_size}")
@@ -335,7 +352,7 @@ class EvaluationOrder(BatchOrder):
 
     def _range(self, rank: int, world_size: int) -> tuple[int, int]:
         """Return the first id that a rank evaluates, and the one after its last."""
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if world_size != self.world_size:
             raise ValueError(f"world_size: expected {self.world_size}, got {world_size}")
         return self.samples * rank // world_size, self.samples * (rank + 1) // world_size
@@ -350,7 +367,8 @@ def _check_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name}: expected at least {least}, got {value}")
 
 
-def _check_rank(rank: int, world_size: int) -> None:
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise ``ValueError`` unless there is such a rank."""
     _check_at_least("world_size", world_size, 1)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank: expected 0 to {world_size - 1}, got {rank}")

@@ -6,8 +6,9 @@ MASK = "***"
 
 # A word of a name, however its words are joined: account_key, AccountKey, X-Amz-Signature.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Not tokens: those of a text are counted in configurations.
 _SECRETS = """
-secret secrets password passwd pwd pass passphrase passcode token tokens credential credentials sas sig
+secret secrets password passwd pwd pass passphrase passcode token credential credentials sas sig
 signature authorization auth cookie cookies accesskey accesstoken accountkey apikey authtoken privatekey
 sastoken secretaccesskey secretkey sessiontoken
 """
@@ -24,8 +25,10 @@ _PARAMETER = re.compile(rf"([?&]([\w.-]+)=)(?!{_REFERENCE}(?:[\s&#'\"]|$))[^\s&#
 def is_secret(name: object) -> bool:
     """Return whether a key of a configuration, of storage options or of a URL's query names a secret.
 
-    >>> [is_secret(name) for name in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature", "keys")]
-    [True, True, True, True, False]
+    >>> [is_secret(name) for name in ("secret", "aws_access_key_id", "AccountKey", "X-Amz-Signature")]
+    [True, True, True, True]
+    >>> [is_secret(name) for name in ("token", "tokens", "keys")]
+    [True, False, False]
     """
     words = tuple(word.lower() for word in _WORDS.findall(str(name).rpartition(".")[2]))
     return not _SECRET_WORDS.isdisjoint(words) or any(words[-len(end) :] == end for end in _SECRET_ENDINGS)

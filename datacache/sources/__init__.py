@@ -11,20 +11,28 @@ from datacache.sources.arrays import Arrays, StoredArrays
 from datacache.sources.base import Source, StoredSource
 from datacache.sources.cifar import CIFAR10
 from datacache.sources.image_folder import ImageFolder
+from datacache.sources.labelled_text import LabelledText
 from datacache.sources.lmdb import LMDB
 from datacache.sources.parallel_text import ParallelText, pack_pair, unpack_pair
+from datacache.sources.text_lines import TextLines
 from datacache.sources.tfrecord import TFRecord
+from datacache.sources.tokenized import Encoder, Tokenized, unpack_tokens
 
 __all__ = [
     "CIFAR10",
     "LMDB",
     "Arrays",
+    "Encoder",
     "ImageFolder",
+    "LabelledText",
     "ParallelText",
     "Source",
     "StoredArrays",
     "StoredSource",
     "TFRecord",
+    "TextLines",
+    "Tokenized",
     "pack_pair",
     "unpack_pair",
+    "unpack_tokens",
 ]

@@ -1,27 +1,23 @@
 """Sentences and their translations, line by line in two files."""
 
-import codecs
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.ranges import Range
 from datacache.sources.base import StoredSource, check_ids, names, stamps
+from datacache.sources.lines import Lines, Offsets, find_lines
 from datacache.storage import File, ProgressCallback, no_report, progress
-
-BLOCK_BYTES = 8 << 20
-Offsets = npt.NDArray[np.int64]
 
 
 class ParallelText(StoredSource):
     r"""Line ``i`` of the file ``source`` and line ``i`` of the file ``target``, UTF-8; all labels are 0.
 
-    A payload is both lines: :func:`unpack_pair` separates them. Lines end with ``\n``; empty ones count.
+    A payload is both lines: :func:`unpack_pair` separates them. A line without text is refused.
     """
 
     payload = "text"
@@ -40,23 +36,17 @@ class ParallelText(StoredSource):
         """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         add = progress(sum(file.size for file in files), report)
-        source, target = self._storage.in_parallel(lambda file: self._lines(file, add), files)
-        if len(source) != len(target):
-            raise ValueError(
-                f"{self.url}: expected as many lines in both files, got {len(source) - 1} in "
-                f"{self._names[0]} and {len(target) - 1} in {self._names[1]}"
-            )
-        samples = len(source) - 1
-        source_bytes, target_bytes = np.diff(source) - 1, np.diff(target) - 1
+        source, target = self._storage.in_parallel(lambda file: find_lines(self._storage, file, add), files)
+        self._check_partners(source, target)
         return Manifest(
             payload=self.payload,
             files=names(files),
             stamps=stamps(files),
-            file=np.zeros(samples, np.int32),
-            start=source[:-1],
-            sizes=source_bytes + 1 + target_bytes,
-            labels=np.zeros(samples, np.int64),
-            more={"source_bytes": source_bytes, "target_start": target[:-1]},
+            file=np.zeros(len(source), np.int32),
+            start=source.starts,
+            sizes=source.sizes + 1 + target.sizes,
+            labels=np.zeros(len(source), np.int64),
+            more={"source_bytes": source.sizes, "target_start": target.starts},
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
@@ -70,24 +60,17 @@ class ParallelText(StoredSource):
         pairs = zip(lines[: len(ids)], lines[len(ids) :], strict=True)
         return [b"\n".join(pair) for pair in pairs]
 
-    def _lines(self, file: File, add: Callable[[int], None]) -> Offsets:
-        r"""Return the byte at which each line begins, and the byte after the last line's ``\n``."""
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        ends = [np.zeros(0, np.int64)]
-        last = b""
-        for start in range(0, file.size, BLOCK_BYTES):
-            block = self._storage.read(file.path, start, min(BLOCK_BYTES, file.size - start))
-            last = block[-1:]
-            try:
-                decoder.decode(block, final=start + len(block) == file.size)
-            except UnicodeDecodeError as error:
-                where = f"{self.url}/{file.path}: near byte {start + error.start}"
-                raise BadSample(f"{where}: no UTF-8: {error.reason}") from error
-            ends.append(start + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-            add(len(block))
-        if last not in (b"", b"\n"):
-            ends.append(np.array([file.size]))
-        return np.concatenate([[0], np.concatenate(ends) + 1])
+    def _check_partners(self, source: Lines, target: Lines) -> None:
+        """Raise ``ValueError`` that names the first line without a partner, or without text."""
+        if len(source) != len(target):
+            longer = source if len(source) > len(target) else target
+            raise ValueError(
+                f"{self.url}: expected as many lines in both files, got {len(source)} in {source.path} and "
+                f"{len(target)} in {target.path}: line {min(len(source), len(target)) + 1} of {longer.path} "
+                "has no translation"
+            )
+        for lines in (source, target):
+            lines.check_none_blank(self.url)
 
 
 def pack_pair(source: str, target: str) -> bytes:

@@ -19,13 +19,18 @@ from datacache.sources import (
     LMDB,
     Arrays,
     ImageFolder,
+    LabelledText,
     ParallelText,
     StoredArrays,
+    TextLines,
     TFRecord,
+    Tokenized,
+    lines,
     pack_pair,
-    parallel_text,
     tfrecord,
+    tokenized,
     unpack_pair,
+    unpack_tokens,
 )
 from datacache.sources.crc32c import crc32c, masked_crc32c
 
@@ -454,14 +459,19 @@ def test_files_that_are_no_arrays_are_refused(memory, data, message):
 
 # text
 
-GERMAN = ["Ein Haus", "", "ein Öl\r", "zwölf Boxkämpfer jagen Viktor", "Ende\x85."]
-ENGLISH = ["A house", "empty", "", "the quick brown fox", "The\u2028end."]
+GERMAN = ["Ein Haus", "x", "ein Öl\r", "zwölf Boxkämpfer jagen Viktor", "Ende\x85."]
+ENGLISH = ["A house", "empty", " an oil", "the quick brown fox", "The\u2028end."]
+
+
+@pytest.fixture(params=[1, 7, 8 << 20])
+def block_bytes(request, monkeypatch):
+    """Text is read in blocks of these many bytes."""
+    monkeypatch.setattr(lines, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.parametrize("last", ["", "\n"])
-@pytest.mark.parametrize("block_bytes", [1, 7, 8 << 20])
-def test_lines_come_with_their_translations(url, last, block_bytes, monkeypatch):
-    monkeypatch.setattr(parallel_text, "BLOCK_BYTES", block_bytes)
+@pytest.mark.usefixtures("block_bytes")
+def test_lines_come_with_their_translations(url, last):
     put(url, {"x.de": "\n".join(GERMAN).encode(), "x.en": ("\n".join(ENGLISH) + last).encode()})
     source = ParallelText(url, source="x.de", target="x.en")
     pairs = list(zip(GERMAN, ENGLISH, strict=True))
@@ -470,20 +480,142 @@ def test_lines_come_with_their_translations(url, last, block_bytes, monkeypatch)
     assert [unpack_pair(payload) for payload in source.read(manifest, all_ids(manifest))] == pairs
 
 
+@pytest.mark.parametrize("last", ["", "\n", "\n\n \n"])
+@pytest.mark.usefixtures("block_bytes")
+def test_text_comes_line_by_line_and_file_after_file_without_blank_lines(url, last):
+    put(url, {"a": f"\n = Öl = \n\n \t\r\nzwölf\r\nEnde{last}".encode(), "b": b"", "c": b"x\ny"})
+    source = TextLines(url, ["c", "a", "b"])
+    expected = ["x", "y", " = Öl = ", "zwölf\r", "Ende"]
+    manifest = assert_gives(source, [line.encode() for line in expected], [0] * 5)
+    assert manifest.file.tolist() == [0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("german", "english", "message"),
     [
-        (b"a\nb\n", b"a\n", "expected as many lines in both files, got 2 in de and 1 in en"),
-        (b"a\nb", b"a\nb\n\n", "expected as many lines in both files, got 2 in de and 3 in en"),
+        (b"a\nb\n", b"a\n", "got 2 in de and 1 in en: line 2 of de has no translation"),
+        (b"a\nb", b"a\nb\nc\nd", "got 2 in de and 4 in en: line 3 of en has no translation"),
+        (b"a\nb\nc", b"a\n\n \n", "/en: line 2 is empty: expected text in each, 2 of 3 have none"),
+        (b"a\nb\n\t", b"a\nb\nc\n", "/de: line 3 is empty: expected text in each, 1 of 3 have none"),
         (b"", b"", "expected at least one sample"),
-        (b"a\n\xff", b"a\nb", "de: near byte 2: no UTF-8"),
-        (b"a\xc3", b"a", "de: near byte 1: no UTF-8"),
+        (b"a\n\xff", b"a\nb", "/de: byte 2: no UTF-8: invalid start byte"),
+        (b"a\xc3", b"a", "/de: byte 1: no UTF-8: unexpected end of data"),
+        (b"a\n\xe2\x82b", b"a\nb", "/de: byte 2: no UTF-8: invalid continuation byte"),
     ],
 )
+@pytest.mark.usefixtures("block_bytes")
 def test_texts_that_do_not_belong_together_are_refused(memory, german, english, message):
     put(memory, {"de": german, "en": english})
     with pytest.raises(ValueError, match=message):
         ParallelText(memory, source="de", target="en").scan()
+
+
+def test_text_without_lines_is_refused(memory):
+    put(memory, {"a": b"\n \n", "b": b"\xff"})
+    with pytest.raises(ValueError, match="/a: expected lines of text, found none"):
+        TextLines(memory, "a").scan()
+    with pytest.raises(BadSample, match="/b: byte 0: no UTF-8"):
+        TextLines(memory, ["a", "b"]).scan()
+
+
+ATIS = (
+    "BOS what flights leave boston EOS\tO O O O B-fromloc atis_flight\n"
+    "BOS fare and code EOS\tO O O O atis_airfare#atis_flight \n"
+)
+TABBED = "atis_flight\twhat flights leave boston\natis_airfare#atis_flight\tfare and code"
+
+
+@pytest.mark.parametrize("content", [ATIS, TABBED, TABBED + "\r\n"])
+def test_labelled_texts_come_with_their_labels(url, content):
+    put(url, {"x": content.encode()})
+    texts = [b"what flights leave boston", b"fare and code" + b"\r" * content.count("\r")]
+    manifest = assert_gives(LabelledText(url, "x"), texts, [1, 0])
+    assert manifest.classes == ("atis_airfare#atis_flight", "atis_flight")
+    wider = LabelledText(url, "x", classes=["atis_flight", "other", "atis_airfare#atis_flight"])
+    assert_gives(wider, texts, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\tb\nno label\n", "/x: line 2: expected label<TAB>text, got 'no label'"),
+        (b"a\t \n", r"/x: line 1: expected label<TAB>text, got 'a\\t '"),
+        (b"\tb\n", r"/x: line 1: expected label<TAB>text, got '\\tb'"),
+        (b"w" * 100, f"/x: line 1: expected label<TAB>text, got '{'w' * 60}…'"),
+        (b"a\tb\n\na\tc", "/x: line 2 is empty"),
+        (b"a\tb\nc\td", "/x: line 2 has label 'c', which is none of the 2 classes"),
+        (b"", "expected at least one sample"),
+    ],
+)
+def test_texts_without_labels_are_refused(memory, content, message):
+    put(memory, {"x": content})
+    with pytest.raises(ValueError, match=message):
+        LabelledText(memory, "x", classes=["a", "b"]).scan()
+
+
+class Codepoints:
+    """Encodes text as its characters' numbers, and 0 after them."""
+
+    fingerprint = "codepoints"
+
+    def encode(self, texts):
+        """Return the tokens of each text."""
+        return [[*map(ord, text), 0] for text in texts]
+
+
+def test_tokens_of_lines_and_of_pairs_are_counted_and_read(memory, monkeypatch):
+    monkeypatch.setattr(tokenized, "SCANNED_SAMPLES", 2)
+    put(memory, {"de": "\n".join(GERMAN).encode(), "en": "\n".join(ENGLISH).encode()})
+    ids = np.array([4, 0, 2])
+
+    lines = Tokenized(TextLines(memory, "de"), Codepoints())
+    manifest = lines.scan()
+    assert manifest.more["tokens"].tolist() == [len(line) + 1 for line in GERMAN]
+    samples = lines.read(manifest, ids)
+    assert list(map(len, samples)) == manifest.sizes[ids].tolist()
+    texts = ["".join(map(chr, unpack_tokens(sample)[0][:-1])) for sample in samples]
+    assert texts == [GERMAN[number] for number in ids]
+
+    pairs = Tokenized(ParallelText(memory, source="de", target="en"), Codepoints())
+    manifest = pairs.scan()
+    assert manifest.more["target_tokens"].tolist() == [len(line) + 1 for line in ENGLISH]
+    samples = pairs.read(manifest, ids)
+    assert list(map(len, samples)) == manifest.sizes[ids].tolist()
+    for number, sample in zip(ids, samples, strict=True):
+        source, target = unpack_tokens(np.frombuffer(sample, np.uint8), pair=True)
+        assert ["".join(map(chr, each[:-1])) for each in (source, target)] == [
+            GERMAN[number],
+            ENGLISH[number],
+        ]
+        assert len(source) == manifest.more["source_tokens"][number]
+
+
+def test_tokens_of_another_encoder_or_of_changed_text_are_not_used(tmp_path):
+    url = put(str(tmp_path), {"x": b"one\ntwo\n"})
+    source = Tokenized(TextLines(url, "x"), Codepoints())
+    manifest = source.scan()
+    source.check(manifest)
+    other = Codepoints()
+    other.fingerprint = "other"
+    with pytest.raises(ValueError, match="expected tokens of encoder other, got those of codepoints"):
+        Tokenized(TextLines(url, "x"), other).read(manifest, np.array([0]))
+    assert (
+        Tokenized(TextLines(url, "x"), other).scan().samples_fingerprint() != manifest.samples_fingerprint()
+    )
+    put(str(tmp_path), {"x": b"one\ntwo\nthree\n"})
+    with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as x"):
+        source.check(manifest)
+
+
+def test_only_text_is_tokenized():
+    with pytest.raises(ValueError, match="expected one of text, got one of payload 'array'"):
+        Tokenized(Arrays(pixels(2, 3, 3), np.arange(2)), Codepoints())
+
+
+def test_two_lines_of_tokens_are_told_apart_or_refused():
+    for payload in (b"", np.array([2, 5], np.int32).tobytes(), np.array([-1, 5], np.int32).tobytes()):
+        with pytest.raises(BadSample, match="tokens of two lines"):
+            unpack_tokens(payload, pair=True)
 
 
 def test_a_pair_of_lines_holds_one_line_break():
@@ -511,14 +643,20 @@ def make_each(kind: type, folder, **options):
         return StoredArrays(put(f"{folder}/arrays", arrays), **options)
     if kind is CIFAR10:
         return CIFAR10(put(f"{folder}/cifar", {"test_batch.bin": bytes(2 * 3073)}), part="test", **options)
-    url = put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n"})
+    url = put(f"{folder}/text", {"s": b"a\nb\n", "t": b"c\nd\n", "l": b"a\tb\nc\td\n"})
+    if kind is TextLines:
+        return TextLines(url, "s", **options)
+    if kind is LabelledText:
+        return LabelledText(url, "l", **options)
+    if kind is Tokenized:
+        return Tokenized(TextLines(url, ["s"], **options), Codepoints())
     return ParallelText(url, source="s", target="t", **options)
 
 
-STORED = [ImageFolder, TFRecord, StoredArrays, ParallelText, CIFAR10]
+STORED = [ImageFolder, TFRecord, StoredArrays, ParallelText, TextLines, LabelledText, CIFAR10]
 
 
-@pytest.mark.parametrize("kind", [*STORED, LMDB])
+@pytest.mark.parametrize("kind", [*STORED, LMDB, Tokenized])
 def test_every_source_reads_by_a_stored_manifest_and_refuses_ids_that_are_none(kind, tmp_path):
     source = make_each(kind, tmp_path)
     source.scan().save(tmp_path / "manifest")

@@ -1,6 +1,7 @@
 """What ships in ``configs/`` loads, is what its sources say, and fits the ranks that it is meant for."""
 
 import inspect
+import math
 import re
 import shlex
 from pathlib import Path
@@ -11,12 +12,15 @@ import yaml
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.schedules import Span, momentum_at
 from training.datasets import DATASETS
-from training.models import MODELS
+from training.models import IMAGES, MODELS
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 PRESETS = sorted(FOLDER.glob("presets/*.yaml"))
-NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10"))]
+NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10", "ptb", "bert"))]
+TEXT = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm"]
+PICTURES = [name for name in CONFIGS if name not in TEXT]
+PICTURES_AT_A_PATH = [name for name in PICTURES if name in NEED_A_PATH]
 IMAGENET = [name for name in CONFIGS if name.startswith("imagenet")]
 TRAINING_SAMPLES = {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000, "imagenet": 1_281_167}
 
@@ -68,9 +72,10 @@ def included(path: Path) -> list[Path]:
 
 def test_all_that_were_promised_are_there():
     assert list(CONFIGS) == [
+        *("bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm"),
         *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars"),
         *("imagenet_resnet50_90epochs", "imagenet_resnet50_dawnbench", "imagenet_vgg19"),
-        *("mnist5k", "synthetic"),
+        *("mnist5k", "ptb_lstm", "synthetic"),
     ]
 
 
@@ -89,7 +94,7 @@ def test_each_is_read_back_equal_from_its_resolved_form(name, tmp_path):
     assert load(tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PICTURES)
 def test_models_exist_and_take_images_of_every_phase(name):
     config = load_shipped(name)
     assert config.model.name in MODELS
@@ -105,7 +110,7 @@ def test_every_preset_is_used(path):
 def test_without_a_path_one_line_says_that_it_is_missing(name):
     with pytest.raises(ConfigurationError) as caught:
         load(CONFIGS[name])
-    dataset = name.split("_")[0]
+    dataset = "text" if name in TEXT else name.split("_")[0]
     expected = f"dataset: dataset {dataset}: path: expected a folder or URL, got none"
     assert str(caught.value) == f"{CONFIGS[name]}: {expected}"
 
@@ -119,11 +124,12 @@ def test_the_readme_names_each():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_path_is_needed_where_the_data_set_takes_one(name):
     takes_path = "path" in inspect.signature(DATASETS[load_shipped(name).dataset.name]).parameters
-    assert takes_path == (name in NEED_A_PATH)
+    assert takes_path == (name in NEED_A_PATH or name.startswith("brown"))
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [*((name, 8) for name in CONFIGS), *((name, 128) for name in NEED_A_PATH)]
+    ("name", "world_size"),
+    [*((name, 8) for name in PICTURES), *((name, 128) for name in PICTURES_AT_A_PATH)],
 )
 def test_schedules_resolve_and_batches_fit(name, world_size):
     config = load_shipped(name)
@@ -136,7 +142,7 @@ def test_schedules_resolve_and_batches_fit(name, world_size):
 
 
 @pytest.mark.parametrize("world_size", [8, 128])
-@pytest.mark.parametrize("name", NEED_A_PATH)
+@pytest.mark.parametrize("name", PICTURES_AT_A_PATH)
 def test_the_largest_rate_grows_with_the_ranks(name, world_size):
     largest = {
         "imagenet_resnet50_dawnbench": 25 / 128,
@@ -271,6 +277,52 @@ def test_resnet20_has_the_settings_of_gtopk():
     assert at_epochs == pytest.approx([0.01, 0.1, 0.1, 0.01, 0.001], rel=1e-12)
 
 
+# ---------------------------------------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_models_of_text_are_of_their_task_and_take_its_windows(name):
+    config = load_shipped(name)
+    assert MODELS[config.model.name].kind == config.task.make().signature.kind
+    longest = getattr(MODELS[config.model.name].checked(config.model.options), "longest", math.inf)
+    assert all(phase.sequence_length <= longest for phase in config.phases)
+
+
+def test_ptb_has_the_settings_of_gtopk():
+    config = load_shipped("ptb_lstm")
+    (phase,) = config.phases
+    assert (config.model.name, phase.reducer.name, phase.reducer.density) == ("lstm_lm", "gtopk", 0.005)
+    assert (phase.epochs, phase.batch_size, config.optimizer.momentum) == (40, 100, 0.9)
+    assert config.task.make().streams
+    densities = phase.density_warmup.densities(phase.reducer.density)
+    assert (len(densities), densities[0]) == (4, 0.25)
+    epoch = math.ceil(929_589 / 400 / 35)
+    rate = phase.learning_rate.resolved(Span(40 * epoch, epoch, 400))
+    assert [rate.at(step * epoch, 40 * epoch) for step in (0, 4, 24, 25, 35)] == pytest.approx(
+        [0.1, 1, 1, 0.1, 0.01]
+    )
+
+
+def test_bert_has_the_steps_and_density_of_oktopk_and_the_rates_of_lamb():
+    config = load_shipped("bert_base")
+    (phase,) = config.phases
+    assert (phase.reducer.name, phase.reducer.density, phase.sequence_length) == ("oktopk", 0.01, 128)
+    assert config.optimizer.name == "lamb"
+    rate = phase.learning_rate.resolved(Span(phase.steps, 1000, 512))
+    assert rate.at(1250, phase.steps) == 5 / (2**3 * 10**3)  # table 4, for 512
+    assert rate.at(phase.steps - 1, phase.steps) == 0
+    assert phase.learning_rate.warmup.steps * 320 == phase.steps
+
+
+def test_the_brown_corpus_is_looked_for_where_the_script_leaves_it(monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert load_shipped("brown_lstm").dataset.path == "/data/cloudtrain/brown"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert load_shipped("brown_lstm").dataset.path == "~/.local/share/cloudtrain/brown"
+    script = (FOLDER.parent / "scripts" / "get_data.sh").read_text()
+    assert "XDG_DATA_HOME:-" in script and "/.local/share}/cloudtrain/$name" in script
+
+
 # ------------------------------------------------------------------------------------- the small ones
 
 
@@ -300,7 +352,7 @@ def test_synthetic_generates_what_the_phase_takes_at_any_size():
     assert len(dataset.manifest("training")) == 64
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, each in MODELS.items() if each.kind == IMAGES.kind])
 def test_synthetic_takes_every_model(name):
     config = load_shipped("synthetic", f"model={name}")
     assert config.model.name == name

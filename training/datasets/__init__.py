@@ -19,8 +19,27 @@ from training.datasets.cifar import cifar10
 from training.datasets.dataset import Dataset, ImageDataset, in_one_line
 from training.datasets.imagenet import imagenet
 from training.datasets.synthetic import synthetic
+from training.datasets.synthetic_text import synthetic_text
+from training.datasets.text import (
+    LabelledTextDataset,
+    ParallelTextDataset,
+    TextDataset,
+    labelled_text,
+    parallel_text,
+    text,
+)
+from training.datasets.vocabulary import VocabularySettings
 
-__all__ = ["DATASETS", "Dataset", "ImageDataset", "check_dataset", "make_dataset"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "ImageDataset",
+    "LabelledTextDataset",
+    "ParallelTextDataset",
+    "TextDataset",
+    "check_dataset",
+    "make_dataset",
+]
 
 # Name -> builder. One that reads files takes `path` first; its keywords are the options of the data set.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -29,6 +48,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "imagenet": imagenet,
     "synthetic": synthetic,
+    "text": text,
+    "parallel_text": parallel_text,
+    "labelled_text": labelled_text,
+    "synthetic_text": synthetic_text,
 }
 
 
@@ -70,3 +93,6 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
         if not isinstance(storage, Mapping):
             raise ValueError(f"dataset {name}: storage: expected keys and values, got {storage!r}")
         registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)
+    if "vocabulary" in options and name in DATASETS:
+        with in_one_line(name):
+            VocabularySettings.of(options["vocabulary"])

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from training.datasets.vocabulary import VocabularySettings
+
 
 @dataclass(frozen=True)
 class ImageFacts:
@@ -28,5 +30,19 @@ def _images(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "synthetic", "samples": facts.samples, "classes": classes, "channels": facts.channels}
 
 
+TEXTS = {"text": "lines", "parallel_text": "pairs", "labelled_text": "labelled"}
+TEXT_SAMPLES = 20_000  # how many a text has is not known without its files
+WORDS = 30
+
+
+def _text(given: Mapping[str, Any]) -> dict[str, Any]:
+    settings = VocabularySettings.of(given.get("vocabulary"))
+    facts = {"tokens": settings.size, "samples": TEXT_SAMPLES, "words": WORDS}
+    return {"name": "synthetic_text", "kind": TEXTS[given["name"]], **facts}
+
+
 # By name: the keys of a generated data set of as many samples of the same kind, from those that are given.
-STAND_INS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = dict.fromkeys(KNOWN, _images)
+STAND_INS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    **dict.fromkeys(KNOWN, _images),
+    **dict.fromkeys(TEXTS, _text),
+}

@@ -5,8 +5,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from commlib import registry
 from commlib.errors import InvalidArgument, shown
+from training.config.schema import Record, describe
+from training.models import text_options
 
 if TYPE_CHECKING:
     import keras
@@ -33,6 +37,10 @@ class Signature:
 
 
 IMAGES = Signature("images", ("channels", "classes"), {"normalised": "normalise"})
+TRANSLATIONS = Signature("translations", ("vocabulary_size",))
+NEXT_TOKENS = Signature("next tokens", ("vocabulary_size",))
+MASKED_TOKENS = Signature("masked tokens", ("vocabulary_size",))
+TEXT_CLASSES = Signature("classes of texts", ("vocabulary_size", "classes"))
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,34 @@ class Builder:
         return build(channels, classes, normalised=normalised)
 
 
+@dataclass(frozen=True)
+class TextBuilder:
+    """Builds a text model with the function that ``training.models.<module>`` is named after.
+
+    ``options``: the record of its options, which are checked before Keras is loaded.
+    """
+
+    module: str
+    name: str
+    kind: str
+    options: type[Record]
+
+    def __call__(self, *sizes: int, **options: Any) -> "keras.Model":
+        """Return a new model for a vocabulary of some size; one that classifies takes the classes as well.
+
+        Its logits are float32 under mixed precision too. Tokens are whole numbers, 0 is padding.
+        """
+        build = getattr(import_module(f"training.models.{self.module}"), self.module)
+        return build(*sizes, self.checked(options))
+
+    def checked(self, options: Mapping[str, Any]) -> Record:
+        """Return the options; ``InvalidArgument`` of one line if one is unknown or wrong."""
+        try:
+            return self.options(**options)
+        except ValidationError as error:
+            raise InvalidArgument(describe(error.errors()[0])) from error
+
+
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
     for builder in (
@@ -72,6 +108,18 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
         Builder("vgg", "vgg19", smallest_side=32),
         Builder("alexnet", "alexnet", smallest_side=63),
         Builder("mlp", "mlp"),
+        TextBuilder("transformer", "transformer", TRANSLATIONS.kind, text_options.Transformer),
+        TextBuilder("transformer", "transformer_small", TRANSLATIONS.kind, text_options.TransformerSmall),
+        TextBuilder("gpt", "gpt", NEXT_TOKENS.kind, text_options.Gpt),
+        TextBuilder("gpt", "gpt_small", NEXT_TOKENS.kind, text_options.GptSmall),
+        TextBuilder("lstm_lm", "lstm_lm", NEXT_TOKENS.kind, text_options.LstmLm),
+        TextBuilder("lstm_lm", "lstm_lm_small", NEXT_TOKENS.kind, text_options.LstmLmSmall),
+        TextBuilder("bert", "bert_base", MASKED_TOKENS.kind, text_options.Bert),
+        TextBuilder("bert", "bert_small", MASKED_TOKENS.kind, text_options.BertSmall),
+        TextBuilder("lstm_classifier", "lstm_classifier", TEXT_CLASSES.kind, text_options.LstmClassifier),
+        TextBuilder(
+            "lstm_classifier", "lstm_classifier_small", TEXT_CLASSES.kind, text_options.LstmClassifierSmall
+        ),
     )
 }
 
@@ -84,6 +132,9 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature = IM
     builder = registry.resolve(MODELS, "model", name)
     if (kind := getattr(builder, "kind", signature.kind)) != signature.kind:
         raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
+    if isinstance(builder, TextBuilder):
+        builder.checked(options)
+        return
     for keyword, key in signature.given.items():
         if keyword in options:
             raise InvalidArgument(f"{keyword}: expected none, it follows from the key {key}")

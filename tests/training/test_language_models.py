@@ -1,0 +1,486 @@
+"""Language models and masked ones: weights of tokens, perplexity at any world size, carried state, masks."""
+
+import math
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from commlib import transport
+from datacache import DataCache, Streams, Windows, unpack_tokens
+from tests.launching import launch, tail
+from tests.training.small import metrics_of
+from training import Trainer
+from training.config.config import ConfigurationError, load
+from training.datasets import make_dataset
+from training.datasets.vocabulary import END, MASK, SPECIAL
+from training.run.learner import StepHyperparameters
+from training.tasks import Samples
+from training.tasks.language_model import LanguageModel, NextTokens
+from training.tasks.masked_language_model import MaskedLanguageModel, MaskedTokens
+from training.tasks.text import weights_of
+
+VOCABULARY = 25
+TEXT = {"tokens": VOCABULARY, "samples": 60, "test_samples": 40, "words": 8}
+WORLDS = (1, 2, 3, 5)
+
+
+def text_of(part: str = "training", **options) -> tuple[DataCache, np.ndarray]:
+    """Return a cache of generated text, and all of its tokens."""
+    dataset = make_dataset("synthetic_text", **{**TEXT, **options})
+    manifest, source = dataset.manifest(part), getattr(dataset, part)
+    lines = [unpack_tokens(line)[0] for line in source.read(manifest, np.arange(len(manifest)))]
+    return DataCache(source, manifest=manifest), np.concatenate(lines)
+
+
+def batches(cache, order, collation, world_size, epoch=0, start=0):
+    """Return each rank's batches, a list of steps."""
+    of_ranks = [
+        list(cache.batches(order, collation, rank, world_size, epoch, start=start))
+        for rank in range(world_size)
+    ]
+    return list(zip(*of_ranks, strict=True))
+
+
+def sums(numbers, steps):
+    """Return for each step the mean over ranks of the mean over rows of weighted numbers of (target)."""
+    return [
+        np.mean(
+            [(batch.arrays[2].astype(float) * numbers[batch.arrays[1]]).sum(axis=1).mean() for batch in ranks]
+        )
+        for ranks in steps
+    ]
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+
+def orders(tokens, kind):
+    return {
+        "streams": lambda: Streams(tokens, 7, 30),
+        "windows": lambda: Windows(tokens, 7, 11, seed=3),
+        "masked": lambda: Windows(tokens, 7, 11, seed=3, ahead=0),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["streams", "windows", "masked"])
+def test_the_mean_over_rows_and_ranks_is_that_over_the_tokens_of_the_global_batch(kind):
+    cache, text = text_of()
+    order = orders(cache.manifest.more["tokens"], kind)
+    collation = MaskedTokens(order, 0.3, VOCABULARY) if kind == "masked" else NextTokens(order)
+    numbers = np.random.default_rng(1).normal(size=VOCABULARY)
+    alone = batches(cache, order, collation, 1)
+    expected = []
+    for step, (batch,) in enumerate(alone):
+        counts = batch.arrays[2] > 0
+        expected.append(numbers[batch.arrays[1][counts]].mean())
+        if kind != "masked":
+            spans = order.spans(0, step, 0, 1)
+            targets = [
+                text[start + 1 : stop + 1] for start, stop in zip(spans.starts, spans.stops, strict=True)
+            ]
+            assert expected[-1] == pytest.approx(numbers[np.concatenate(targets)].mean(), rel=1e-12)
+    for world_size in WORLDS:
+        # weights are float32
+        np.testing.assert_allclose(
+            sums(numbers, batches(cache, order, collation, world_size)), expected, rtol=1e-6
+        )
+
+
+def test_weights_of_a_row_that_only_pads_are_zero_and_nothing_is_divided_by_zero():
+    counts = np.array([[True, True], [True, False], [False, False]])
+    np.testing.assert_array_equal(weights_of(counts, 12, 4), np.where(counts, np.float32(1), 0))
+    np.testing.assert_array_equal(weights_of(counts[2:], 0, 4), [[0, 0]])
+
+
+# ------------------------------------------------------------------------------------------ perplexity
+
+
+class Bigrams(keras.Model):
+    """Logits that depend on the token alone."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = tf.constant(table, tf.float32)
+
+    def call(self, tokens, training=False):
+        return tf.gather(self.table, tokens)
+
+
+class Counting(keras.Model):
+    """Logits that depend on the sum of all tokens of the stream up to now, which is the state."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = tf.constant(table, tf.float32)
+
+    def zero_state(self, rows):
+        return tf.zeros((rows, 1))
+
+    def call(self, inputs, training=False):
+        tokens, state = inputs
+        totals = state + tf.cumsum(tf.cast(tokens, tf.float32), axis=1)
+        return [tf.gather(self.table, tf.cast(totals, tf.int32) % len(self.table)), totals[:, -1:]]
+
+
+def log_softmax(table):
+    shifted = table - table.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+class SomeConfig:
+    seed, accumulate = 3, 1
+
+
+class SomePhase:
+    sequence_length, batch_size = 7, 2
+
+
+def evaluated(task, model, world_size, **options):
+    """Return what each rank finds that a model's test gives."""
+    dataset = make_dataset("synthetic_text", **{**TEXT, **options})
+    parts = [dataset.manifest(part) for part in ("training", "test")]
+
+    def evaluate(comm):
+        samples = Samples(SomeConfig(), dataset, *parts, comm.size)
+        reading = task.inputs(SomePhase(), samples).test
+        cache = DataCache(dataset.test, manifest=parts[1])
+        found = cache.batches(reading.order, reading.collation, comm.rank, comm.size, 0)
+        return task.evaluation(model, samples).evaluate(found, comm)
+
+    results = transport.simulated.run(evaluate, world_size)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_the_perplexity_is_that_of_all_tokens_whatever_the_world_size(world_size):
+    _, text = text_of("test")
+    table = np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY))
+    tested = evaluated(LanguageModel(), Bigrams(table), world_size)
+    expected = math.exp(-log_softmax(table)[text[:-1], text[1:]].mean())
+    assert tested.count == len(text) - 1
+    assert tested.values["perplexity"] == pytest.approx(expected, rel=1e-6)  # logits are float32
+    uniform = evaluated(LanguageModel(), Bigrams(np.zeros((VOCABULARY, VOCABULARY))), world_size)
+    assert uniform.values["perplexity"] == pytest.approx(VOCABULARY, rel=1e-6)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_the_state_is_carried_along_the_streams_of_a_test_at_every_world_size(world_size):
+    _, text = text_of("test")
+    table = np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY))
+    tested = evaluated(LanguageModel(streams=True), Counting(table), world_size)
+    bounds = np.arange(33) * (len(text) - 1) // 32  # 32 streams
+    states = np.concatenate(
+        [np.cumsum(text[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    )
+    expected = math.exp(-log_softmax(table)[states % VOCABULARY, text[1:]].mean())
+    assert tested.count == len(text) - 1
+    assert tested.values["perplexity"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_evaluation_begins_anew_each_time():
+    table = np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY))
+    dataset = make_dataset("synthetic_text", **TEXT)
+    task = LanguageModel(streams=True)
+    manifest = dataset.manifest("test")
+    samples = Samples(SomeConfig(), dataset, dataset.manifest("training"), manifest, 1)
+    reading = task.inputs(SomePhase(), samples).test
+    evaluation = task.evaluation(Counting(table), samples)
+    (comm,) = transport.simulated.run(lambda comm: comm, 1)
+    first, second = (
+        evaluation.evaluate(
+            DataCache(dataset.test, manifest=manifest).batches(reading.order, reading.collation, 0, 1, 0),
+            comm,
+        )
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_model_that_diverged_has_an_infinite_perplexity():
+    table = np.full((VOCABULARY, VOCABULARY), -1e6)
+    table[:, 0] = 1e6
+    assert evaluated(LanguageModel(), Bigrams(table), 1).values["perplexity"] == math.inf
+
+
+# ------------------------------------------------------------------------------------------ masks
+
+
+def masked(order, share, *, seed=0, epoch=0, world_size=1):
+    """Return the arrays of all batches, and the position of each token, by rows in the order of the text."""
+    cache, _ = text_of(samples=400)
+    collation = MaskedTokens(order, share, VOCABULARY)
+    rows = {}
+    for step, ranks in enumerate(batches(cache, order, collation, world_size, epoch)):
+        for rank, batch in enumerate(ranks):
+            starts = order.spans(epoch, step, rank, world_size).starts
+            for row, (start, counts) in enumerate(zip(starts.tolist(), batch.counts, strict=True)):
+                if counts:
+                    rows[start] = [array[row] for array in batch.arrays]
+    return [np.concatenate([rows[start][each] for start in sorted(rows)]) for each in range(3)]
+
+
+def test_masks_are_drawn_as_in_bert_and_line_ends_are_never_hidden():
+    cache, text = text_of(samples=400)
+    order = Windows(cache.manifest.more["tokens"], 10, 8, seed=4, ahead=0)
+    hidden, tokens, weights = (array[: len(text)] for array in masked(order, 0.15))
+    np.testing.assert_array_equal(tokens, text)
+    chosen = weights > 0
+    np.testing.assert_array_equal(hidden[~chosen], text[~chosen])
+    assert not chosen[text == END].any()
+
+    def near(count, of, share):
+        return abs(count - of * share) < 5 * math.sqrt(of * share * (1 - share))
+
+    can_be = int((text != END).sum())
+    assert near(chosen.sum(), can_be, 0.15)
+    as_it_is, is_mask = (hidden == text)[chosen], (hidden == MASK)[chosen]
+    assert near(is_mask.sum(), chosen.sum(), 0.8)
+    assert near(as_it_is.sum(), chosen.sum(), 0.1 + 0.1 / (VOCABULARY - SPECIAL))
+    others = hidden[chosen][~as_it_is & ~is_mask]
+    assert others.min() >= SPECIAL and others.max() < VOCABULARY
+
+
+def test_masks_are_a_function_of_seed_epoch_and_place():
+    tokens = text_of(samples=400)[0].manifest.more["tokens"]
+
+    def chosen(length=10, batch=8, seed=4, **options):
+        return masked(Windows(tokens, length, batch, seed=seed, ahead=0), 0.15, **options)
+
+    first = chosen()
+    for same in (chosen(world_size=3), chosen(batch=5)):
+        np.testing.assert_array_equal(same[0], first[0])
+        np.testing.assert_array_equal(same[2] > 0, first[2] > 0)
+    for other in (chosen(epoch=1), chosen(seed=5)):
+        assert ((other[2] > 0) != (first[2] > 0)).mean() > 0.2  # of 0.255 in the mean
+
+
+def test_the_loss_and_accuracy_are_those_of_hidden_tokens_at_every_world_size():
+    table = np.random.default_rng(2).normal(size=(VOCABULARY, VOCABULARY))
+    found = [evaluated(MaskedLanguageModel(), Bigrams(table), world_size) for world_size in WORLDS]
+    dataset = make_dataset("synthetic_text", **TEXT)
+    order = Windows(dataset.manifest("test").more["tokens"], 7, 32, seed=0, ahead=0)
+    cache = DataCache(dataset.test, manifest=dataset.manifest("test"))
+    hidden, tokens, weights = (
+        np.concatenate(
+            [
+                batch.arrays[each]
+                for (batch,) in batches(cache, order, MaskedTokens(order, 0.15, VOCABULARY), 1)
+            ]
+        )
+        for each in range(3)
+    )
+    counts = weights > 0
+    losses = -log_softmax(table)[hidden[counts], tokens[counts]]
+    accuracy = (table[hidden[counts]].argmax(axis=1) == tokens[counts]).mean()
+    for tested in found:
+        assert tested.count == counts.sum()
+        assert tested.values["masked_loss"] == pytest.approx(losses.mean(), rel=1e-6)
+        assert tested.values["masked_accuracy"] == accuracy
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+LSTM = """
+name: lstm
+task: {name: language_model, streams: true}
+dataset: {name: synthetic_text, tokens: 25, samples: 300, test_samples: 60, words: 8}
+model: {name: lstm_lm_small, units: 24, layers: 1}
+optimizer: adam
+phases:
+  - {epochs: 4, sequence_length: 10, batch_size: 4, learning_rate: 0.02}
+"""
+GPT = """
+name: gpt
+task: language_model
+dataset: {name: synthetic_text, tokens: 25, samples: 300, test_samples: 60, words: 8}
+model: {name: gpt_small, layers: 1, width: 32, heads: 2, hidden: 64, dropout: 0.0, longest: 16}
+optimizer: adam
+phases:
+  - {epochs: 4, sequence_length: 12, batch_size: 8, learning_rate: 0.01}
+"""
+BERT = """
+name: bert
+task: {name: masked_language_model, share: 0.2}
+dataset: {name: synthetic_text, tokens: 25, samples: 300, test_samples: 60, words: 8}
+model: {name: bert_small, layers: 1, width: 32, heads: 2, hidden: 64, dropout: 0.0, longest: 16}
+optimizer: adam
+phases:
+  - {epochs: 10, sequence_length: 12, batch_size: 8, learning_rate: 0.003}
+"""
+
+
+def configured(folder, text, *words):
+    (folder / "my.yaml").write_text(text)
+    return load(folder / "my.yaml", [f"output={folder}/runs", *words])
+
+
+def trained(folder, text, *words):
+    keras.utils.clear_session()
+    trainer = Trainer(configured(folder, text, *words))
+    return trainer, trainer.fit()
+
+
+@pytest.mark.parametrize(("text", "best"), [(LSTM, 5.0), (GPT, 5.0)])
+def test_a_small_model_learns_generated_text(tmp_path, text, best):
+    # of two words that can follow one is as likely as the other; the first of a line is one of 20
+    _, summary = trained(tmp_path, text)
+    assert 2.0 < summary.metrics["perplexity"] < best
+    epochs = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "epoch"]
+    assert epochs[-1]["tokens_per_second"] > 0
+    assert epochs[-1]["perplexity"] < epochs[0]["perplexity"] < 15
+
+
+def test_a_masked_model_learns_generated_text(tmp_path):
+    _, summary = trained(tmp_path, BERT)
+    assert summary.metrics["masked_loss"] < math.log(20) - 0.1  # less than knowing nothing
+    assert summary.metrics["masked_accuracy"] > 1 / 20
+
+
+def test_a_window_s_state_is_where_the_next_one_begins(tmp_path):
+    keras.utils.clear_session()
+    run = Trainer(configured(tmp_path, LSTM, "optimizer={name: sgd, momentum: 0.0}"))
+    (phase,), (carried,) = run.phases, run.task.carried
+    seen = []
+    for batch in list(phase.data.training_batches(0))[:3]:
+        before = carried.numpy()
+        run.learner.step(phase.backward, batch, StepHyperparameters(0.0, None))
+        seen.append(batch.arrays[0])
+        _, expected = run.model([np.concatenate(seen, axis=1), run.model.zero_state(4)])
+        np.testing.assert_allclose(carried.numpy(), expected, atol=1e-5)
+        assert np.abs(carried.numpy() - before).max() > 0.01
+    phase.close()
+
+
+@pytest.mark.parametrize("text", [LSTM, BERT])
+def test_a_run_goes_on_to_the_bit(tmp_path, text):
+    words = ["checkpoints={every_steps: 17, keep: 9}", "phases.0.epochs=2"]
+    whole, _ = trained(tmp_path, text, *words)
+    expected = whole.model.get_weights()
+    (folder,) = (tmp_path / "runs").iterdir()
+    saved = sorted((folder / "checkpoints").glob("step-*"))
+    for later in saved[1:]:
+        shutil.rmtree(later)
+    (folder / "summary.json").unlink()
+    again, _ = trained(tmp_path, text, *words, "resume=auto")
+    for one, other in zip(expected, again.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_batches_in_parts_have_the_same_gradient(tmp_path):
+    words = ["phases.0.epochs=null", "phases.0.steps=3", "optimizer={name: sgd, momentum: 0.0}"]
+    whole, _ = trained(tmp_path, GPT, *words)
+    expected = whole.model.get_weights()
+    parts, _ = trained(tmp_path, GPT, *words, "accumulate=2")
+    for one, other in zip(expected, parts.model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)  # float32 sums in another order
+
+
+@pytest.mark.launch
+def test_two_ranks_train_what_one_does(tmp_path):
+    words = ["phases.0.epochs=1", "reducer=dense", "density=null"]
+    _, alone = trained(tmp_path, LSTM, *words)
+    given = [*words, "phases.0.batch_size=2", f"output={tmp_path}/two"]
+    result = launch(2, str(tmp_path / "my.yaml"), *given)
+    assert result.returncode == 0, tail(result)
+    (epoch,) = (line for line in metrics_of(tmp_path / "two") if line["kind"] == "epoch")
+    # float32 sums in another order, over an epoch
+    assert epoch["perplexity"] == pytest.approx(alone.metrics["perplexity"], rel=1e-3)
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (
+            GPT,
+            ["phases.0.sequence_length=17"],
+            r"phases\[0\].sequence_length: expected at most the 16 tokens that gpt_small takes, got 17",
+        ),
+        (
+            BERT,
+            ["phases.0.sequence_length=17"],
+            r"phases\[0\].sequence_length: expected at most the 16 tokens that bert_small takes",
+        ),
+        (LSTM, ["accumulate=2"], "accumulate: expected 1 where text is read in streams, got 2"),
+        (
+            GPT,
+            ["model=bert_small"],
+            "expected a model of next tokens, got bert_small, which is one of masked tokens",
+        ),
+        (BERT, ["model=gpt_small"], "expected a model of masked tokens, got gpt_small"),
+        (GPT, ["target={metric: top1, at_least: 0.9}"], "metric"),
+        (BERT, ["task.share=2.0"], r"share: expected a number in \(0, 1\), got 2.0"),
+        (LSTM, ["task.streams=3"], "streams: expected true or false, got 3"),
+        (GPT, ["cache={shards: 2}"], "cache.shards"),
+        (GPT, ["normalise={mean: [0.5], std: [0.5]}"], "normalise"),
+    ],
+)
+def test_what_does_not_go_together_is_said_in_one_line(tmp_path, text, words, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        configured(tmp_path, text, *words)
+    assert "\n" not in str(caught.value)
+
+
+def test_streams_are_as_many_in_all_phases(tmp_path):
+    phases = [f"{{epochs: 1, sequence_length: 5, batch_size: {rows}, learning_rate: 0.1}}" for rows in (4, 2)]
+    message = r"phases\[1\].batch_size: expected the 4 streams of the first phase, got 2"
+    with pytest.raises(ConfigurationError, match=message):
+        configured(tmp_path, LSTM, f"phases=[{', '.join(phases)}]")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (
+            LSTM,
+            ["task.streams=false"],
+            "task.streams: expected true, lstm_lm_small carries its state from batch to batch, got false",
+        ),
+        (
+            GPT,
+            ["task={name: language_model, streams: true}"],
+            "task.streams: expected false, gpt_small carries no state, got true",
+        ),
+        (
+            LSTM,
+            ["phases.0.batch_size=9999"],
+            r"phases\[0\]: global_batch: expected at most \d+, a stream for each token",
+        ),
+        (
+            GPT,
+            ["dataset=digits"],
+            "dataset: expected one of kind TextDataset for the task language_model, got digits",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_or_the_text_is_said_in_one_line(tmp_path, text, words, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        trained(tmp_path, text, *words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_masked_model_needs_a_vocabulary_with_a_mask(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.txt").write_text("a b c d e f g\n" * 20)
+    words = [f"dataset={{name: text, path: {tmp_path}, vocabulary: {{size: 11, type: word}}}}"]
+    with pytest.raises(
+        ValueError, match="dataset.vocabulary.mask: expected true for masked_language_model, got false"
+    ):
+        trained(tmp_path, BERT, *words)
+
+
+def test_a_run_of_another_vocabulary_is_not_continued(tmp_path):
+    words = "checkpoints={every_steps: 5, keep: 9}", "phases.0.epochs=1"
+    trained(tmp_path, LSTM, *words)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (folder / "summary.json").unlink()
+    with pytest.raises(ValueError, match="vocabulary") as caught:
+        trained(tmp_path, LSTM, *words, f"resume={folder}", "dataset.tokens=26")
+    assert "\n" not in str(caught.value)

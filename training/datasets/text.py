@@ -1,0 +1,168 @@
+"""Text: running, parallel and labelled, as tokens of a vocabulary that is trained on the training part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datacache import LabelledText, ParallelText, Storage, TextLines, Tokenized
+from training.datasets.dataset import Dataset
+from training.datasets.vocabulary import Vocabulary, VocabularySettings, vocabulary_of
+
+# The names of the training and the test file, as each is distributed.
+TEXTS = (
+    ("train.txt", "test.txt"),
+    ("ptb.train.txt", "ptb.test.txt"),
+    ("wiki.train.tokens", "wiki.test.tokens"),
+    ("wiki.train.raw", "wiki.test.raw"),
+)
+LABELLED = (("train.tsv", "test.tsv"), ("atis-2.train.w-intent.iob", "atis.test.w-intent.iob"))
+HINT = "scripts/get_data.sh makes some of packages"
+
+
+@dataclass(frozen=True)
+class TextDataset(Dataset):
+    """Running text, a sentence or paragraph a line."""
+
+    vocabulary: Vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of different tokens, special ones included."""
+        return self.vocabulary.size
+
+
+@dataclass(frozen=True)
+class ParallelTextDataset(Dataset):
+    """Sentences and their translations. One vocabulary has the tokens of both languages."""
+
+    vocabulary: Vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of different tokens, special ones included."""
+        return self.vocabulary.size
+
+
+@dataclass(frozen=True)
+class LabelledTextDataset(Dataset):
+    """Texts with one label each."""
+
+    vocabulary: Vocabulary
+    class_names: tuple[str, ...]
+    """Names of the labels ``0, 1, …``."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of different tokens, special ones included."""
+        return self.vocabulary.size
+
+    @property
+    def scanned_as(self) -> str:
+        """See :class:`Dataset`."""
+        # Where one part gets another class, the other's labels count again, though its files did not change.
+        return " ".join([*self.class_names, self.identity])
+
+    @property
+    def classes(self) -> int:
+        """The number of labels."""
+        return len(self.class_names)
+
+
+def text(
+    path: str,
+    *,
+    train: str | Sequence[str] | None = None,
+    test: str | Sequence[str] | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
+) -> TextDataset:
+    """Return the running text at ``path``, without blank lines.
+
+    ``train``, ``test``: the names of files; by default ``train.txt`` and ``test.txt``, or those of PTB or
+    WikiText. ``vocabulary``: see :class:`~training.datasets.vocabulary.VocabularySettings`. ``storage``: the
+    keywords of :class:`datacache.storage.Storage`.
+    """
+    settings = VocabularySettings.of(vocabulary)
+    names = _files(path, (train, test), TEXTS, storage)
+    training, testing = (TextLines(path, each, storage=storage) for each in names)
+    made = vocabulary_of(training, settings)
+    return TextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+
+
+def parallel_text(
+    path: str,
+    *,
+    source: str = "en",
+    target: str = "de",
+    train: str = "train",
+    test: str = "test",
+    vocabulary: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
+) -> ParallelTextDataset:
+    """Return the sentences in the files ``train.en`` and ``test.en`` at ``path``, and their translations.
+
+    ``source``, ``target``: the endings of the files of each language. ``train``, ``test``: what comes before
+    the dot. ``vocabulary``, ``storage``: as of :func:`text`.
+    """
+    settings = VocabularySettings.of(vocabulary)
+    for part in (train, test):
+        _files(path, (f"{part}.{source}", f"{part}.{target}"), (), storage)
+    training, testing = (
+        ParallelText(path, source=f"{part}.{source}", target=f"{part}.{target}", storage=storage)
+        for part in (train, test)
+    )
+    made = vocabulary_of(training, settings)
+    return ParallelTextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+
+
+def labelled_text(
+    path: str,
+    *,
+    train: str | None = None,
+    test: str | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
+) -> LabelledTextDataset:
+    """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or as those of ATIS.
+
+    ``train``, ``test``: the names of files; by default ``train.tsv`` and ``test.tsv``, or those of ATIS.
+    ``vocabulary``, ``storage``: as of :func:`text`. The labels of both parts are classes: ATIS's test has
+    some that its training part has not.
+    """
+    settings = VocabularySettings.of(vocabulary)
+    names = [name for (name,) in _files(path, (train, test), LABELLED, storage)]
+    found = {label for name in names for label in LabelledText(path, name, storage=storage).scan().classes}
+    classes = tuple(sorted(found))
+    training, testing = (LabelledText(path, name, classes=classes, storage=storage) for name in names)
+    made = vocabulary_of(training, settings)
+    return LabelledTextDataset(Tokenized(training, made), Tokenized(testing, made), made, classes)
+
+
+def _files(
+    path: str,
+    given: tuple[str | Sequence[str] | None, str | Sequence[str] | None],
+    known: Sequence[tuple[str, str]],
+    storage: Mapping[str, Any] | None,
+) -> list[list[str]]:
+    """Return the names of the files of both parts: those that are given, and for others known ones."""
+    there = Storage(path.rstrip("/"), **(storage or {}))
+    wanted = [[each] if isinstance(each, str) else list(each or ()) for each in given]
+    for name in (name for names in wanted for name in names):
+        if not _is_there(there, name):
+            raise FileNotFoundError(f"{there.url}: {name}: no such file ({HINT})")
+    for candidates in known:
+        missing = [part for part, names in enumerate(wanted) if not names]
+        if all(_is_there(there, candidates[part]) for part in missing):
+            return [names or [candidates[part]] for part, names in enumerate(wanted)]
+    if not known:
+        return wanted
+    expected = ", or ".join(f"{train} and {test}" for train, test in known)
+    raise FileNotFoundError(f"{there.url}: expected the files {expected} ({HINT})")
+
+
+def _is_there(storage: Storage, name: str) -> bool:
+    try:
+        storage.file(name)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""Vocabularies: SentencePiece models, trained on the training part of a text and kept as files.
+
+>>> texts = ["the cat sat on the mat", "the dog sat on the cat"] * 10
+>>> vocabulary = Vocabulary.train(texts, VocabularySettings(size=10, type="word"))
+>>> vocabulary.encode(["the dog sat", "a cat"])
+[[4, 8, 7, 3], [1, 5, 3]]
+>>> vocabulary.decode([4, 8, 7, 3, 0, 0])
+'the dog sat'
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_hexdigest
+
+from commlib.errors import look_up, one_line, shown
+from commlib.folders import user_cache
+from commlib.registry import check_options
+from datacache import StoredSource, Untrusted
+from datacache.store import locks
+from datacache.store.files import make_folder, read_file, write_atomic
+
+PAD, UNKNOWN, START, END, MASK = range(5)
+SPECIAL = 5  # tokens that are no text, the mask included
+TYPES = {
+    "unigram": "of the most likely pieces",
+    "bpe": "of merged pairs",
+    "word": "of the most frequent words",
+}
+WORD = "▁"  # SentencePiece's mark of where a word begins
+FORMAT = 1  # to be raised where the same text and settings give another vocabulary
+THREADS = 8  # of SentencePiece's trainer: the order of its sums, and so its result, depends on how many
+MOST_LINES = 1_000_000  # that a vocabulary is trained on
+LONGEST_LINE = 1 << 20  # bytes
+READ_LINES = 1 << 14
+TRAINING_SECONDS = 1800.0  # that processes wait for the one that trains, before each trains itself
+
+
+@dataclass(frozen=True)
+class VocabularySettings:
+    """What a vocabulary is made by.
+
+    ``size``: its tokens, special ones included. ``type``: ``unigram`` or ``bpe``, pieces of words, or
+    ``word``. ``mask``: whether it has a token that stands in for others, as masked language models need.
+    """
+
+    size: int = 8000
+    type: str = "unigram"
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.size) is not int or self.size <= SPECIAL:
+            expected = f"a whole number from {SPECIAL + 1}"
+            raise ValueError(f"vocabulary.size: expected {expected}, got {shown(self.size)}")
+        look_up(TYPES, "vocabulary.type", self.type)
+        if self.mask not in (True, False):
+            raise ValueError(f"vocabulary.mask: expected true or false, got {shown(self.mask)}")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> "VocabularySettings":
+        """Return the settings of a configuration's record; a ``ValueError`` names the wrong key."""
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(f"vocabulary: expected keys and values, got {shown(options)}")
+        check_options("vocabulary", cls, options or {})
+        return cls(**(options or {}))
+
+
+class Vocabulary:
+    """Tokens of text and back: 0 pads, 1 is unknown, 2 starts and 3 ends a text, 4 may be the mask."""
+
+    def __init__(self, model: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.model = model
+        self.fingerprint: str = xxh3_128_hexdigest(model)
+        self._processor = SentencePieceProcessor(model_proto=model)
+        pieces = [self._processor.id_to_piece(token) for token in range(self.size)]
+        words = {piece: token for token, piece in enumerate(pieces) if piece.startswith(WORD)}
+        # only vocabularies of words have no piece that goes on within a word
+        self._words = words if len(words) + MASK + self.has_mask == self.size else None
+
+    @classmethod
+    def train(cls, texts: Iterable[str], settings: VocabularySettings) -> "Vocabulary":
+        """Return the vocabulary of texts: the same in every process and on every machine.
+
+        Raises a ``ValueError`` of one line where it cannot have the size.
+        """
+        from sentencepiece import SentencePieceTrainer
+
+        model = io.BytesIO()
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                vocab_size=settings.size,
+                model_type=settings.type,
+                pad_id=PAD,
+                unk_id=UNKNOWN,
+                bos_id=START,
+                eos_id=END,
+                control_symbols=["<mask>"] if settings.mask else [],
+                max_sentence_length=LONGEST_LINE,
+                num_threads=THREADS,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ValueError(_reason(str(error), settings)) from error
+        return cls(model.getvalue())
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, special ones included."""
+        return int(self._processor.get_piece_size())
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a mask, which is token 4."""
+        return self.size > MASK and bool(self._processor.is_control(MASK))
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the tokens of each text, which end with 3; any thread may call it."""
+        if self._words is not None:  # of unknown words in a row SentencePiece makes one
+            return [self._encode_words(text) for text in self._processor.normalize(texts)]
+        tokens: list[list[int]] = self._processor.encode(texts, add_eos=True, num_threads=1)
+        return tokens
+
+    def _encode_words(self, text: str) -> list[int]:
+        assert self._words is not None
+        words = text.split(WORD)[1:]
+        return [*(self._words.get(WORD + word, UNKNOWN) for word in words), END]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens up to the first that ends it, without other special ones."""
+        found = [int(token) for token in tokens]
+        text = found[: found.index(END)] if END in found else found
+        return str(self._processor.decode([token for token in text if not self._processor.is_control(token)]))
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary to a file atomically, readable by SentencePiece."""
+        write_atomic(path, self.model)
+
+    @classmethod
+    def load(cls, path: Path) -> "Vocabulary":
+        """Return a vocabulary that was saved; a ``ValueError`` of one line if the file is none."""
+        try:
+            return cls(read_file(path))
+        except RuntimeError as error:
+            raise ValueError(f"{path}: expected a vocabulary of SentencePiece, got something else") from error
+
+
+def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabulary:
+    """Return the vocabulary of a text, from the user's cache if it was made there before.
+
+    If several processes call this, one trains and the others wait.
+    """
+    folder = user_cache() / "vocabularies"
+    files = source.files()
+    key = xxh3_128_hexdigest(f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}".encode())
+    path = folder / f"{key}.model"
+    try:
+        make_folder(folder)
+        with locks.exclusive(path.with_suffix(".lock"), TRAINING_SECONDS):
+            if not path.exists():
+                Vocabulary.train(_lines(source), settings).save(path)
+            return Vocabulary.load(path)
+    except Untrusted:
+        raise
+    except OSError:  # the folder cannot be written
+        return Vocabulary.train(_lines(source), settings)
+
+
+def _lines(source: StoredSource) -> Iterator[str]:
+    """Yield the lines of a source's samples; of more than a million, so many all over the text."""
+    manifest = source.scan()
+    samples = np.unique(np.linspace(0, len(manifest) - 1, min(len(manifest), MOST_LINES)).astype(np.int64))
+    for ids in np.array_split(samples, -(-len(samples) // READ_LINES)):
+        for payload in source.read(manifest, ids):
+            yield from payload.decode().split("\n")
+
+
+def _reason(message: str, settings: VocabularySettings) -> str:
+    """Return what SentencePiece says is wrong as one line that names the setting."""
+    if found := re.search(r"size too high .* value <= (\d+)", message):
+        return f"vocabulary.size: expected at most {found[1]} for this text, got {settings.size}"
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        expected = f"at least {found[1]}, one for each character of the text and each special token"
+        return f"vocabulary.size: expected {expected}, got {settings.size}"
+    return f"vocabulary: SentencePiece cannot make it: {one_line(message)}"

@@ -1,0 +1,162 @@
+"""Beam search with a Transformer, one token a step; keys and values of earlier tokens are kept.
+
+One graph serves sources of any number and length. Of equal candidates the first is taken: that of the earlier
+hypothesis, then the smaller token. Padding and the token that begins targets are never chosen. At the longest
+length of its target, which its source alone decides, a hypothesis can only end: but for rounding, what is
+found for a source does not depend on the others of its batch.
+
+Shapes: B sources, K hypotheses of each, n tokens so far, V tokens of the vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from training.models.attention import PAD
+from training.models.transformer import Memory, Transformer
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Search(NamedTuple):
+    """What is known after some steps."""
+
+    length: Any
+    """Tokens of a hypothesis after the next step."""
+    targets: Any
+    """Hypotheses that go on, after the token that begins them, (B, K, length)."""
+    sums: Any
+    """Logarithms of their probabilities, the largest first, (B, K); −∞ where there is none."""
+    best: Any
+    """The ended hypothesis of the best score, filled up, (B, length)."""
+    score: Any
+    """Its score, (B,)."""
+    ended: Any
+    """How many have ended, (B,)."""
+    past: Any
+    """Keys and values of ``targets`` but the last token, of each layer (B·K, heads, length − 1, size)."""
+
+
+class Decoder:
+    """Finds a likely target of each source.
+
+    ``begin`` and ``end``: the tokens around a target. ``beams``: hypotheses that are kept of each source;
+    with one, this is greedy search. ``length_penalty``: α of the score ``log p/((5 + n)/6)^α`` of a
+    hypothesis of ``n`` tokens, its end among them, and probability ``p`` (Wu et al. 2016, equation 14).
+    ``extra``: tokens that a target may have more than its source.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        begin: int,
+        end: int,
+        beams: int = 4,
+        length_penalty: float = 0.6,
+        extra: int = 50,
+    ) -> None:
+        self._model, self._begin, self._end = model, begin, end
+        self._beams, self._alpha, self._extra = beams, length_penalty, extra
+        self._size = model.embedding.input_dim
+        self._search = tf.function(self._found, input_signature=[tf.TensorSpec((None, None), tf.int32)])
+
+    def __call__(self, sources: Tokens) -> Tokens:
+        """Return the targets of sources (B, S), int32 (B, n): tokens, then the end, then padding."""
+        return np.asarray(self._search(sources))
+
+    def _found(self, sources: Any) -> Any:
+        keys_and_values, visible = tf.nest.map_structure(
+            lambda each: tf.repeat(each, self._beams, axis=0), tuple(self._model.encode(sources))
+        )
+        memory, limits = Memory(keys_and_values, visible), self._limits(sources)
+        (search,) = tf.while_loop(
+            lambda search: tf.reduce_any(search.sums > -np.inf),
+            lambda search: [self._step(search, memory, limits)],
+            [self._start(tf.shape(sources)[0])],
+            [self._shapes()],
+        )
+        return search.best[:, 1:]
+
+    def _step(self, search: Search, memory: Memory, limits: Any) -> Search:
+        """Extend the hypotheses by a token: of the likeliest, the first K that go on are kept.
+
+        Those among the first K that end have ended. The search for a source is over when K have, or when none
+        that goes on can get a better score.
+        """
+        beams, is_last = self._beams, limits == search.length
+        sums, origins, tokens, past = self._candidates(search, memory, is_last)
+        targets = tf.gather(search.targets, origins, batch_dims=1)
+        targets = tf.concat([targets, tokens[:, :, None]], axis=2)
+        is_end = tokens == self._end
+
+        has_ended = is_end[:, :beams] & (sums[:, :beams] > -np.inf)
+        scores = tf.where(has_ended, sums[:, :beams] / self._penalty(search.length), -np.inf)
+        # top_k takes the first of equal entries, which argmax does not promise
+        top = tf.math.top_k(scores)
+        best = tf.pad(search.best, [[0, 0], [0, 1]], constant_values=PAD)
+        is_better = top.values > search.score[:, None]
+        best = tf.where(is_better, tf.gather(targets, top.indices, batch_dims=1)[:, 0], best)
+        score = tf.maximum(search.score, top.values[:, 0])
+        ended = search.ended + tf.reduce_sum(tf.cast(has_ended, tf.int32), axis=1)
+
+        going = tf.math.top_k(tf.cast(~is_end, tf.int32), beams).indices
+        targets, sums, origins = (tf.gather(each, going, batch_dims=1) for each in (targets, sums, origins))
+        is_over = is_last | (ended >= beams) | (score >= sums[:, 0] / self._penalty(limits))
+        sums = tf.where(is_over[:, None], -np.inf, sums)
+        rows = tf.reshape(origins + beams * tf.range(tf.shape(origins)[0])[:, None], [-1])
+        past = tf.nest.map_structure(lambda each: tf.gather(each, rows), past)
+        return Search(search.length + 1, targets, sums, best, score, ended, past)
+
+    def _candidates(self, search: Search, memory: Memory, is_last: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the 2K likeliest hypotheses of one more token: sums, which they extend, and by what token.
+
+        No more than K of them end. And the keys and values of the hypotheses that they extend.
+        """
+        latest = tf.reshape(search.targets[:, :, -1], [-1, 1])
+        logits, past = self._model.decode(latest, memory, search.past)
+        tokens = tf.range(self._size)
+        barred = (tokens == PAD) | (tokens == self._begin) | (is_last[:, None] & (tokens != self._end))
+        likely = tf.reshape(tf.nn.log_softmax(logits[:, 0]), [-1, self._beams, self._size])
+        sums = tf.where(barred[:, None], -np.inf, search.sums[:, :, None] + likely)
+        sums, places = tf.math.top_k(tf.reshape(sums, [-1, self._beams * self._size]), 2 * self._beams)
+        return sums, places // self._size, places % self._size, past
+
+    def _limits(self, sources: Any) -> Any:
+        """Return the longest target of each source, int32 (B,); that of padding alone is its end."""
+        lengths = tf.reduce_sum(tf.cast(sources != PAD, tf.int32), axis=1)
+        return tf.where(lengths > 0, tf.minimum(lengths + self._extra, self._model.longest), 1)
+
+    def _penalty(self, length: Any) -> Any:
+        return ((5 + tf.cast(length, tf.float32)) / 6) ** self._alpha
+
+    def _start(self, rows: Any) -> Search:
+        """Return the search before its first step: one hypothesis of each source, of no token."""
+        options, one = self._model.options, [[0.0] + [-np.inf] * (self._beams - 1)]
+        shape = [rows * self._beams, options.heads, 0, options.width // options.heads]
+        empty = tf.zeros(shape, self._model.compute_dtype)
+        return Search(
+            length=tf.constant(1),
+            targets=tf.fill([rows, self._beams, 1], self._begin),
+            sums=tf.tile(tf.constant(one), [rows, 1]),
+            best=tf.fill([rows, 1], self._begin),
+            score=tf.fill([rows], -np.inf),
+            ended=tf.zeros([rows], tf.int32),
+            past=[(empty, empty)] * options.layers,
+        )
+
+    def _shapes(self) -> Search:
+        """Return what is the same in all steps of the shapes of a search."""
+        options = self._model.options
+        kept = tf.TensorShape([None, options.heads, None, options.width // options.heads])
+        return Search(
+            length=tf.TensorShape([]),
+            targets=tf.TensorShape([None, self._beams, None]),
+            sums=tf.TensorShape([None, self._beams]),
+            best=tf.TensorShape([None, None]),
+            score=tf.TensorShape([None]),
+            ended=tf.TensorShape([None]),
+            past=[(kept, kept)] * options.layers,
+        )

@@ -1,0 +1,108 @@
+"""What the tasks share that read a text in windows: keys of phases, weights of tokens, generated text."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache import BatchSpec, Manifest, unpack_tokens
+from datacache.text_orders import TextOrder, Tokens
+from training.config import records
+from training.config.parts import imported
+from training.config.records import DatasetRecord
+from training.config.schema import Count
+from training.models import MODELS
+from training.tasks.task import EpochSize, Samples, Task, Tiny
+
+if TYPE_CHECKING:
+    from training.config.config import Config
+
+# Of a dry run:
+TINY_BATCH = 2  # rows in a step of one rank, and for each part of `accumulate`
+TINY_LENGTH = 8  # tokens
+TINY_WORDS = 12
+
+
+class WindowPhase(records.Phase):
+    """A phase that reads windows of a text."""
+
+    sequence_length: Count
+    """Tokens of a window."""
+    batch_size: Count
+    """Windows in a step of one rank."""
+
+
+def phases_of(config: "Config") -> Sequence[WindowPhase]:
+    """Return the phases of a configuration whose task reads windows."""
+    return cast(Sequence[WindowPhase], config.phases)
+
+
+def check_lengths(config: "Config") -> None:
+    """Raise a ``ValueError`` of one line for windows that are longer than what a built-in model takes."""
+    builder: Any = imported(MODELS, "model", config.model.name)
+    options = builder.checked(config.model.options) if hasattr(builder, "checked") else None
+    longest = getattr(options, "longest", None)
+    for number, phase in enumerate(phases_of(config)):
+        if longest is not None and phase.sequence_length > longest:
+            raise ValueError(
+                f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
+                f"{config.model.name} takes, got {phase.sequence_length}"
+            )
+
+
+def check_orders(task: Task, samples: Samples) -> None:
+    """Raise a ``ValueError`` of one line for a phase that cannot read the text."""
+    for number, phase in enumerate(samples.config.phases):
+        try:
+            task.inputs(phase, samples)
+        except ValueError as error:
+            raise ValueError(f"phases[{number}]: {error}") from error
+
+
+def line_tokens(manifest: Manifest) -> npt.NDArray[np.int64]:
+    """Return the number of tokens of each line."""
+    return manifest.more["tokens"]
+
+
+def rows_of(order: TextOrder, samples: Sequence[npt.NDArray[np.uint8]], spec: BatchSpec) -> Tokens:
+    """Return the tokens of a rank's rows."""
+    spans = order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
+    return order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
+
+
+def weights_of(counts: npt.NDArray[np.bool_], total: int, world_size: int) -> npt.NDArray[np.float32]:
+    """Return weights ``(rows, tokens)`` with which the mean over rows and ranks is that over all tokens.
+
+    ``counts``: which tokens count, of this rank's rows. ``total``: how many count in the global batch. The
+    loss of a row is the sum over its tokens times these weights; every rank has equally many rows.
+    """
+    weight = len(counts) * world_size / max(total, 1)
+    return np.where(counts, np.float32(weight), np.float32(0))
+
+
+def tiny_text(task: Task, config: "Config", ranks: int) -> Tiny:
+    """Return generated text of a vocabulary of the same size, and short windows of it, for a dry run."""
+    dataset: Any = config.make_dataset()
+    samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
+    task.check_samples(samples)
+    orders = [task.inputs(phase, samples).training.order for phase in config.phases]
+    batch = TINY_BATCH * config.accumulate
+    phases = [
+        phase.model_copy(
+            update={"sequence_length": min(phase.sequence_length, TINY_LENGTH), "batch_size": batch}
+        )
+        for phase in phases_of(config)
+    ]
+    lines = batch * ranks * TINY_LENGTH
+    options = {
+        "tokens": dataset.vocabulary_size,
+        "samples": lines,
+        "test_samples": lines,
+        "words": TINY_WORDS,
+    }
+    return Tiny(
+        DatasetRecord.model_validate({"name": "synthetic_text", **options}),
+        phases,
+        [EpochSize(order.steps(), order.global_batch) for order in orders],
+    )
