@@ -94,7 +94,7 @@ class Translation(Task):
         dataset: Any = config.make_dataset()
         samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
         self.check_samples(samples)
-        orders = [self.inputs(phase, samples).training.order for phase in config.phases]
+        orders = [_training_order(phase, samples) for phase in _phases(config)]
         length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in _phases(config)))
         sentences = TINY_SENTENCES * config.accumulate
         small = {"tokens": sentences * length, "sequence_length": length}
@@ -254,7 +254,7 @@ class TranslationTest(Evaluation):
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """Return BLEU, 0 to 100, of translations that have one reference each."""
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     return float(BLEU(force=True).corpus_score(translations, [references]).score)
 
