@@ -17,6 +17,7 @@ from typing import Any
 from datacache.urls import MASK, is_secret, without_secrets
 
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)  # how many tokens of text there are
 _NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # values of gcsfs
 
 _NAME = r"[A-Za-z_][\w.\[\]-]{0,500}"  # bounded, as is the time that a text of brackets takes
@@ -84,6 +85,8 @@ def _hidden(key: object, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_hidden(key, each) for each in value)
     if value is None or isinstance(value, bool) or value in ("", *_NOT_SECRET.get(str(key).lower(), ())):
+        return value
+    if str(key).lower().endswith("tokens") and _COUNT.fullmatch(str(value)):
         return value
     return value if isinstance(value, str) and REFERENCE.search(value) else MASK
 
