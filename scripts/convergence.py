@@ -25,8 +25,12 @@ import yaml
 if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.drawing.convergence import draw_curves, draw_steps, rows, table
+from scripts.drawing.pages import with_block
+
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "scripts" / "convergence.yaml"
+PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
 RECORDS = ROOT / "benchmarks" / "results" / "convergence.jsonl"
 LOOK_EVERY = 10  # steps
 
@@ -84,6 +88,9 @@ def case_of(record: Mapping[str, Any]) -> Case:
 def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from training.process.tf_logging import import_tensorflow
+
+    import_tensorflow()
     import keras
 
     from training.bench import simulated_ranks
@@ -135,6 +142,29 @@ def run(names: Sequence[str], jobs: int) -> None:
             raise
 
 
+def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the tables of the page, by the names of their marks."""
+    found = {}
+    for name, experiment in content["experiments"].items():
+        if own := rows(records, experiment, name):
+            found[name] = table(own, experiment)
+    return found
+
+
+def draw() -> None:
+    """Write the tables and the pictures of the page."""
+    content, records = plan(), recorded()
+    page = PAGE.read_text()
+    for name, text in blocks(content, records).items():
+        page = with_block(page, name, text)
+        experiment = content["experiments"][name]
+        own = [record for record in records if record["case"]["experiment"] == name]
+        draw_curves(PICTURES / f"{name}.svg", own, experiment)
+        if steps := experiment.get("steps"):
+            draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
+    PAGE.write_text(page)
+
+
 def main() -> None:
     """Run, or draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -143,6 +173,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run is not None:
         run(arguments.run, arguments.jobs)
+    else:
+        draw()
 
 
 if __name__ == "__main__":
