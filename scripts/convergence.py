@@ -128,7 +128,7 @@ def run(names: Sequence[str], jobs: int) -> None:
     missing = [case for case in cases(plan(), names) if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=4) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         futures = {pool.submit(trained, case): case for case in missing}
         try:
             for number, future in enumerate(as_completed(futures), 1):
