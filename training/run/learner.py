@@ -204,7 +204,7 @@ class Learner:
         the model.
         """
         with self.stopwatch.measure("forward_backward"):
-            arrays, *more = _parts_of(batch, self.config.accumulate)
+            arrays, *more = parts_of(batch, self.config.accumulate)
             loss, gradient = backward(*arrays)
             found = backward.found
             if more:
@@ -284,7 +284,7 @@ def _part_of(spec: tf.TensorSpec, parts: int) -> tf.TensorSpec:
     return tf.TensorSpec([rows and rows // parts, *spec.shape[1:]], spec.dtype)
 
 
-def _parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
+def parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
     """Return the arrays of each of ``parts`` equal parts of a batch."""
     return list(zip(*(np.split(array, parts) for array in batch.arrays), strict=True))
 

@@ -1,0 +1,181 @@
+"""Train models densely and sparsely, and compare where they end: docs/convergence.md.
+
+    python scripts/convergence.py --run [NAME ...]   # what convergence.yaml has and no record is of
+    python scripts/convergence.py                    # the tables and pictures of the page, from the records
+
+Ranks are threads of one process (see training/bench/simulated_ranks.py): the reducers are those of any run.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.drawing.convergence import draw_curves, draw_steps, rows, table
+from scripts.drawing.pages import with_block
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAN = ROOT / "scripts" / "convergence.yaml"
+PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
+RECORDS = ROOT / "benchmarks" / "results" / "convergence.jsonl"
+LOOK_EVERY = 10  # steps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``layout``: ranks on each node; ``variant``: of the plan's table."""
+
+    experiment: str
+    layout: tuple[int, ...]
+    variant: str
+    seed: int
+
+
+def plan() -> dict[str, Any]:
+    """Return the file of what is trained."""
+    content: dict[str, Any] = yaml.safe_load(PLAN.read_text())
+    return content
+
+
+def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
+    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds."""
+    for name in names or content["experiments"]:
+        experiment = content["experiments"][name]
+        for seed in experiment["seeds"]:
+            for runs in experiment["runs"]:
+                for variant in runs["variants"]:
+                    yield Case(name, tuple(runs["ranks"]), variant, seed)
+
+
+def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[str, Any]:
+    """Return what ``cloudtrain train`` would be given, for all ranks together; its run is in ``folder``."""
+    config = dict(content["experiments"][case.experiment]["config"])
+    optimizer = dict(config.get("optimizer", {}))
+    variant = dict(content["variants"][case.variant])
+    optimizer |= variant.pop("optimizer", {})
+    last = variant.pop("last_phase", {})
+    phases = [phase | variant for phase in config["phases"]]
+    phases[-1] |= last
+    own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1_000_000}
+    return config | own | {"optimizer": optimizer, "phases": phases}
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Return all records."""
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+
+
+def case_of(record: Mapping[str, Any]) -> Case:
+    """Return the case that a record is of."""
+    of = record["case"]
+    return Case(of["experiment"], tuple(of["layout"]), of["variant"], of["seed"])
+
+
+def trained(case: Case) -> dict[str, Any]:
+    """Train a case, and return its record; in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from training.process.tf_logging import import_tensorflow
+
+    import_tensorflow()
+    import keras
+
+    from training.bench import simulated_ranks
+    from training.bench.record import machine
+    from training.config.config import Config
+
+    keras.utils.clear_session()
+    content = plan()
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-convergence-") as folder:
+        config = Config.model_validate(configuration(content, case, folder)).resolved()
+        log = Path(folder) / "log"
+        with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            summary, seen = simulated_ranks.train(config, case.layout, look_every=LOOK_EVERY)
+        (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "bench": "convergence",
+        "case": asdict(case),
+        "epochs": [_epoch(line) for line in lines if line["kind"] == "epoch"],
+        "skipped_steps": sum(phase.skipped_steps for phase in summary.phases),
+        "seen": [asdict(each) for each in seen],
+        "machine": machine(),
+        "command": f"python scripts/convergence.py --run {case.experiment}",
+    }
+
+
+def _epoch(line: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = {"kind", "seconds", "reducer", "input", "tested"}
+    return {key: value for key, value in line.items() if key not in left_out and "_" not in key}
+
+
+def run(names: Sequence[str], jobs: int) -> None:
+    """Train what is not recorded yet, ``jobs`` at a time; an interrupt loses the runs that are under way."""
+    done = {case_of(record) for record in recorded()}
+    missing = [case for case in cases(plan(), names) if case not in done]
+    os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        futures = {pool.submit(trained, case): case for case in missing}
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                record = future.result()
+                with RECORDS.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                last = record["epochs"][-1]
+                print(f"{number}/{len(missing)} {futures[future]}: {last}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the tables of the page, by the names of their marks."""
+    found = {}
+    for name, experiment in content["experiments"].items():
+        if own := rows(records, experiment, name):
+            found[name] = table(own, experiment)
+    return found
+
+
+def draw() -> None:
+    """Write the tables and the pictures of the page."""
+    content, records = plan(), recorded()
+    page = PAGE.read_text()
+    for name, text in blocks(content, records).items():
+        page = with_block(page, name, text)
+        experiment = content["experiments"][name]
+        own = [record for record in records if record["case"]["experiment"] == name]
+        draw_curves(PICTURES / f"{name}.svg", own, experiment)
+        if steps := experiment.get("steps"):
+            draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    """Run, or draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        run(arguments.run, arguments.jobs)
+    else:
+        draw()
+
+
+if __name__ == "__main__":
+    main()
