@@ -27,60 +27,37 @@ PACKAGES = [
 LIBRARIES = {"commlib", "datacache", "pto"}
 # What each room may import of ours, also inside functions. A module is in the room with the longest name that
 # its own begins with.
+SCHEMA = {"training.config.schema", "training.config.secrets"}  # what records are built of
+CONFIG = {*SCHEMA, "training.config", "training.config.config"}
 ROOMS = {
     "commlib": set(),
     "datacache": set(),
     "pto": set(),
+    "training.config.secrets": {"datacache"},
+    "training.config.schema": {"commlib", "training.config.secrets"},
     "training.datasets": {"commlib", "datacache"},
-    "training.models": {"commlib"},
-    "training.config": {*LIBRARIES, "training.datasets", "training.models"},
-    "training.tasks": {*LIBRARIES, "training.config", "training.datasets", "training.models"},
+    "training.models": {"commlib", "training.config.schema"},
+    "training.config": {*LIBRARIES, *SCHEMA, "training.datasets", "training.models"},
+    "training.tasks": {*LIBRARIES, *SCHEMA, "training.config", "training.datasets", "training.models"},
     # the whole configuration, with the phases of its task
-    "training.config.config": {*LIBRARIES, "training.config", "training.datasets", "training.tasks"},
-    "training.process": {*LIBRARIES, "training.config", "training.config.config"},
-    "training.checkpoint": {
-        *("commlib", "datacache", "training.config", "training.config.config", "training.process")
-    },
+    "training.config.config": {*LIBRARIES, *SCHEMA, "training.config", "training.datasets", "training.tasks"},
+    "training.process": {*LIBRARIES, *CONFIG},
+    "training.checkpoint": {"commlib", "datacache", *CONFIG, "training.process"},
     "training.run": {
-        *LIBRARIES,
-        *(
-            "training.checkpoint",
-            "training.config",
-            "training.config.config",
-            "training.datasets",
-            "training.models",
-            "training.process",
-            "training.tasks",
-        ),
+        *(*LIBRARIES, *CONFIG, "training.checkpoint", "training.datasets", "training.models"),
+        *("training.process", "training.tasks"),
     },
     "training": {"training.run"},
     "training.commands": {
-        *LIBRARIES,
-        *(
-            "training.checkpoint",
-            "training.config",
-            "training.config.config",
-            "training.models",
-            "training.process",
-            "training.run",
-        ),
+        *(*LIBRARIES, *CONFIG, "training.checkpoint", "training.models", "training.process", "training.run"),
     },
-    "training.bench": {
-        *LIBRARIES,
-        *(
-            "training.commands",
-            "training.config",
-            "training.config.config",
-            "training.process",
-            "training.run",
-        ),
-    },
+    "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
     # the command line: names every command, imports one when it is asked for
     "training.__main__": {"training.commands.main"},
     "training.commands.bench": {"training.bench", "training.commands"},
     "training.commands.main": {
-        *("commlib", "training.commands", "training.commands.bench"),
-        *("training.config", "training.config.config", "training.process", "training.run"),
+        *(*CONFIG, "commlib", "training.commands", "training.commands.bench"),
+        *("training.process", "training.run"),
     },
 }
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
