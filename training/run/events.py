@@ -3,13 +3,14 @@
 :mod:`training.process.progress` shows the lines, :class:`training.run.metrics.RunFolder` writes the records.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 import numpy as np
 
+from commlib.errors import one_line
 from training.config.config import Config
 from training.config.records import Target
 from training.run.data import Data, Reads
@@ -318,6 +319,21 @@ class EpochEnded(Event):
         metrics: dict[str, Any] = dict.fromkeys(self.task.metrics) | values.pop("metrics")
         throughput = {f"{self.task.unit}_per_second": values.pop("throughput")}
         return metrics | values | throughput | stages
+
+
+@dataclass(frozen=True)
+class Examples(Event):
+    """Answers of the model in the test of an epoch: each a few texts, by what they are."""
+
+    kind = "examples"
+    epoch: int
+    examples: Sequence[Mapping[str, str]]
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        for example in self.examples:
+            width = max(map(len, example), default=0)
+            yield from (f"  {name:<{width}}  {one_line(text)}" for name, text in example.items())
 
 
 def target_line(result: EpochResult, task: Task, target: Target) -> str:

@@ -122,6 +122,8 @@ class Trainer:
             on_gpus = self.topology.world.arrays is not np
             self._report(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
         progress.say(events.introduction(self.data, self.learner))
+        for line in self.task.notes(self.data.samples):
+            progress.say(line)
         for event in events.choices(self.learner, self._why_not_on_gpus):
             self._report(event)
         if self.config.checkpoints is not None:
@@ -297,6 +299,8 @@ class Trainer:
         seconds = self.summary.seconds = time.perf_counter() - self._began
         result = add_up(at.run_epoch, phase, self.learner, self._accumulator, tested, run_seconds=seconds)
         self._report_epoch(result)
+        if tested.examples:
+            self._report(events.Examples(at.run_epoch, tested.examples))
         self._accumulator, self._slowest = EpochAccumulator(), result.stages.slowest
         self.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)

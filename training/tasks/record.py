@@ -53,7 +53,10 @@ class TaskRecord(Discreet):
     def make(self) -> Task:
         """Return the task; raises a ``ValueError`` of one line if an option is invalid."""
         self.check()
-        return registry.resolve(TASKS, "task", self.name)(**self.options)
+        try:
+            return registry.resolve(TASKS, "task", self.name)(**self.options)
+        except ValueError as error:
+            raise ValueError(f"task.{error}") from error
 
     def phases(self, given: list[Any]) -> list[Phase]:
         """Return the records of phases, with the keys of this task if it is imported."""

@@ -81,10 +81,14 @@ class Samples:
 
 @dataclass(frozen=True)
 class Tested:
-    """The result of a test over all ranks. ``count``: samples or tokens over which metrics are means."""
+    """The result of a test over all ranks. ``count``: samples or tokens over which metrics are means.
+
+    ``examples``: answers of the model to show, each a few texts by what they are.
+    """
 
     values: Mapping[str, float]
     count: int
+    examples: Sequence[Mapping[str, str]] = ()
 
 
 class Evaluation(ABC):
@@ -200,6 +204,10 @@ class Task(ABC):
                     f"phases[{number}]: expected at most the {len(samples.training)} training samples in a "
                     f"step of all {samples.ranks} ranks, got {self.describe_batch(phase)} on each"
                 )
+
+    def notes(self, samples: Samples) -> Iterable[str]:
+        """Return lines on the samples that are shown when a run begins, such as how many are left out."""
+        return ()
 
     @abstractmethod
     def inputs(self, phase: Any, samples: Samples) -> Inputs:
