@@ -88,15 +88,23 @@ class Tokenized(Source):
         check_ids(manifest, ids)
         return [_packed(lines) for lines in self._encoded(self._of_texts(manifest), ids)]
 
+    def texts(self, manifest: Manifest, ids: Ids) -> list[list[str]]:
+        """Return the text of each line of samples, as it was before it became tokens."""
+        check_ids(manifest, ids)
+        return self._lines(self._of_texts(manifest), ids)
+
     def check(self, manifest: Manifest) -> None:
         """See :meth:`Source.check`."""
         self._source.check(self._of_texts(manifest))
 
     def _encoded(self, texts: Manifest, ids: Ids) -> list[list[Sequence[int]]]:
         """Return the tokens of each line of samples."""
-        samples = [payload.decode().split("\n") for payload in self._source.read(texts, ids)]
+        samples = self._lines(texts, ids)
         encoded = iter(self._encoder.encode(list(chain.from_iterable(samples))))
         return [[next(encoded) for _ in lines] for lines in samples]
+
+    def _lines(self, texts: Manifest, ids: Ids) -> list[list[str]]:
+        return [payload.decode().split("\n") for payload in self._source.read(texts, ids)]
 
     def _of_texts(self, manifest: Manifest) -> Manifest:
         """Return the manifest of the texts out of that of their tokens."""

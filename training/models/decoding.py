@@ -60,7 +60,7 @@ class Decoder:
     ) -> None:
         self._model, self._begin, self._end = model, begin, end
         self._beams, self._alpha, self._extra = beams, length_penalty, extra
-        self._size = model.embedding.input_dim
+        self._size = model.vocabulary_size
         self._search = tf.function(self._found, input_signature=[tf.TensorSpec((None, None), tf.int32)])
 
     def __call__(self, sources: Tokens) -> Tokens:
@@ -68,15 +68,16 @@ class Decoder:
         return np.asarray(self._search(sources))
 
     def _found(self, sources: Any) -> Any:
-        keys_and_values, visible = tf.nest.map_structure(
-            lambda each: tf.repeat(each, self._beams, axis=0), tuple(self._model.encode(sources))
+        memory = tf.nest.map_structure(
+            lambda each: tf.repeat(each, self._beams, axis=0), self._model.encode(sources)
         )
-        memory, limits = Memory(keys_and_values, visible), self._limits(sources)
+        limits = self._limits(sources)
+        start = self._start(tf.shape(sources)[0])
         (search,) = tf.while_loop(
             lambda search: tf.reduce_any(search.sums > -np.inf),
             lambda search: [self._step(search, memory, limits)],
-            [self._start(tf.shape(sources)[0])],
-            [self._shapes()],
+            [start],
+            [self._shapes(start)],
         )
         return search.best[:, 1:]
 
@@ -134,9 +135,7 @@ class Decoder:
 
     def _start(self, rows: Any) -> Search:
         """Return the search before its first step: one hypothesis of each source, of no token."""
-        options, one = self._model.options, [[0.0] + [-np.inf] * (self._beams - 1)]
-        shape = [rows * self._beams, options.heads, 0, options.width // options.heads]
-        empty = tf.zeros(shape, self._model.compute_dtype)
+        one = [[0.0] + [-np.inf] * (self._beams - 1)]
         return Search(
             length=tf.constant(1),
             targets=tf.fill([rows, self._beams, 1], self._begin),
@@ -144,13 +143,11 @@ class Decoder:
             best=tf.fill([rows, 1], self._begin),
             score=tf.fill([rows], -np.inf),
             ended=tf.zeros([rows], tf.int32),
-            past=[(empty, empty)] * options.layers,
+            past=self._model.start(rows * self._beams),
         )
 
-    def _shapes(self) -> Search:
+    def _shapes(self, start: Search) -> Search:
         """Return what is the same in all steps of the shapes of a search."""
-        options = self._model.options
-        kept = tf.TensorShape([None, options.heads, None, options.width // options.heads])
         return Search(
             length=tf.TensorShape([]),
             targets=tf.TensorShape([None, self._beams, None]),
@@ -158,5 +155,7 @@ class Decoder:
             best=tf.TensorShape([None, None]),
             score=tf.TensorShape([None]),
             ended=tf.TensorShape([None]),
-            past=[(kept, kept)] * options.layers,
+            past=tf.nest.map_structure(
+                lambda each: tf.TensorShape([n or None for n in each.shape]), start.past
+            ),
         )

@@ -41,7 +41,7 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
 
     def __init__(self, vocabulary_size: int, options: text_options.Transformer, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.options, self.longest = options, options.longest
+        self.options, self.longest, self.vocabulary_size = options, options.longest, vocabulary_size
         self.embedding = TiedEmbedding(
             vocabulary_size,
             options.width,
@@ -86,6 +86,12 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
             x, _ = block(x, visible, training=training)
         x = self._ended(x, 0)
         return Memory([block.cross.keys_and_values(x) for block in self.decoder], visible)
+
+    def start(self, rows: Any) -> list[KeysAndValues]:
+        """Return the keys and values before the first token of a target: of no position."""
+        options = self.options
+        empty = ops.zeros((rows, options.heads, 0, options.width // options.heads), self.compute_dtype)
+        return [(empty, empty)] * options.layers
 
     def decode(
         self, target: Any, memory: Memory, past: Sequence[KeysAndValues] | None = None, training: bool = False

@@ -19,6 +19,8 @@ from training.tasks.task import (
     Tested,
     Tiny,
 )
+from training.tasks.text_classification import TextClassification
+from training.tasks.translation import Translation
 
 __all__ = [
     "TASKS",
@@ -39,4 +41,6 @@ TASKS: dict[str, type[Task]] = {
     "image_classification": ImageClassification,
     "language_model": LanguageModel,
     "masked_language_model": MaskedLanguageModel,
+    "translation": Translation,
+    "text_classification": TextClassification,
 }

@@ -1,6 +1,5 @@
 """Language models: the next token of a text, cross-entropy, perplexity."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from training.tasks.text import (
     check_lengths,
     check_orders,
     line_tokens,
+    perplexity_of,
     phases_of,
     rows_of,
     tiny_text,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 TEST_WINDOWS = 32  # of one rank at a step
 TEST_STREAMS = 32  # of all ranks: however many there are, the same tokens have the same text before them
-LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 
 
 class LanguageModel(Task):
@@ -218,8 +217,7 @@ class Perplexity(Evaluation):
         """See :meth:`Evaluation.evaluate`."""
         self._losses.begin()
         tested = Means(self._numbers).evaluate(batches, comm)
-        mean = tested.values["cross_entropy"]
-        return Tested({"perplexity": math.exp(mean) if mean < LARGEST_EXPONENT else math.inf}, tested.count)
+        return Tested({"perplexity": perplexity_of(tested.values["cross_entropy"])}, tested.count)
 
     def _numbers(self, batch: Batch) -> dict[str, npt.NDArray[Any]]:
         tokens, targets, weights = batch.arrays

@@ -1,5 +1,6 @@
-"""What the tasks share that read a text in windows: keys of phases, weights of tokens, generated text."""
+"""What the tasks of text share: keys of phases, weights of tokens, padding, generated text."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,12 +13,14 @@ from training.config import records
 from training.config.parts import imported
 from training.config.records import DatasetRecord
 from training.config.schema import Count
+from training.datasets.vocabulary import PAD
 from training.models import MODELS
 from training.tasks.task import EpochSize, Samples, Task, Tiny
 
 if TYPE_CHECKING:
     from training.config.config import Config
 
+LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 # Of a dry run:
 TINY_BATCH = 2  # rows in a step of one rank, and for each part of `accumulate`
 TINY_LENGTH = 8  # tokens
@@ -40,15 +43,20 @@ def phases_of(config: "Config") -> Sequence[WindowPhase]:
 
 def check_lengths(config: "Config") -> None:
     """Raise a ``ValueError`` of one line for windows that are longer than what a built-in model takes."""
-    builder: Any = imported(MODELS, "model", config.model.name)
-    options = builder.checked(config.model.options) if hasattr(builder, "checked") else None
-    longest = getattr(options, "longest", None)
+    longest = longest_of(config)
     for number, phase in enumerate(phases_of(config)):
         if longest is not None and phase.sequence_length > longest:
             raise ValueError(
                 f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
                 f"{config.model.name} takes, got {phase.sequence_length}"
             )
+
+
+def longest_of(config: "Config") -> int | None:
+    """Return the tokens of the longest sequence that a built-in model takes, ``None`` without a limit."""
+    builder: Any = imported(MODELS, "model", config.model.name)
+    options = builder.checked(config.model.options) if hasattr(builder, "checked") else None
+    return getattr(options, "longest", None)
 
 
 def check_orders(task: Task, samples: Samples) -> None:
@@ -79,6 +87,19 @@ def weights_of(counts: npt.NDArray[np.bool_], total: int, world_size: int) -> np
     """
     weight = len(counts) * world_size / max(total, 1)
     return np.where(counts, np.float32(weight), np.float32(0))
+
+
+def padded(lines: Sequence[Tokens]) -> Tokens:
+    """Return the tokens of lines as ``(lines, tokens of the longest)``, filled up with padding."""
+    table = np.full((len(lines), max(map(len, lines))), PAD, np.int32)
+    for row, line in zip(table, lines, strict=True):
+        row[: len(line)] = line
+    return table
+
+
+def perplexity_of(cross_entropy: float) -> float:
+    """Return e to the mean cross-entropy of tokens, infinity where that is no float."""
+    return math.exp(cross_entropy) if cross_entropy < LARGEST_EXPONENT else math.inf
 
 
 def tiny_text(task: Task, config: "Config", ranks: int) -> Tiny:

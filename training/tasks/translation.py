@@ -1,0 +1,286 @@
+"""Translation: the cross-entropy of a target's tokens given its source, BLEU of what beam search finds."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib import Communicator
+from commlib.errors import shown
+from datacache import Batch, BatchOrder, BatchSpec, Collation, Manifest, Pools, Preprocessing, unpack_tokens
+from datacache.text_orders import LengthBuckets, bucket_boundaries
+from training.config import records
+from training.config.records import DatasetRecord, Part
+from training.config.schema import Count, is_number, is_whole
+from training.datasets import ParallelTextDataset
+from training.datasets.vocabulary import END, PAD, START
+from training.models import TRANSLATIONS
+from training.tasks.language_model import cross_entropies
+from training.tasks.task import EpochSize, Evaluation, Inputs, Metric, Reading, Samples, Task, Tested, Tiny
+from training.tasks.text import check_lengths, check_orders, longest_of, padded, perplexity_of, weights_of
+
+if TYPE_CHECKING:
+    import keras
+
+    from training.config.config import Config
+
+TEST_TOKENS = 2048  # of one rank at a step, padding included
+SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search has of a model
+EXAMPLES = 3  # translations that are shown after a test
+# Of a dry run:
+TINY_WORDS = 7
+TINY_SENTENCES = 4  # of a step of one rank, and for each part of `accumulate`
+
+
+class TranslationPhase(records.Phase):
+    """A phase that reads sentences and their translations, in batches of similar lengths."""
+
+    tokens: Count
+    """Tokens in a step of one rank, of sources or of targets, whichever are more, with padding: at most."""
+    sequence_length: Count
+    """Tokens of the longest sentence that is trained on, its end included."""
+    label_smoothing: Part = 0.0
+    """Label smoothing: share of the weight of each token that is spread over the vocabulary."""
+
+
+class Translation(Task):
+    """Sentences and their translations: a model from ``[source, target]`` to logits of the tokens to come.
+
+    ``beams`` and ``length_penalty``: of the beam search for translations of the test part, see
+    :class:`training.models.decoding.Decoder`.
+    """
+
+    Phase = TranslationPhase
+    dataset = ParallelTextDataset
+    signature = TRANSLATIONS
+    unit = "tokens"
+    metrics = {
+        "bleu": Metric("test BLEU", "higher"),
+        "perplexity": Metric("test perplexity", "lower"),
+    }
+
+    def __init__(self, *, beams: int = 4, length_penalty: float = 0.6) -> None:
+        if not is_whole(beams, 1):
+            raise ValueError(f"beams: expected a whole number from 1, got {shown(beams)}")
+        if not is_number(length_penalty) or length_penalty < 0:
+            raise ValueError(f"length_penalty: expected a number from 0, got {shown(length_penalty)}")
+        self.beams, self.length_penalty = beams, float(length_penalty)
+
+    def check(self, config: "Config") -> None:
+        """See :meth:`Task.check`."""
+        check_lengths(config)
+        for number, phase in enumerate(_phases(config)):
+            if phase.sequence_length < 2:
+                raise ValueError(
+                    f"phases[{number}].sequence_length: expected at least 2 tokens, a word and its end, got 1"
+                )
+            if phase.tokens < phase.sequence_length:
+                raise ValueError(
+                    f"phases[{number}].tokens: expected at least the {phase.sequence_length} of one sentence "
+                    f"(sequence_length), got {phase.tokens}"
+                )
+
+    def describe(self, phase: TranslationPhase) -> str:
+        """See :meth:`Task.describe`."""
+        return f"up to {phase.sequence_length} tokens"
+
+    def describe_batch(self, phase: TranslationPhase) -> str:
+        """See :meth:`Task.describe_batch`."""
+        return f"{phase.tokens:,} tokens"
+
+    def tiny(self, config: "Config", ranks: int) -> Tiny:
+        """See :meth:`Task.tiny`: generated pairs of a vocabulary of the same size."""
+        dataset: Any = config.make_dataset()
+        samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
+        self.check_samples(samples)
+        orders = [_training_order(phase, samples) for phase in _phases(config)]
+        length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in _phases(config)))
+        sentences = TINY_SENTENCES * config.accumulate
+        small = {"tokens": sentences * length, "sequence_length": length}
+        options = {
+            "kind": "pairs",
+            "tokens": dataset.vocabulary_size,
+            "samples": sentences * ranks,
+            "test_samples": ranks,
+            "words": length - 1,
+        }
+        return Tiny(
+            DatasetRecord.model_validate({"name": "synthetic_text", **options}),
+            [phase.model_copy(update=small) for phase in config.phases],
+            [EpochSize(order.steps(), order.global_batch) for order in orders],
+        )
+
+    def check_samples(self, samples: Samples) -> None:
+        """See :meth:`Task.check_samples`."""
+        check_orders(self, samples)
+        longest, found = longest_of(samples.config), int(_lengths(samples.test).max())
+        if longest is not None and found > longest:
+            raise ValueError(
+                f"model.longest: expected at least {found}, the tokens of the longest sentence of the test, "
+                f"got {longest}"
+            )
+
+    def notes(self, samples: Samples) -> Iterable[str]:
+        """See :meth:`Task.notes`: how many sentences are left out."""
+        for number, phase in enumerate(_phases(samples.config), 1):
+            if left_out := _training_order(phase, samples).left_out:
+                yield (
+                    f"phase {number}: {left_out:,} of {len(samples.training):,} pairs are left out: one of "
+                    f"their sentences has more than {phase.sequence_length} tokens"
+                )
+
+    def inputs(self, phase: TranslationPhase, samples: Samples) -> Inputs:
+        """See :meth:`Task.inputs`."""
+        lengths = _lengths(samples.test)
+        boundaries = bucket_boundaries(int(lengths.max()))
+        tokens = max(TEST_TOKENS, boundaries[-1]) * samples.ranks
+        return Inputs(
+            _reading(_training_order(phase, samples), samples.training),
+            _reading(LengthBuckets(lengths, tokens, seed=0, boundaries=boundaries), samples.test),
+        )
+
+    def size(self, batch: Batch) -> int:
+        """See :meth:`Task.size`: tokens of targets."""
+        return int(np.count_nonzero(batch.arrays[2]))
+
+    def identity(self, dataset: ParallelTextDataset) -> str:
+        """See :meth:`Task.identity`."""
+        return f"vocabulary {dataset.vocabulary.fingerprint}"
+
+    def make_model(self, config: "Config", dataset: ParallelTextDataset) -> "keras.Model":
+        """See :meth:`Task.make_model`."""
+        model = super().make_model(config, dataset)
+        if missing := [each for each in SEARCHED if not hasattr(model, each)]:
+            raise ValueError(
+                f"model: expected one that beam search can use, with {', '.join(SEARCHED)}, "
+                f"{config.model.name} has no {', '.join(missing)}"
+            )
+        return model
+
+    def specs(self, phase: TranslationPhase, samples: Samples) -> Sequence[Any]:
+        """See :meth:`Task.specs`: sources, targets, and weights of the targets' tokens."""
+        import tensorflow as tf
+
+        return [tf.TensorSpec((None, None), dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
+
+    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: TranslationPhase) -> Any:
+        """See :meth:`Task.losses`: the weighted sum over the tokens of each target."""
+        import tensorflow as tf
+
+        sources, targets, weights = arrays
+        logits = model([sources, shifted(targets)], training=True)
+        losses, smoothing = cross_entropies(targets, logits), phase.label_smoothing
+        if smoothing > 0:
+            uniform = tf.reduce_logsumexp(logits, axis=-1) - tf.reduce_mean(logits, axis=-1)
+            losses = (1 - smoothing) * losses + smoothing * uniform
+        return tf.reduce_sum(weights * losses, axis=1)
+
+    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+        """See :meth:`Task.evaluation`."""
+        return TranslationTest(model, samples, self.beams, self.length_penalty)
+
+
+class Pairs(Collation):
+    """Sources, targets and the weights of the targets' tokens, each ``(pairs, tokens of the longest)``."""
+
+    def __init__(self, order: BatchOrder, target_tokens: npt.NDArray[np.int64]) -> None:
+        self._order, self._target_tokens = order, target_tokens
+
+    def arrays(
+        self,
+        samples: Sequence[npt.NDArray[np.uint8]],
+        labels: npt.NDArray[np.int64],
+        spec: BatchSpec,
+        pools: Pools,
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """See :class:`Collation`: int32, int32, float32."""
+        sources, targets = zip(*(unpack_tokens(sample, pair=True) for sample in samples), strict=True)
+        everywhere = self._order.batch(spec.epoch, spec.step, 0, 1)
+        total = self._target_tokens[everywhere[self._order.counts(spec.epoch, spec.step, 0, 1)]].sum()
+        filled = padded(targets)
+        weights = weights_of((filled != PAD) & spec.counts[:, None], int(total), spec.world_size)
+        return padded(sources), filled, weights
+
+
+class TranslationTest(Evaluation):
+    """BLEU of the translations that beam search finds for all sources, and the perplexity of the targets.
+
+    BLEU is sacrebleu's of detokenized text, with its own tokens (13a) and case. Perplexity: of the tokens of
+    the vocabulary.
+    """
+
+    def __init__(self, model: "keras.Model", samples: Samples, beams: int, length_penalty: float) -> None:
+        import tensorflow as tf
+
+        from training.models.decoding import Decoder
+
+        def forward(sources: Any, targets: Any) -> Any:
+            return cross_entropies(targets, model([sources, shifted(targets)], training=False))
+
+        self._samples = samples
+        self._forward = tf.function(forward, reduce_retracing=True)
+        self._decoder = Decoder(model, begin=START, end=END, beams=beams, length_penalty=length_penalty)
+
+    def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
+        """See :meth:`Evaluation.evaluate`."""
+        own: dict[int, str] = {}
+        loss, tokens = 0.0, 0
+        for batch in batches:
+            sources, targets, weights = batch.arrays
+            losses = np.asarray(self._forward(sources, targets))[weights > 0]
+            loss, tokens = loss + float(losses.sum(dtype=np.float64)), tokens + len(losses)
+            own |= self._translations(sources, batch)
+        of_ranks = comm.allgather_objects((own, loss, tokens))
+        translations = {sample: text for each, _, _ in of_ranks for sample, text in each.items()}
+        mean = sum(each for _, each, _ in of_ranks) / sum(each for _, _, each in of_ranks)
+        pairs = self._samples.dataset.test.texts(self._samples.test, np.arange(len(self._samples.test)))
+        found = [translations[sample] for sample in range(len(pairs))]
+        values = {"bleu": bleu(found, [target for _, target in pairs]), "perplexity": perplexity_of(mean)}
+        chosen = range(0, len(pairs), math.ceil(len(pairs) / EXAMPLES))
+        examples = [
+            {"source": pairs[each][0], "translation": found[each], "reference": pairs[each][1]}
+            for each in chosen
+        ]
+        return Tested(values, len(pairs), examples)
+
+    def _translations(self, sources: npt.NDArray[np.int32], batch: Batch) -> dict[int, str]:
+        """Return the translation of each sample of a batch that counts, by its id."""
+        found = self._decoder(np.where(batch.counts[:, None], sources, PAD))[batch.counts]
+        decode = self._samples.dataset.vocabulary.decode
+        ids = batch.ids[batch.counts].tolist()
+        return {sample: decode(tokens) for sample, tokens in zip(ids, found.tolist(), strict=True)}
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU, 0 to 100, of translations that have one reference each."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    return float(BLEU(force=True).corpus_score(translations, [references]).score)
+
+
+def shifted(targets: Any) -> Any:
+    """Return what comes before each token of targets, part of a graph: the start, then the token before."""
+    import tensorflow as tf
+
+    return tf.pad(targets[:, :-1], [[0, 0], [1, 0]], constant_values=START)
+
+
+def _phases(config: "Config") -> Sequence[TranslationPhase]:
+    return cast(Sequence[TranslationPhase], config.phases)
+
+
+def _lengths(manifest: Manifest) -> npt.NDArray[np.int64]:
+    """Return the tokens of the longer one of each pair."""
+    return np.maximum(manifest.more["source_tokens"], manifest.more["target_tokens"])
+
+
+def _training_order(phase: TranslationPhase, samples: Samples) -> LengthBuckets:
+    config, boundaries = samples.config, bucket_boundaries(phase.sequence_length)
+    tokens, lengths = phase.tokens * samples.ranks, _lengths(samples.training)
+    return LengthBuckets(lengths, tokens, config.seed, boundaries, multiple=config.accumulate)
+
+
+def _reading(order: LengthBuckets, manifest: Manifest) -> Reading:
+    return Reading(order, Pairs(order, manifest.more["target_tokens"]), Preprocessing("text"))
