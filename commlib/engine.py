@@ -13,7 +13,6 @@
 """
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ class Engine:
 
     While a step is under way the thread owns the communicators of the topology: nothing else may exchange
     over them. ``busy_seconds``: how long the thread took for the buckets of the latest step;
-    ``waited_seconds``: how long results of it were waited for.
+    ``waited_seconds``: how long results of it were waited for; both by the transport's clock.
 
     ``guard``: a context in which the thread takes each step, such as a watchdog's.
 
@@ -85,7 +84,8 @@ class Engine:
         self._steps = 0  # that are over
         self._error: BaseException | None = None
         self._is_closed = False
-        self._changed = threading.Condition()
+        self._world = buckets.topology.world
+        self._changed = self._world.condition()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Engine":
@@ -137,17 +137,18 @@ class Engine:
             future: Future[Any] = Future(self, self._steps)
             self._submitted[number] = _Submission(gradient, out, future)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="commlib engine", daemon=True)
-                self._thread.start()
+                self._thread = self._world.start_thread(self._run)
             self._changed.notify_all()
             return future
 
     def wait_for(self, step: int) -> None:
         """Wait until a step is over; raise what went wrong in the thread."""
-        start = time.perf_counter()
+        start = self._world.now()
         with self._changed:
             self._changed.wait_for(lambda: self._steps > step or self._error is not None or self._is_closed)
-            self.waited_seconds += time.perf_counter() - start
+        waited = self._world.now() - start
+        with self._changed:
+            self.waited_seconds += waited
             if self._error is not None:
                 raise self._error
             if self._steps <= step:
@@ -190,9 +191,9 @@ class Engine:
             submission = self._wait_for(partial(self._submitted.get, number))
             if submission is None:
                 return None
-            start = time.perf_counter()
+            start = self._world.now()
             means.append(self.buckets.propose_bucket(number, submission.gradient, out=submission.out))
-            busy += time.perf_counter() - start
+            busy += self._world.now() - start
         self.busy_seconds = busy
         return means
 

@@ -5,6 +5,7 @@ The collectives below use only those, so that every transport moves the same byt
 results are bitwise equal on all ranks, in all runs, and on all transports.
 """
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -196,6 +197,16 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self.allgather_ints([])
+
+    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
+        """Return a thread that runs ``body``, which exchanges for this rank while others of it compute."""
+        thread = threading.Thread(target=body, name="commlib background", daemon=True)
+        thread.start()
+        return thread
+
+    def condition(self) -> threading.Condition:
+        """Return a condition with which such threads of this rank wait for each other."""
+        return threading.Condition()
 
     def watchdog(self, seconds: float) -> Watchdog:
         """Return a watchdog that ends the job when a rank waits longer than ``seconds``; collective.

@@ -1,81 +1,109 @@
-"""A virtual clock: events run in the order of its time, one rank at a time, so runs are deterministic."""
+"""A virtual clock: events run in the order of its time, one thread at a time, so runs are deterministic."""
 
 import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 
 from commlib.errors import PeerFailed
 
 Action = Callable[[], None]
 
 
-class Clock:
-    """The scheduler of ``size`` ranks, each a thread. ``time``: seconds since the run began.
+class Task:
+    """A thread of a rank, as the clock sees it. Nobody waits for the end of one ``in_background``."""
 
-    A rank runs until it waits or ends, and the clock stops meanwhile: so the rank that runs, and the event
+    def __init__(self, rank: int, *, in_background: bool = False) -> None:
+        self.rank, self.in_background = rank, in_background
+        self.gate = threading.Semaphore(0)
+        self.waits_for: tuple[Callable[[], bool], str] | None = None
+
+
+class Clock:
+    """The scheduler of ``size`` ranks, each a thread, or more. ``time``: seconds since the run began.
+
+    A thread runs until it waits or ends, and the clock stops meanwhile: so the one that runs, and the event
     that happens, is always the earliest one. Computing that takes virtual time is a wait for its end.
     """
 
     def __init__(self, size: int) -> None:
         self.time = 0.0
         self.failures: list[BaseException] = []
-        self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._order = count()  # breaks ties: events at the same time run in the order of their creation
-        self._events: list[tuple[float, int, int | None, Action]] = []
-        self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
-        for rank, gate in enumerate(self._gates):
-            self._schedule(0.0, rank, gate.release)
+        self._events: list[tuple[float, int, Task | None, Action]] = []
+        self._tasks: list[list[Task]] = [[] for _ in range(size)]  # of each rank, its own thread first
+        for rank in range(size):
+            self.add(Task(rank))
 
-    def begin(self, rank: int) -> None:
-        """Block until ``rank`` may run for the first time."""
-        self._gates[rank].acquire()
+    def add(self, task: Task) -> Task:
+        """Let a thread begin at this time."""
+        self._tasks[task.rank].append(task)
+        self._resume(task)
+        return task
+
+    def own(self, rank: int) -> Task:
+        """Return the thread that ``rank`` has from the start."""
+        return self._tasks[rank][0]
+
+    def begin(self, task: Task) -> None:
+        """Block until ``task`` may run for the first time."""
+        task.gate.acquire()
+
+    def end(self, task: Task) -> None:
+        """Let others run, as a thread in the background has ended."""
+        self._tasks[task.rank].remove(task)
+        self.next()
 
     def at(self, time: float, action: Action) -> None:
         """Schedule ``action`` at ``time``, which is not before now."""
         self._schedule(time, None, action)
 
-    def wait(self, rank: int, is_over: Callable[[], bool], what: str) -> None:
-        """Block until ``is_over()``; other ranks run meanwhile. Code that makes it true calls :meth:`wake`.
+    def wait(self, task: Task, is_over: Callable[[], bool], what: str) -> None:
+        """Block until ``is_over()``; others run meanwhile. Code that makes it true calls :meth:`wake`.
 
         ``what`` names the wait in errors.
-        Raises :class:`commlib.errors.PeerFailed` if a rank has failed, or no rank is left to make it true.
+        Raises :class:`commlib.errors.PeerFailed` if a rank has failed, or nobody is left to make it true.
         """
         if not self.failures and is_over():
             return
         if not self.failures:
-            self._waiting[rank] = is_over, what
+            task.waits_for = is_over, what
             self.next()
-            self._gates[rank].acquire()
+            task.gate.acquire()
         if self.failures:
             raise PeerFailed(f"{what}: another rank failed")
 
     def wake(self, rank: int) -> None:
-        """Resume ``rank`` at this time if its wait is over."""
-        if rank in self._waiting and self._waiting[rank][0]():
-            del self._waiting[rank]
-            self._schedule(self.time, rank, self._gates[rank].release)
+        """Resume the threads of ``rank`` whose waits are over at this time."""
+        for task in self._tasks[rank]:
+            if task.waits_for is not None and task.waits_for[0]():
+                task.waits_for = None
+                self._resume(task)
 
     def next(self) -> None:
-        """Run all events until the next rank may run, and resume that rank."""
+        """Run all events until the next thread may run, and resume that one."""
         while self._events:
-            self.time, _, rank, action = heapq.heappop(self._events)
+            self.time, _, task, action = heapq.heappop(self._events)
             action()
-            if rank is not None:
+            if task is not None:
                 return
-        if self._waiting:
-            _, what = self._waiting[min(self._waiting)]
-            self.fail(PeerFailed(f"{what}: it never comes, all others have ended or wait"))
+        waiting = [task for task in chain(*self._tasks) if task.waits_for and not task.in_background]
+        if waiting:
+            waits = [task.waits_for[1] for task in self._tasks[waiting[0].rank] if task.waits_for]
+            self.fail(PeerFailed(f"{'; '.join(waits)}: it never comes, all others have ended or wait"))
 
     def fail(self, error: BaseException) -> None:
-        """Record an error and end all ranks that wait or have not begun."""
+        """Record an error and end all threads that wait or have not begun."""
         self.failures.append(error)
-        for gate in self._gates:
-            gate.release()
+        for task in chain(*self._tasks):
+            task.gate.release()
 
-    def _schedule(self, time: float, rank: int | None, action: Action) -> None:
-        heapq.heappush(self._events, (time, next(self._order), rank, action))
+    def _resume(self, task: Task) -> None:
+        self._schedule(self.time, task, task.gate.release)
+
+    def _schedule(self, time: float, task: Task | None, action: Action) -> None:
+        heapq.heappush(self._events, (time, next(self._order), task, action))
 
 
 class Line:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from commlib.network import Network
-from commlib.transport.clock import Action, Clock, Line
+from commlib.transport.clock import Action, Clock, Line, Task
 
 SLICE_SECONDS = 2e-3  # time slice of a rank on a shared core
 
@@ -82,38 +82,38 @@ class Cluster:
 class Processors:
     """Cores that all ranks share: computing takes as much virtual time as processor time on this machine."""
 
-    def __init__(self, clock: Clock, cores: int, ranks: int) -> None:
+    def __init__(self, clock: Clock, cores: int) -> None:
         self._clock, self._line = clock, Line(cores)
-        self._counted_until = [0.0] * ranks  # of each rank's thread
-        self._outside = [0] * ranks  # nesting depth of calls of the transport
+        self._counted_until: dict[Task, float] = {}
+        self._outside: Counter[Task] = Counter()  # nesting depth of calls of the transport
 
     @contextmanager
-    def pause(self, rank: int) -> Iterator[None]:
-        """Charge the rank's computing so far to the clock; the transport's work in the body is free."""
-        if not self._outside[rank]:
-            self._catch_up(rank, time.thread_time() - self._counted_until[rank])
-        self._outside[rank] += 1
+    def pause(self, task: Task) -> Iterator[None]:
+        """Charge the computing of a thread so far to the clock; the transport's work in the body is free."""
+        if not self._outside[task]:
+            self._catch_up(task, time.thread_time() - self._counted_until[task])
+        self._outside[task] += 1
         try:
             yield
         finally:
-            self._outside[rank] -= 1
-            if not self._outside[rank]:
-                self._counted_until[rank] = time.thread_time()
+            self._outside[task] -= 1
+            if not self._outside[task]:
+                self.begin(task)
 
-    def _catch_up(self, rank: int, seconds: float) -> None:
+    def _catch_up(self, task: Task, seconds: float) -> None:
         clock, is_done = self._clock, [False]
 
         def end() -> None:
             is_done[0] = True
             self._line.leave()
-            clock.wake(rank)
+            clock.wake(task.rank)
 
         while seconds > 0:
             length, is_done[0] = min(seconds, SLICE_SECONDS), False
             self._line.enter(lambda length=length: clock.at(clock.time + length, end))  # type: ignore[misc]
-            clock.wait(rank, lambda: is_done[0], "computing")
+            clock.wait(task, lambda: is_done[0], "computing")
             seconds -= length
 
-    def begin(self, rank: int) -> None:
-        """Count the rank's computing from here on."""
-        self._counted_until[rank] = time.thread_time()
+    def begin(self, task: Task) -> None:
+        """Count the computing of a thread, which calls this, from here on."""
+        self._counted_until[task] = time.thread_time()

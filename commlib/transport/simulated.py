@@ -19,7 +19,7 @@ from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.network import Network, node_of_ranks
 from commlib.transport.base import Communicator, Integers, Request, check_color
-from commlib.transport.clock import Clock
+from commlib.transport.clock import Clock, Task
 from commlib.transport.machines import Cluster, Processors, Transfer
 
 Result = TypeVar("Result")
@@ -33,6 +33,11 @@ class _Job:
         self.arrays = arrays
         self.mailboxes: defaultdict[tuple[Any, int, int], _Mailbox] = defaultdict(_Mailbox)
         self.meetings: dict[tuple[Any, int], _Meeting] = {}
+        self.background: dict[int, Task] = {}  # by the identifiers of their threads
+
+    def task(self, rank: int) -> Task:
+        """Return what the clock knows of this thread: any that is not in the background is the rank's own."""
+        return self.background.get(threading.get_ident()) or self.clock.own(rank)
 
 
 class _Meeting:
@@ -111,6 +116,60 @@ class _Mailbox:
             self._receipts.append(receipt)
 
 
+class _Condition(threading.Condition):
+    """Threads of one rank that wait for each other in virtual time; no time passes while one has the lock."""
+
+    def __init__(self, comm: "SimulatedCommunicator") -> None:
+        super().__init__()
+        self._comm = comm
+
+    def __enter__(self) -> bool:
+        self._comm.now()  # charges what was computed, which may take virtual time
+        return super().__enter__()
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        self.release()
+        try:
+            self._comm.pass_time(lambda: bool(predicate()), "waiting for another thread of the rank")
+        finally:
+            self.acquire()
+        return predicate()
+
+    def notify_all(self) -> None:
+        self._comm.wake()
+
+
+class _Background(threading.Thread):
+    """A thread of a rank beside its own; both run in virtual time."""
+
+    def __init__(
+        self, comm: "SimulatedCommunicator", job: _Job, task: Task, body: Callable[[], None]
+    ) -> None:
+        super().__init__(name=f"{comm}, background", daemon=True)
+        self._comm, self._job, self._task, self._body = comm, job, task, body
+        self._has_ended = False
+
+    def run(self) -> None:
+        job, task = self._job, self._task
+        job.background[threading.get_ident()] = task
+        job.clock.begin(task)
+        if job.processors is not None:
+            job.processors.begin(task)
+        try:
+            self._body()
+            self._comm.now()  # charges what was computed last
+        except BaseException as error:  # noqa: BLE001 - raised again where the ranks were started
+            job.clock.fail(error)
+            return
+        del job.background[threading.get_ident()]
+        self._has_ended = True
+        self._comm.wake()
+        job.clock.end(task)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._comm.pass_time(lambda: self._has_ended, "waiting for the end of a thread")
+
+
 class SimulatedCommunicator(Communicator):
     """Ranks that are threads of this process. ``members``: their ranks in the world."""
 
@@ -132,15 +191,34 @@ class SimulatedCommunicator(Communicator):
     def pass_time(self, is_over: Callable[[], bool], what: str) -> None:
         """Wait in virtual time; see :meth:`Clock.wait`."""
         with self._transport():
-            self._job.clock.wait(self._world_rank, is_over, f"{self}, {what}")
+            self._job.clock.wait(self._job.task(self._world_rank), is_over, f"{self}, {what}")
+
+    def compute(self, seconds: float) -> None:
+        """Let so much virtual time pass for this thread: computing of known length, on a GPU of its own."""
+        if not 0 <= seconds < float("inf"):
+            raise InvalidArgument(f"seconds: expected a number from 0, got {seconds!r}")
+        clock, end = self._job.clock, self.now() + seconds
+        clock.at(end, self.wake)
+        self.pass_time(lambda: clock.time >= end, "computing")
+
+    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
+        """See :meth:`Communicator.start_thread`; the thread runs in virtual time, beside the rank's own."""
+        task = self._job.clock.add(Task(self._world_rank, in_background=True))
+        thread = _Background(self, self._job, task, body)
+        thread.start()
+        return thread
+
+    def condition(self) -> threading.Condition:
+        """See :meth:`Communicator.condition`; who waits for it waits in virtual time."""
+        return _Condition(self)
 
     def _transport(self) -> AbstractContextManager[None]:
         """Return a context for work of the transport, which is not computing of the rank."""
         processors = self._job.processors
-        return nullcontext() if processors is None else processors.pause(self._world_rank)
+        return nullcontext() if processors is None else processors.pause(self._job.task(self._world_rank))
 
     def wake(self) -> None:
-        """Resume this rank if its wait is over."""
+        """Resume the threads of this rank whose waits are over."""
         self._job.clock.wake(self._world_rank)
 
     def _free(self) -> None:
@@ -262,8 +340,9 @@ def run(
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.
 
-    Computing takes no virtual time, unless ``cores`` sets how many cores all ranks share: then it takes as
-    much virtual time as processor time here, and runs repeat except for that.
+    Computing takes no virtual time, but for what ``comm.compute(seconds)`` stands for, unless ``cores`` sets
+    how many cores all ranks share: then it takes as much virtual time as processor time here, and runs repeat
+    except for that. A :class:`commlib.Engine` exchanges in virtual time while its rank computes.
 
     ``arrays``: the module whose arrays gradients are. With ``cupy`` all ranks share the current GPU, and its
     default stream.
@@ -280,17 +359,17 @@ def run(
     if cores is not None and cores < 1:
         raise InvalidArgument(f"cores: expected at least 1, got {cores}")
     clock = Clock(world_size)
-    processors = None if cores is None else Processors(clock, cores, world_size)
+    processors = None if cores is None else Processors(clock, cores)
     job = _Job(Cluster(clock, nodes, network or Network(), record), processors, arrays)
     results: list[Any] = [None] * world_size
 
     def body(rank: int) -> None:
-        clock.begin(rank)
+        clock.begin(clock.own(rank))
         if clock.failures:
             return
         try:
             if processors is not None:
-                processors.begin(rank)
+                processors.begin(clock.own(rank))
             results[rank] = function(SimulatedCommunicator(job, "world", rank, range(world_size)))
             clock.next()
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread

@@ -4,6 +4,7 @@ TCP's own checksum has 16 bits and ends at the network card. Here a digest of 64
 message; the sender computes it and the receiver compares it with the digest of what arrived.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,14 @@ class VerifiedCommunicator(Communicator):
     def split(self, color: int) -> "VerifiedCommunicator":
         """See :meth:`Communicator.split`."""
         return VerifiedCommunicator(self._comm.split(color))
+
+    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
+        """See :meth:`Communicator.start_thread`."""
+        return self._comm.start_thread(body)
+
+    def condition(self) -> threading.Condition:
+        """See :meth:`Communicator.condition`."""
+        return self._comm.condition()
 
     def watchdog(self, seconds: float) -> Watchdog:
         """See :meth:`Communicator.watchdog`."""

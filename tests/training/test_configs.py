@@ -17,8 +17,10 @@ from training.models import IMAGES, MODELS
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 PRESETS = sorted(FOLDER.glob("presets/*.yaml"))
-NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10", "ptb", "bert"))]
-TEXT = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm"]
+NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10", "ptb", "bert", "wmt17"))]
+WINDOWS = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm"]
+TEXT = [*WINDOWS, "ende_transformer", "intents_lstm", "wmt17_transformer"]
+OF_PACKAGES = ("brown", "ende", "intents")  # whose files scripts/get_data.sh leaves where they are looked for
 PICTURES = [name for name in CONFIGS if name not in TEXT]
 PICTURES_AT_A_PATH = [name for name in PICTURES if name in NEED_A_PATH]
 IMAGENET = [name for name in CONFIGS if name.startswith("imagenet")]
@@ -73,9 +75,9 @@ def included(path: Path) -> list[Path]:
 def test_all_that_were_promised_are_there():
     assert list(CONFIGS) == [
         *("bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm"),
-        *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars"),
+        *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars", "ende_transformer"),
         *("imagenet_resnet50_90epochs", "imagenet_resnet50_dawnbench", "imagenet_vgg19"),
-        *("mnist5k", "ptb_lstm", "synthetic"),
+        *("intents_lstm", "mnist5k", "ptb_lstm", "synthetic", "wmt17_transformer"),
     ]
 
 
@@ -110,7 +112,7 @@ def test_every_preset_is_used(path):
 def test_without_a_path_one_line_says_that_it_is_missing(name):
     with pytest.raises(ConfigurationError) as caught:
         load(CONFIGS[name])
-    dataset = "text" if name in TEXT else name.split("_")[0]
+    dataset = {"wmt17_transformer": "parallel_text"}.get(name, "text" if name in TEXT else name.split("_")[0])
     expected = f"dataset: dataset {dataset}: path: expected a folder or URL, got none"
     assert str(caught.value) == f"{CONFIGS[name]}: {expected}"
 
@@ -124,7 +126,7 @@ def test_the_readme_names_each():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_path_is_needed_where_the_data_set_takes_one(name):
     takes_path = "path" in inspect.signature(DATASETS[load_shipped(name).dataset.name]).parameters
-    assert takes_path == (name in NEED_A_PATH or name.startswith("brown"))
+    assert takes_path == (name in NEED_A_PATH or name.startswith(OF_PACKAGES))
 
 
 @pytest.mark.parametrize(
@@ -281,11 +283,28 @@ def test_resnet20_has_the_settings_of_gtopk():
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_models_of_text_are_of_their_task_and_take_its_windows(name):
+def test_models_of_text_are_of_their_task_and_take_its_sequences(name):
     config = load_shipped(name)
     assert MODELS[config.model.name].kind == config.task.make().signature.kind
     longest = getattr(MODELS[config.model.name].checked(config.model.options), "longest", math.inf)
-    assert all(phase.sequence_length <= longest for phase in config.phases)
+    assert all(getattr(phase, "sequence_length", 0) <= longest for phase in config.phases)
+
+
+def test_wmt17_has_the_settings_of_its_papers():
+    config = load_shipped("wmt17_transformer")
+    (phase,) = config.phases
+    assert (config.model.name, config.precision, phase.steps) == ("transformer", "float16", 22_000)
+    assert (phase.reducer.name, phase.reducer.density) == ("hitopk", 0.01)
+    assert (config.optimizer.beta_2, config.optimizer.epsilon, phase.label_smoothing) == (0.98, 1e-9, 0.1)
+    rate = phase.learning_rate.resolved(Span(22_000, 260, 4096 * 128))
+    rates = [rate.at(step, 22_000) for step in (0, 3999, 15_999)]
+    assert rates == pytest.approx([512**-0.5 * 4000**-1.5, 512**-0.5 * 4000**-0.5, 512**-0.5 * 16_000**-0.5])
+
+
+def test_intents_have_the_density_of_sparcml_for_atis():
+    phase = load_shipped("intents_lstm").phases[0]
+    assert (phase.reducer.name, phase.reducer.selector) == ("ssar_split", "bucketed")
+    assert phase.reducer.density * 512 == 2
 
 
 def test_ptb_has_the_settings_of_gtopk():
@@ -314,11 +333,13 @@ def test_bert_has_the_steps_and_density_of_oktopk_and_the_rates_of_lamb():
     assert phase.learning_rate.warmup.steps * 320 == phase.steps
 
 
-def test_the_brown_corpus_is_looked_for_where_the_script_leaves_it(monkeypatch):
+@pytest.mark.parametrize("name", ["brown_lstm", "ende_transformer", "intents_lstm"])
+def test_text_of_packages_is_looked_for_where_the_script_leaves_it(name, monkeypatch):
+    folder = name.split("_")[0]
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert load_shipped("brown_lstm").dataset.path == "/data/cloudtrain/brown"
+    assert load_shipped(name).dataset.path == f"/data/cloudtrain/{folder}"
     monkeypatch.delenv("XDG_DATA_HOME")
-    assert load_shipped("brown_lstm").dataset.path == "~/.local/share/cloudtrain/brown"
+    assert load_shipped(name).dataset.path == f"~/.local/share/cloudtrain/{folder}"
     script = (FOLDER.parent / "scripts" / "get_data.sh").read_text()
     assert "XDG_DATA_HOME:-" in script and "/.local/share}/cloudtrain/$name" in script
 

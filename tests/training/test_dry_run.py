@@ -20,6 +20,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = {
     "images": ["model=resnet8"],
     "lstm_lm": ["model=lstm_lm_small"],
+    "transformer": ["model=transformer_small", "dataset.vocabulary.size=1000"],
     "bert_base": ["model=bert_small", "dataset.vocabulary.size=1000"],
 }
 
@@ -73,9 +74,12 @@ def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(
         assert phase.steps == 1
         if config.task.name == "image_classification":
             assert MODELS[config.model.name].smallest_side <= phase.input_size <= whole.input_size
-        else:
+        elif config.task.name != "text_classification":
             assert 1 < phase.sequence_length <= min(8, whole.sequence_length)
-        assert phase.batch_size == 2 * config.accumulate
+        if config.task.name == "translation":
+            assert phase.tokens == 4 * config.accumulate * phase.sequence_length
+        else:
+            assert phase.batch_size == 2 * config.accumulate
 
 
 def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():

@@ -137,3 +137,15 @@ def test_a_ring_is_no_incast():
 def test_an_incast_that_cannot_be_is_refused(incast):
     with pytest.raises(InvalidArgument, match=rf"^incast: expected a factor from 1, got {incast}$"):
         Link(0.0, 0.0, incast)
+
+
+@pytest.mark.parametrize("cores, times_as_long", [(1, 2), (2, 1)])
+def test_threads_of_a_rank_share_the_cores_too(cores, times_as_long):
+    def body(comm):
+        thread = comm.start_thread(compute)
+        compute()
+        thread.join()
+        return comm.now()
+
+    (seconds,) = simulated.run(body, 1, cores=cores)
+    assert seconds == pytest.approx(times_as_long * WORK_SECONDS)

@@ -93,7 +93,7 @@ def test_no_rank_begins_to_wait_after_a_failure():
     clock = Clock(2)
     clock.fail(Broken("over"))
     with pytest.raises(PeerFailed, match="rank 1 of 2: another rank failed"):
-        clock.wait(1, lambda: False, "rank 1 of 2")
+        clock.wait(clock.own(1), lambda: False, "rank 1 of 2")
 
 
 WAITS = {
@@ -410,3 +410,80 @@ def test_an_array_that_cannot_be_written_is_refused_and_hangs_no_rank():
 
     with pytest.raises(AssertionError):
         simulated.run(body, 2)
+
+
+# ------------------------------------------------------------- threads of a rank
+
+
+def test_what_threads_of_a_rank_compute_takes_the_time_of_the_longest():
+    def body(comm):
+        thread = comm.start_thread(lambda: comm.compute(3.0))
+        comm.compute(2.0)
+        own = comm.now()
+        thread.join()
+        return own, comm.now()
+
+    assert simulated.run(body, 2) == [(2.0, 3.0)] * 2
+
+
+def test_a_thread_exchanges_while_the_rank_computes():
+    def body(comm):
+        incoming, arrived = np.zeros(8, np.uint8), []
+
+        def exchange():
+            request = comm.send(np.full(8, comm.rank, np.uint8), 1 - comm.rank)
+            comm.receive(incoming, 1 - comm.rank).wait()
+            request.wait()
+            arrived.append(comm.now())
+
+        thread = comm.start_thread(exchange)
+        comm.compute(5.0)
+        thread.join()
+        return arrived, comm.now(), incoming[0]
+
+    # 16 s and 1 s a byte between nodes: the computing is over by then
+    assert simulated.run(body, 2, 1, NETWORK) == [([24.0], 24.0, 1), ([24.0], 24.0, 0)]
+
+
+def test_threads_of_a_rank_wait_for_each_other_in_virtual_time():
+    def body(comm):
+        changed, given, taken = comm.condition(), [], []
+
+        def take():
+            for _ in range(2):
+                with changed:
+                    assert changed.wait_for(lambda: given)
+                    taken.append((given.pop(), comm.now()))
+                    changed.notify_all()
+
+        thread = comm.start_thread(take)
+        for number in range(2):
+            comm.compute(4.0)
+            with changed:
+                given.append(number)
+                changed.notify_all()
+        thread.join()
+        return taken
+
+    assert simulated.run(body, 1) == [[(0, 4.0), (1, 8.0)]]
+
+
+def test_a_thread_that_waits_for_ever_is_a_deadlock_only_if_its_rank_waits_too():
+    def body(comm, *, joins):
+        thread = comm.start_thread(lambda: comm.receive(np.zeros(1), 0).wait())
+        if joins:
+            thread.join()
+        return comm.rank
+
+    assert simulated.run(lambda comm: body(comm, joins=False), 2) == [0, 1]
+    message = (
+        "^rank 0 of 1, waiting for the end of a thread; rank 0 of 1, receiving from rank 0: it never comes"
+    )
+    with pytest.raises(PeerFailed, match=message):
+        simulated.run(lambda comm: body(comm, joins=True), 1)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_computing_takes_a_number_of_seconds(seconds):
+    with pytest.raises(InvalidArgument, match=f"seconds: expected a number from 0, got {seconds!r}"):
+        simulated.run(lambda comm: comm.compute(seconds), 1)

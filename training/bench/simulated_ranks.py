@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from commlib import Communicator, Report, Topology, select
 from commlib.tensorflow import DistributedGradients
@@ -98,6 +99,11 @@ class RanksLearner(Learner):
 
     def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
         super().__init__(config, topology, data, profile)
+        self.config = self.config.model_copy(update={"accumulate": self.ranks.count})
+        self.task.carried = [  # it has the rows of all ranks
+            tf.Variable(each[: each.shape[0] // self.ranks.count], trainable=False)
+            for each in self.task.carried
+        ]
         self.gradients.close()
         self._carried: list[list[Any]] = []  # what the task carries over batches, of each rank
         options = self.gradients.config
@@ -219,11 +225,20 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
                 pass
             return None
         learner = type("RanksLearner", (RanksLearner,), {"ranks": ranks})
-        parts = config.model_copy(update={"accumulate": ranks.count})
-        summary = Trainer(parts, topology=Topology(world()), learner=learner).fit()
+        summary = Trainer(_in_parts(config, ranks.count), topology=Topology(world()), learner=learner).fit()
         ranks.end()
         return summary
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
     assert summary is not None  # of rank 0
     return summary, ranks.seen
+
+
+def _in_parts(config: Config, parts: int) -> Config:
+    """Return the configuration for batches that are cut into parts, where its task lets them."""
+    cut = config.model_copy(update={"accumulate": parts})
+    try:
+        config.task.make().check(cut)
+    except ValueError:  # it carries a state along its rows, of which each rank has its own here
+        return config
+    return cut

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from training.config.config import Config
 
 TEST_TOKENS = 2048  # of one rank at a step, padding included
+SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search has of a model
 EXAMPLES = 3  # translations that are shown after a test
 # Of a dry run:
 TINY_WORDS = 7
@@ -151,9 +152,9 @@ class Translation(Task):
     def make_model(self, config: "Config", dataset: ParallelTextDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""
         model = super().make_model(config, dataset)
-        if missing := [each for each in ("encode", "decode", "start", "longest") if not hasattr(model, each)]:
+        if missing := [each for each in SEARCHED if not hasattr(model, each)]:
             raise ValueError(
-                f"model: expected one that beam search can use, with encode, decode, start and longest, "
+                f"model: expected one that beam search can use, with {', '.join(SEARCHED)}, "
                 f"{config.model.name} has no {', '.join(missing)}"
             )
         return model
