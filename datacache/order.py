@@ -65,7 +65,7 @@ def hashed(numbers: Ids, *key: int) -> npt.NDArray[np.uint64]:
     """Return 64 bits for each number, uniform and independent for all numbers and keys.
 
     >>> hashed(np.array([1, 2, 1]), 7) % 10
-    array([9, 0, 9], dtype=uint64)
+    array([7, 1, 7], dtype=uint64)
     """
     out = np.empty(len(numbers), np.uint64)
     _hash(numbers.astype(np.int64, copy=False), key_of(*key), out)

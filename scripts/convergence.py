@@ -31,7 +31,7 @@ from scripts.drawing.pages import with_block
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "scripts" / "convergence.yaml"
 PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
-RECORDS = ROOT / "benchmarks" / "results" / "convergence.jsonl"
+RECORDS = PICTURES / "records.jsonl"
 LOOK_EVERY = 10  # steps
 
 
