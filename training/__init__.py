@@ -7,7 +7,12 @@
 on all ranks, or ``cloudtrain launch -np 4 configs/digits.yaml``.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# Where colorama is installed, as with sacrebleu, Numba has it print escape sequences when a process ends, to
+# standard output and behind JSON, too. Read when Numba is imported.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer

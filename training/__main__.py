@@ -4,7 +4,8 @@ import sys
 from importlib.util import find_spec
 
 USAGE_ERROR = 2
-NEEDED = ("tensorflow", "keras", "pydantic", "rich", "sklearn", "typer", "yaml")  # of the extra train
+# Of the extra train.
+NEEDED = ("tensorflow", "keras", "pydantic", "rich", "sacrebleu", "sentencepiece", "sklearn", "typer", "yaml")
 
 
 def main() -> None:
