@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from commlib.errors import InvalidArgument
+from training.models.text_options import AttentionOptions
 
 PAD = 0
 """The token that fills sequences up, which no position attends to."""
@@ -154,6 +155,24 @@ def kernels(deviation: float | None) -> Any:
     if deviation is None:
         return keras.initializers.GlorotUniform()
     return keras.initializers.TruncatedNormal(stddev=deviation)
+
+
+def blocks(options: AttentionOptions, *, pre: bool, epsilon: float, deviation: float) -> list[Block]:
+    """Return the blocks of a model of one stack, without attention to a memory; see :class:`Block`."""
+    return [
+        Block(
+            options.width,
+            options.heads,
+            options.hidden,
+            options.dropout,
+            activation="gelu",
+            pre=pre,
+            epsilon=epsilon,
+            deviation=deviation,
+            name=f"block_{number}",
+        )
+        for number in range(options.layers)
+    ]
 
 
 class TiedEmbedding(layers.Embedding):  # type: ignore[misc]

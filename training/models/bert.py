@@ -6,7 +6,7 @@ import keras
 from keras import layers, ops
 
 from training.models import text_options
-from training.models.attention import Block, TiedEmbedding, checked_length, kernels, tokens_in
+from training.models.attention import TiedEmbedding, blocks, checked_length, kernels, tokens_in
 
 DEVIATION, EPSILON = 0.02, 1e-12
 
@@ -33,20 +33,7 @@ class Bert(keras.Model):  # type: ignore[misc]  # Keras has no types
         self.positions = layers.Embedding(self.longest, width, kernels(DEVIATION), name="positions")
         self.begin = layers.LayerNormalization(epsilon=EPSILON, name="begin_norm")
         self.dropout = layers.Dropout(options.dropout)
-        self.blocks = [
-            Block(
-                width,
-                options.heads,
-                options.hidden,
-                options.dropout,
-                activation="gelu",
-                pre=False,
-                epsilon=EPSILON,
-                deviation=DEVIATION,
-                name=f"block_{number}",
-            )
-            for number in range(options.layers)
-        ]
+        self.blocks = blocks(options, pre=False, epsilon=EPSILON, deviation=DEVIATION)
         self.transform = layers.Dense(width, "gelu", kernel_initializer=kernels(DEVIATION), name="transform")
         self.end = layers.LayerNormalization(epsilon=EPSILON, name="end_norm")
         self.table = (

@@ -6,7 +6,7 @@ import keras
 from keras import layers, ops
 
 from training.models import text_options
-from training.models.attention import Block, TiedEmbedding, causal, checked_length, kernels
+from training.models.attention import TiedEmbedding, blocks, causal, checked_length, kernels
 
 DEVIATION, EPSILON = 0.02, 1e-5
 
@@ -30,20 +30,7 @@ class Gpt(keras.Model):  # type: ignore[misc]  # Keras has no types
         self.embedding = TiedEmbedding(vocabulary_size, width, kernels(DEVIATION), name="embedding")
         self.positions = layers.Embedding(self.longest, width, kernels(DEVIATION), name="positions")
         self.dropout = layers.Dropout(options.dropout)
-        self.blocks = [
-            Block(
-                width,
-                options.heads,
-                options.hidden,
-                options.dropout,
-                activation="gelu",
-                pre=True,
-                epsilon=EPSILON,
-                deviation=DEVIATION,
-                name=f"block_{number}",
-            )
-            for number in range(options.layers)
-        ]
+        self.blocks = blocks(options, pre=True, epsilon=EPSILON, deviation=DEVIATION)
         self.end = layers.LayerNormalization(epsilon=EPSILON, name="end_norm")
 
     def build(self, shape: Any) -> None:

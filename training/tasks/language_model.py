@@ -11,8 +11,9 @@ from datacache import Batch, BatchSpec, Collation, Manifest, Pools, Preprocessin
 from datacache.text_orders import TextOrder
 from training.datasets import TextDataset
 from training.models import NEXT_TOKENS
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Task, Tested, Tiny
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, Tiny
 from training.tasks.text import (
+    TextTask,
     WindowPhase,
     check_lengths,
     check_orders,
@@ -33,7 +34,7 @@ TEST_WINDOWS = 32  # of one rank at a step
 TEST_STREAMS = 32  # of all ranks: however many there are, the same tokens have the same text before them
 
 
-class LanguageModel(Task):
+class LanguageModel(TextTask):
     """Running text: the cross-entropy of each token, given those before it.
 
     ``streams``: whether the text is read in streams, side by side, along which the model carries its state
@@ -97,10 +98,6 @@ class LanguageModel(Task):
     def size(self, batch: Batch) -> int:
         """See :meth:`Task.size`."""
         return int(np.count_nonzero(batch.arrays[2]))
-
-    def identity(self, dataset: TextDataset) -> str:
-        """See :meth:`Task.identity`."""
-        return f"vocabulary {dataset.vocabulary.fingerprint}"
 
     def make_model(self, config: "Config", dataset: TextDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""

@@ -14,8 +14,9 @@ from training.datasets import TextDataset
 from training.datasets.vocabulary import MASK, SPECIAL
 from training.models import MASKED_TOKENS
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Task, Tiny
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny
 from training.tasks.text import (
+    TextTask,
     WindowPhase,
     check_lengths,
     check_orders,
@@ -36,7 +37,7 @@ _CHOSEN, _CHANGED, _REPLACED = range(20, 23)  # keys of what is drawn for a toke
 _BITS = 53  # of a float's fraction
 
 
-class MaskedLanguageModel(Task):
+class MaskedLanguageModel(TextTask):
     """Running text: the cross-entropy of tokens that are hidden, given those on both sides.
 
     ``share``: of the tokens, those that are to be found. Of these 80 % are replaced by the mask, 10 % by
@@ -101,10 +102,6 @@ class MaskedLanguageModel(Task):
     def size(self, batch: Batch) -> int:
         """See :meth:`Task.size`: all tokens, not only those that are hidden."""
         return int(np.count_nonzero(batch.arrays[1]))
-
-    def identity(self, dataset: TextDataset) -> str:
-        """See :meth:`Task.identity`."""
-        return f"vocabulary {dataset.vocabulary.fingerprint}"
 
     def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
         """See :meth:`Task.specs`: tokens, some of them hidden, as they are, and their weights."""

@@ -189,12 +189,14 @@ class Task(ABC):
 
         Raises a ``ValueError`` of one line where a phase's epoch has no step.
         """
-        dataset = config.make_dataset()
+        return Tiny(config.dataset, config.phases, self.epochs(config, config.make_dataset(), ranks))
+
+    def epochs(self, config: "Config", dataset: Any, ranks: int) -> list[EpochSize]:
+        """Return the size of an epoch of each phase, on a data set that was made; errors as of ``tiny``."""
         samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
         self.check_samples(samples)
         orders = [self.inputs(phase, samples).training.order for phase in config.phases]
-        sizes = [EpochSize(order.steps(), order.global_batch) for order in orders]
-        return Tiny(config.dataset, config.phases, sizes)
+        return [EpochSize(order.steps(), order.global_batch) for order in orders]
 
     # ------------------------------------------------------------------------------------------- data
 

@@ -15,7 +15,7 @@ from training.config.records import DatasetRecord
 from training.config.schema import Count
 from training.datasets.vocabulary import PAD
 from training.models import MODELS
-from training.tasks.task import EpochSize, Samples, Task, Tiny
+from training.tasks.task import Samples, Task, Tiny
 
 if TYPE_CHECKING:
     from training.config.config import Config
@@ -25,6 +25,14 @@ LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 TINY_BATCH = 2  # rows in a step of one rank, and for each part of `accumulate`
 TINY_LENGTH = 8  # tokens
 TINY_WORDS = 12
+
+
+class TextTask(Task):
+    """A task whose samples are tokens of a vocabulary: its weights belong to that."""
+
+    def identity(self, dataset: Any) -> str:
+        """See :meth:`Task.identity`."""
+        return f"vocabulary {dataset.vocabulary.fingerprint}"
 
 
 class WindowPhase(records.Phase):
@@ -105,9 +113,7 @@ def perplexity_of(cross_entropy: float) -> float:
 def tiny_text(task: Task, config: "Config", ranks: int) -> Tiny:
     """Return generated text of a vocabulary of the same size, and short windows of it, for a dry run."""
     dataset: Any = config.make_dataset()
-    samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
-    task.check_samples(samples)
-    orders = [task.inputs(phase, samples).training.order for phase in config.phases]
+    epochs = task.epochs(config, dataset, ranks)
     batch = TINY_BATCH * config.accumulate
     phases = [
         phase.model_copy(
@@ -125,5 +131,5 @@ def tiny_text(task: Task, config: "Config", ranks: int) -> Tiny:
     return Tiny(
         DatasetRecord.model_validate({"name": "synthetic_text", **options}),
         phases,
-        [EpochSize(order.steps(), order.global_batch) for order in orders],
+        epochs,
     )

@@ -13,8 +13,8 @@ from training.config.schema import Count
 from training.datasets import LabelledTextDataset
 from training.models import TEXT_CLASSES
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Task, Tiny
-from training.tasks.text import padded
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny
+from training.tasks.text import TextTask, padded
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +32,7 @@ class TextPhase(records.Phase):
     """Texts in a step of one rank."""
 
 
-class TextClassification(Task):
+class TextClassification(TextTask):
     """Texts with one label each: the cross-entropy of a model's logits ``(batch, classes)``."""
 
     Phase = TextPhase
@@ -60,7 +60,7 @@ class TextClassification(Task):
 
     def tiny(self, config: "Config", ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated texts of a vocabulary of the same size, of as many classes."""
-        whole, dataset = super().tiny(config, ranks), cast(LabelledTextDataset, config.make_dataset())
+        dataset = cast(LabelledTextDataset, config.make_dataset())
         batch = TINY_BATCH * config.accumulate
         options = {
             "kind": "labelled",
@@ -72,7 +72,7 @@ class TextClassification(Task):
         return Tiny(
             DatasetRecord.model_validate({"name": "synthetic_text", **options}),
             [phase.model_copy(update={"batch_size": batch}) for phase in config.phases],
-            whole.epochs,
+            self.epochs(config, dataset, ranks),
         )
 
     def inputs(self, phase: TextPhase, samples: Samples) -> Inputs:
@@ -81,10 +81,6 @@ class TextClassification(Task):
         training = Order(len(samples.training), 1, phase.batch_size * samples.ranks, samples.config.seed)
         test = EvaluationOrder(len(samples.test), TEST_BATCH, samples.ranks)
         return Inputs(Reading(training, texts, preprocessing), Reading(test, texts, preprocessing))
-
-    def identity(self, dataset: LabelledTextDataset) -> str:
-        """See :meth:`Task.identity`."""
-        return f"vocabulary {dataset.vocabulary.fingerprint}"
 
     def specs(self, phase: TextPhase, samples: Samples) -> Sequence[Any]:
         """See :meth:`Task.specs`: tokens, and labels."""

@@ -18,8 +18,16 @@ from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import END, PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import EpochSize, Evaluation, Inputs, Metric, Reading, Samples, Task, Tested, Tiny
-from training.tasks.text import check_lengths, check_orders, longest_of, padded, perplexity_of, weights_of
+from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny
+from training.tasks.text import (
+    TextTask,
+    check_lengths,
+    check_orders,
+    longest_of,
+    padded,
+    perplexity_of,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -45,7 +53,7 @@ class TranslationPhase(records.Phase):
     """Label smoothing: share of the weight of each token that is spread over the vocabulary."""
 
 
-class Translation(Task):
+class Translation(TextTask):
     """Sentences and their translations: a model from ``[source, target]`` to logits of the tokens to come.
 
     ``beams`` and ``length_penalty``: of the beam search for translations of the test part, see
@@ -93,9 +101,7 @@ class Translation(Task):
     def tiny(self, config: "Config", ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated pairs of a vocabulary of the same size."""
         dataset: Any = config.make_dataset()
-        samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
-        self.check_samples(samples)
-        orders = [_training_order(phase, samples) for phase in _phases(config)]
+        epochs = self.epochs(config, dataset, ranks)
         length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in _phases(config)))
         sentences = TINY_SENTENCES * config.accumulate
         small = {"tokens": sentences * length, "sequence_length": length}
@@ -109,7 +115,7 @@ class Translation(Task):
         return Tiny(
             DatasetRecord.model_validate({"name": "synthetic_text", **options}),
             [phase.model_copy(update=small) for phase in config.phases],
-            [EpochSize(order.steps(), order.global_batch) for order in orders],
+            epochs,
         )
 
     def check_samples(self, samples: Samples) -> None:
@@ -144,10 +150,6 @@ class Translation(Task):
     def size(self, batch: Batch) -> int:
         """See :meth:`Task.size`: tokens of targets."""
         return int(np.count_nonzero(batch.arrays[2]))
-
-    def identity(self, dataset: ParallelTextDataset) -> str:
-        """See :meth:`Task.identity`."""
-        return f"vocabulary {dataset.vocabulary.fingerprint}"
 
     def make_model(self, config: "Config", dataset: ParallelTextDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""
