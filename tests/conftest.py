@@ -62,13 +62,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("large")]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what was imported and collected, a million objects, out of each collection of garbage.
+def leave_out_of_collections() -> None:
+    """Leave what there is, a million objects, out of later collections of garbage.
 
     Keras makes one whenever a test clears its session, which took half a second.
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    leave_out_of_collections()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and nextitem.path != item.path:
+        leave_out_of_collections()
 
 
 @pytest.hookimpl(hookwrapper=True)
