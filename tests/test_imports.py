@@ -143,6 +143,15 @@ def test_each_room_imports_only_the_rooms_that_it_may():
     assert {room_of(name) for name in SOURCES} == set(ROOMS)
 
 
+def test_a_run_imports_nothing_of_the_benches():
+    found, waiting = set(), {"training.run.trainer", "training.commands.train"}
+    while waiting:
+        found |= waiting
+        waiting = {other for name in waiting for other in IMPORTS[name] & SOURCES.keys()} - found
+    assert {name for name in found if inside(name, "training.bench")} == set()
+    assert "training.tasks.image_classification" in found
+
+
 def test_no_two_rooms_import_each_other():
     assert circle(ROOMS) == []
 
@@ -186,17 +195,32 @@ def test_every_package_of_commlib_lists_its_public_names(package):
     assert importlib.import_module(package).__all__
 
 
-@pytest.mark.parametrize("level", [None, "1"])
-def test_the_adapter_brings_tensorflow_without_its_noise_and_leaves_the_user_s_log_level(level):
-    program = (
-        "import commlib.tensorflow, faulthandler, os, sys;"
-        "print(os.environ['TF_CPP_MIN_LOG_LEVEL'], 'tensorflow' in sys.modules, faulthandler.is_enabled());"
-        "os.write(2, b'oneDNN custom operations are on: as others write it\\n')"
-    )
+def with_log_level(level, program):
+    """Run a program whose user has set the level of TensorFlow's log, or has not."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    finished = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    assert finished.stdout == f"{level or 2} True False\n"
+
+
+def test_the_adapter_brings_tensorflow_without_its_noise():
+    finished = with_log_level(
+        None,
+        "import commlib.tensorflow, faulthandler, os, sys;"
+        "print(os.environ['TF_CPP_MIN_LOG_LEVEL'], 'tensorflow' in sys.modules, faulthandler.is_enabled());"
+        "os.write(2, b'oneDNN custom operations are on: as others write it\\n')",
+    )
+    assert finished.stdout == "2 True False\n"
     assert finished.stderr == "oneDNN custom operations are on: as others write it\n"
+
+
+def test_the_adapter_leaves_the_user_s_log_level():
+    """TensorFlow itself is left out: what it would read is printed."""
+    program = (
+        "import os, sys\n"
+        "sys.modules['tensorflow'] = None\n"
+        "try: import commlib.tensorflow\n"
+        "except ImportError: print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    )
+    assert [with_log_level(level, program).stdout for level in (None, "1")] == ["2\n", "1\n"]

@@ -437,12 +437,6 @@ def test_horovod_s_own_path_trains_as_dense_does(tmp_path):
     assert "overlaps True" in result.stdout
 
 
-def test_no_run_imports_it():
-    program = "import sys; import training.run.trainer; print('training.bench' in sys.modules)"
-    result = run(sys.executable, "-c", program)
-    assert (result.returncode, result.stdout.split()[-1]) == (0, "False"), tail(result)
-
-
 # ------------------------------------------------------------- the whole of it
 
 

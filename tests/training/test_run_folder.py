@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training.run import metrics, run_lock
 from training.run.events import RunBegun
@@ -156,7 +157,7 @@ def test_weights_that_do_not_fit_are_one_line_and_the_run_has_not_ended(tmp_path
 
 
 def train_where_no_file_may_grow(folder: Path) -> None:
-    run = trainer(folder / "runs", "model=vgg_tiny", phases=(phase(steps=1, size=8, batch=8),))
+    run = trainer(folder / "runs", phases=(phase(steps=1, batch=8),))
     save = RunFolder.save_weights
 
     def save_without_room(self, model):
@@ -268,7 +269,7 @@ def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypa
 
 def test_a_killed_process_leaves_no_lock(tmp_path):
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=hold, args=(tmp_path, theirs))
+    process = SPAWN.Process(target=holding.hold, args=(tmp_path, theirs))
     process.start()
     ours.recv()
     assert f"process {process.pid} on " in run_lock.holder_of(tmp_path)
@@ -277,13 +278,6 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     assert process.exitcode == -signal.SIGKILL
     assert run_lock.holder_of(tmp_path) is None
     RunLock(tmp_path).release()
-
-
-def hold(folder: Path, pipe) -> None:
-    lock = RunLock(folder)
-    pipe.send("held")
-    pipe.recv()
-    lock.release()
 
 
 def test_nobody_else_may_open_the_lock_and_a_link_in_its_place_is_refused(tmp_path):
