@@ -21,6 +21,7 @@ from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
 from training.checkpoint.serialization import Written, read_tree, write_tree
 from training.config.config import ConfigurationError
+from training.run.saving import Saving
 
 LONG = pytest.mark.timeout(1500)
 
@@ -294,28 +295,33 @@ def stopped_at_6(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def resuming(stopped_at_6, tmp_path_factory):
+    """Return a trainer that has not begun, whose learner takes over one checkpoint after the other."""
+    return trainer(tmp_path_factory.mktemp("resuming"), *RESUMABLE)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_used(
-    stopped_at_6, tmp_path, capsys, name
+    stopped_at_6, resuming, tmp_path, capsys, name
 ):
     file, change, expected = WRONG[name]
     shutil.copytree(stopped_at_6, tmp_path / "runs")
     (path,) = (tmp_path / "runs").iterdir()
     checkpoint = path / "checkpoints" / "step-00000006"
     rewrite(checkpoint, file, change)
-    run = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
-    run.fit()
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
+    identity = json.loads((path / "run.json").read_text())["identity"]
+    saving = Saving(path / "checkpoints", resuming.config.checkpoints, resuming.learner, identity)
+    resumption = saving.resume(resuming.phases, resuming.summary)
+    (line,) = capsys.readouterr().err.splitlines()
     start = "cloudtrain: warning: the checkpoint of step 6 is left out: "
     assert line.startswith(f"{start}{checkpoint / file}: "), line
     assert expected in line
     assert len(line) < 800
-    assert "resumed from step-00000004: step 4, phase 1, epoch 1" in said.out
-    assert run.position.steps == 8
+    assert (resumption.position.steps, resumption.position.phase, resumption.position.run_epoch) == (4, 0, 0)
 
 
-def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_path):
+def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_path, capsys):
     """What was taken over of the checkpoint that is left out has no effect."""
     whole = trainer(tmp_path / "whole")
     whole.fit()
@@ -325,6 +331,8 @@ def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_
     rewrite(path / "checkpoints" / "step-00000006", OWN, put("random", [np.zeros(2)]))
     resumed = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
     resumed.fit()
+    assert "resumed from step-00000004: step 4, phase 1, epoch 1" in capsys.readouterr().out
+    assert resumed.position.steps == 8
     for one, other in zip(whole.model.weights, resumed.model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 

@@ -240,7 +240,7 @@ def test_half_precision_trains_float32_weights(tmp_path, precision):
         tmp_path,
         "model=resnet8",
         f"precision={precision}",
-        phases=(phase(epochs=1, size=8, rate="learning_rate: {start: 0.1, end: 0.05}"),),
+        phases=(phase(steps=14, size=6, rate="learning_rate: {start: 0.1, end: 0.05}"),),
     )
     assert {variable.dtype for variable in run.model.weights} == {"float32"}
     assert run.model.layers[5].compute_dtype == precision
