@@ -13,8 +13,8 @@ import numpy as np
 
 from commlib import REDUCERS, Communicator, Topology, make_reducer, transport
 
-SIZE = 3_000_017
-DENSITY = 0.01
+SIZE = 1_000_003
+DENSITY = 0.03
 STEPS = 3
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")
 SEGMENTS = Path("/proc/self/net/snmp")

@@ -17,6 +17,7 @@ from commlib import REDUCERS, transport
 from commlib.tuning.probe import MESSAGE_BYTES
 from commlib.tuning.profile import Profile
 from tests import cluster_program
+from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
 from training.bench.emulated import __main__ as script
 
@@ -238,8 +239,13 @@ def test_a_node_that_died_is_shown_and_mended(cluster):
     assert cluster.run("ssh", "node2", "hostname") == "node2\n"
 
 
-@pytest.mark.parametrize("written", ["settings.json", "switch.pid", "node1.pid", "node2.log"])
-@pytest.mark.parametrize("then", ["up", "down"])
+@pytest.mark.parametrize(
+    ("written", "then"),
+    [
+        *(("settings.json", "down"), ("switch.pid", "up"), ("node1.pid", "down"), ("node2.log", "up")),
+        *more(("settings.json", "up"), ("switch.pid", "down"), ("node1.pid", "up"), ("node2.log", "down")),
+    ],
+)
 def test_a_cluster_whose_making_was_killed_is_mended_or_removed(new, written, then):
     making = new.start("up", "--nodes", "2")
     wait_until((new.state / written).exists)
@@ -396,17 +402,7 @@ def test_reducers_under_horovodrun_equal_the_simulated_ones_and_send_what_is_acc
 
 
 @pytest.mark.launch
-def test_cloudtrain_launch_trains_on_the_nodes(cluster, tmp_path):
-    printed = cluster.run(
-        *("cloudtrain", "launch", "-np", "2", "-H", "node1:1,node4:1", DIGITS),
-        *("ranks_per_node=null", f"output={tmp_path}", "phases.0.epochs=1", "phases.1.epochs=1"),
-    )
-    assert "2 ranks on 2 nodes" in printed
-    assert "test accuracy" in printed
-
-
-@pytest.mark.launch
-def test_tune_measures_the_nodes_and_auto_trains_with_what_it_picks(cluster, tmp_path):
+def test_tune_measures_the_nodes_and_launch_trains_on_them_with_what_auto_picks(cluster, tmp_path):
     job, profile = ("-np", "4", "-H", "node1:2,node3:2"), tmp_path / "profile.json"
     told = cluster.run("cloudtrain", "tune", *job, DIGITS, "ranks_per_node=null", "--profile", str(profile))
     assert "between nodes" in told
@@ -419,4 +415,5 @@ def test_tune_measures_the_nodes_and_auto_trains_with_what_it_picks(cluster, tmp
     brief = ("phases.0.epochs=1", "phases.1.epochs=1", f"output={tmp_path}", f"profile={profile}")
     printed = cluster.run("cloudtrain", "launch", *job, DIGITS, "reducer=auto", "ranks_per_node=null", *brief)
     assert re.search(r"phase 1: auto picks \w+.*: [\d.]+ ms measured a step", printed)
+    assert "4 ranks on 2 nodes" in printed
     assert "test accuracy" in printed

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from tests.launching import DIGITS, ENVIRONMENT, launch, run, tail
+from tests.launching import DIGITS, ENVIRONMENT, launch, tail
+from training.commands.main import app
 from training.process import start_rank
 from training.process.launch import Ranks, cloudtrain, command_line, environment_of
 from training.process.program import check_program
@@ -51,8 +53,10 @@ def test_a_program_is_given_and_nothing_of_a_configuration_beside_it(program, ot
         check_program(program, others)
 
 
-@pytest.mark.launch
 def test_the_command_line_of_a_program_is_checked_in_one_line_and_help_names_it():
+    def launch(*words):
+        return CliRunner().invoke(app, ["launch", *words])
+
     for words, said in {
         ("--",): "cloudtrain: --: expected a program behind it, such as: -- python my.py\n",
         (
@@ -61,11 +65,11 @@ def test_the_command_line_of_a_program_is_checked_in_one_line_and_help_names_it(
             "x",
         ): f"cloudtrain: --: expected nothing of a configuration beside a program, got {DIGITS}\n",
     }.items():
-        result = launch(2, *words)
-        assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
-    assert "-- python my.py" in run("cloudtrain", "launch", "--help").stdout
-    result = launch(2)
-    assert result.returncode == 2
+        result = launch("-np", "2", *words)
+        assert (result.exit_code, result.stdout, result.stderr) == (2, "", said)
+    assert "-- python my.py" in launch("--help").stdout
+    result = launch("-np", "2")
+    assert result.exit_code == 2
     assert "expected a configuration, or a program: -- python my.py" in result.stderr
 
 
@@ -135,11 +139,10 @@ def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkey
 
 WAITING = (
     "import os, time\n"
-    "import commlib\n"
+    "from mpi4py import MPI\n"
     "assert 'cloudtrain' not in os.environ.get('LD_PRELOAD', '')\n"
-    "comm = commlib.transport.mpi.world()\n"
-    "everyone = comm.allgather_objects(os.getpid())\n"
-    "if comm.rank == 0: print(*everyone, flush=True)\n"
+    "everyone = MPI.COMM_WORLD.allgather(os.getpid())\n"
+    "if MPI.COMM_WORLD.rank == 0: print(*everyone, flush=True)\n"
     "time.sleep(600)"
 )
 

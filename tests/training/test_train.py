@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.launching import BESIDE_PYTHON, DIGITS, errors, launch, mpirun, python_on_ranks, run, tail
+from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
 
@@ -137,19 +138,23 @@ def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
 
 
 def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
+    profile = tmp_path / "profile.json"
+    save(profile, 4, 2)  # of four ranks
+    tune = f"to measure again: cloudtrain tune -np 2 --ranks-per-node 1 --profile {profile}"
     problems = {
-        "ranks_per_node=[1,2]": "ranks_per_node: expected counts that add to 2 ranks, got [1, 2]",
-        "phases.0.batch_size=800": "phases[0].batch_size: expected at most the 1437 training samples",
-        "output=/proc/none": "output: /proc/none: expected a folder that can be written",
-        "output=gone": "output: gone: expected a folder that can be written",
+        ("ranks_per_node=[1,2]",): "ranks_per_node: expected counts that add to 2 ranks, got [1, 2]",
+        ("phases.0.batch_size=800",): "phases[0].batch_size: expected at most the 1437 training samples",
+        ("output=/proc/none",): "output: /proc/none: expected a folder that can be written",
+        ("output=gone",): "output: gone: expected a folder that can be written",
+        ("reducer=auto", "ranks_per_node=1", f"profile={profile}"): tune,
     }
     (tmp_path / "gone").symlink_to(tmp_path / "unmounted")
     program = (
         "import sys\n"
         "from training.commands.train import train\n"
-        f"for word in {list(problems)}:\n"
+        f"for words in {list(problems)}:\n"
         "    try:\n"
-        f"        train({DIGITS!r}, [word])\n"
+        f"        train({DIGITS!r}, list(words))\n"
         "    except SystemExit as end:\n"
         "        print('status', end.code, flush=True)"
     )
@@ -161,6 +166,8 @@ def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
     for line, message in zip(said, problems.values(), strict=True):
         assert line.startswith("cloudtrain: ")
         assert message in line
+    assert said[-1].startswith(f"cloudtrain: {profile}: expected a profile of 2 ranks on 2 nodes of ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gone", "profile.json"]
 
 
 def test_an_error_that_one_rank_alone_has_ends_all_of_them_with_its_line():

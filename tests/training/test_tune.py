@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import Profile
-from tests.launching import DIGITS, errors, launch, mpirun, run, tail
+from tests.launching import DIGITS, errors, mpirun, run, tail
 from tests.test_tuner import SPEEDS
 from training.commands import tune
 from training.commands.main import app
@@ -386,16 +386,3 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["reducer"] for line in epochs] == [first["reducer"]["name"], "dense"]
     assert 0 < epochs[0]["sent_inter_bytes"] < epochs[0]["dense_inter_bytes"] / 10
-
-
-@pytest.mark.launch
-def test_training_with_another_jobs_profile_ends_with_one_line_and_no_folder(tmp_path):
-    path = tmp_path / "profile.json"
-    save(path, 4, 2)
-    result = launch(2, DIGITS, "reducer=auto", "ranks_per_node=1", f"profile={path}", cwd=tmp_path)
-    assert result.returncode == 2, tail(result)
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"cloudtrain: {path}: expected a profile of 2 ranks on 2 nodes of ")
-    assert f"to measure again: cloudtrain tune -np 2 --ranks-per-node 1 --profile {path}" in line
-    assert list(tmp_path.iterdir()) == [path]

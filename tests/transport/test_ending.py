@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -60,30 +61,22 @@ WAYS = {
 }
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize(("leave", "wait", "line", "status"), WAYS.values(), ids=WAYS)
-def test_a_rank_that_leaves_ends_the_job_and_is_named(leave, wait, line, status):
-    code, out, errors = ended(
+def leaving(leave: str, wait: str) -> str:
+    """Return a program in which one rank leaves while others wait for it."""
+    return (
         "import os, signal, sys, time, numpy as np\n"
         "from commlib.transport import mpi\n"
         "comm = mpi.world()\n"
         "comm.barrier()\n"
         f"if comm.rank == 1:\n    {leave}\n"
         f"else:\n    {wait}\n"
-        "    print('went on')",
-        ranks=3,
+        "    print('went on')"
     )
-    assert line.format(host=os.uname().nodename, size=3) in errors.splitlines()
-    assert errors.count(" of 3 on ") == 1  # one rank is named, once
-    assert errors.count("Traceback") == ("failed" in line)
-    assert "went on" not in out
-    assert code == status
 
 
-@pytest.mark.launch
-@pytest.mark.parametrize("leave", ["pass", "raise RuntimeError('the disk is gone')"], ids=["ends", "fails"])
-def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(leave):
-    code, out, errors = ended(
+def leaving_engines(leave: str) -> str:
+    """Return a program in which one rank leaves while the engines of others wait for it."""
+    return (
         "import numpy as np\n"
         "from commlib import Buckets, Engine, Topology, make_reducer\n"
         "from commlib.transport import mpi\n"
@@ -94,9 +87,50 @@ def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(leave)
         "    return [each.result() for each in [engine.submit(r, np.ones(r.size)) for r in reducers]]\n"
         "step()\n"
         f"if topology.world.rank == 1:\n    {leave}\n"
-        "else:\n    step()\n    print('went on')",
-        ranks=3,
+        "else:\n    step()\n    print('went on')"
     )
+
+
+ENGINES = {"ends": "pass", "fails": "raise RuntimeError('the disk is gone')"}
+EARLY = (
+    "import time\n"
+    "from commlib.transport import ending, mpi\n"
+    "comm = mpi.world()\n"
+    "others = comm.split(comm.rank == 1)\n"
+    "if comm.rank == 0:\n"  # rank 2 waits for it as long
+    "    time.sleep(ending.LONG_WAIT_SECONDS + 2 * ending.REPORTS_OF_A_WAIT * ending.REPORT_SECONDS)\n"
+    "others.barrier()\n"
+    "print(f'rank {comm.rank} is done')"
+)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Return what came of each program on three ranks, beside each other: most of the time they wait."""
+    programs = {name: leaving(leave, wait) for name, (leave, wait, _, _) in WAYS.items()}
+    programs |= {f"engine {name}": leaving_engines(leave) for name, leave in ENGINES.items()}
+    programs["early"] = EARLY
+    with ThreadPoolExecutor(4) as threads:
+        results = threads.map(lambda program: ended(program, ranks=3), programs.values())
+        return dict(zip(programs, results, strict=True))
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_leaves_ends_the_job_and_is_named(jobs, way):
+    _, _, line, status = WAYS[way]
+    code, out, errors = jobs[way]
+    assert line.format(host=os.uname().nodename, size=3) in errors.splitlines()
+    assert errors.count(" of 3 on ") == 1  # one rank is named, once
+    assert errors.count("Traceback") == ("failed" in line)
+    assert "went on" not in out
+    assert code == status
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("leave", ENGINES)
+def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(jobs, leave):
+    code, out, errors = jobs[f"engine {leave}"]
     assert "rank 1 of 3 on " in errors
     assert errors.count(" of 3 on ") == 1
     assert "went on" not in out
@@ -104,18 +138,8 @@ def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(leave)
 
 
 @pytest.mark.launch
-def test_a_rank_that_is_done_early_does_not_end_those_that_compute():
-    code, out, errors = ended(
-        "import time\n"
-        "from commlib.transport import ending, mpi\n"
-        "comm = mpi.world()\n"
-        "others = comm.split(comm.rank == 1)\n"
-        "if comm.rank == 0:\n"  # rank 2 waits for it as long
-        "    time.sleep(ending.LONG_WAIT_SECONDS + 2 * ending.REPORTS_OF_A_WAIT * ending.REPORT_SECONDS)\n"
-        "others.barrier()\n"
-        "print(f'rank {comm.rank} is done')",
-        ranks=3,
-    )
+def test_a_rank_that_is_done_early_does_not_end_those_that_compute(jobs):
+    code, out, errors = jobs["early"]
     assert (code, errors) == (0, "")
     assert sorted(out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
 
