@@ -15,6 +15,7 @@ all) pytest=(env CLOUDTRAIN_TESTS=all "${pytest[@]}") ;; # see tests/extent.py
 *) exec "${pytest[@]}" "$@" ;;
 esac
 . scripts/stages.sh
+unset PYTHONDONTWRITEBYTECODE # a hundred processes would compile our modules again
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
 stage ./scripts/check.sh
 stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and not cluster"

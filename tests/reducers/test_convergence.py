@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from commlib import REDUCERS, Topology, density, make_reducer
 from commlib.reducers import MomentumCorrection, ReducerWrapper
 from commlib.transport import simulated
-from tests.extent import more
+from tests.extent import ALL, more
 
 RANKS = 4
 
@@ -42,7 +42,7 @@ def reducer_for(comm, name, size, steps_per_epoch):
 # ------------------------------------------------------------- least squares
 
 
-UNKNOWNS, STEPS = 300, 2000
+UNKNOWNS, STEPS = 300, 2000 if ALL else 1000
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from commlib import REDUCERS, Topology, bytes_sent, make_reducer
 from commlib.transport import simulated
 from tests.extent import ALL, examples
 
-STEPS = 50 if ALL else 12
+STEPS, LARGEST = (50, 100_000) if ALL else (12, 20_000)
 WORLD_SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
 
 
@@ -65,7 +65,7 @@ def shapes(draw):
     counts = []
     while sum(counts) < world_size:  # the drawn nodes again and again, the last one cut to what is left
         counts.append(min(nodes[len(counts) % len(nodes)], world_size - sum(counts)))
-    largest = 100_000 // world_size if draw(st.integers(0, 3)) == 0 else 2_000
+    largest = LARGEST // world_size if draw(st.integers(0, 3)) == 0 else 2_000
     return {
         "world_size": world_size,
         "ranks_per_node": counts,
@@ -83,8 +83,8 @@ def large(**shape):
 @pytest.mark.parametrize("name", REDUCERS)
 @settings(max_examples=examples(12))
 @given(shape=shapes())
-@example(shape=large(world_size=16, ranks_per_node=[4] * 4, size=100_000, family=clustered))
-@example(shape=large(world_size=12, ranks_per_node=[5, 4, 3], size=33_331, family=cancelling))
+@example(shape=large(world_size=16, ranks_per_node=[4] * 4, size=LARGEST, family=clustered))
+@example(shape=large(world_size=12, ranks_per_node=[5, 4, 3], size=LARGEST // 3, family=cancelling))
 def test_many_steps_keep_every_promise(name, shape):
     size, world_size, family = shape["size"], shape["world_size"], shape["family"]
     density = {"density": shape["density"]} if REDUCERS[name].sparse else {}

@@ -8,6 +8,7 @@ import pytest
 from commlib import REDUCERS, Network, RanksDisagree, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.transport.base import Ring
+from tests.extent import more
 
 NODES, RANKS_PER_NODE = 2, 4
 RANKS = NODES * RANKS_PER_NODE
@@ -107,7 +108,7 @@ def test_dense_takes_as_long_as_a_ring_without_any_agreement():
     assert seconds == pytest.approx(max(simulated.run(ring, RANKS, RANKS_PER_NODE)), rel=1e-9)
 
 
-@pytest.mark.parametrize("ranks_per_node", [2, [3, 1, 1], [1, 4], 5], ids=str)
+@pytest.mark.parametrize("ranks_per_node", [2, [1, 4], *more([3, 1, 1], 5)], ids=str)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_every_rank_learns_what_one_of_them_has_different(name, ranks_per_node):
     """Also where nodes are uneven, and some ranks own no shard: each rank differs in turn."""
@@ -153,8 +154,8 @@ def test_ranks_of_different_densities_raise_also_where_that_changes_the_lengths_
     assert simulated.run(body, 4, 2) == [True] * 4
 
 
-@pytest.mark.parametrize("ranks_per_node", [2, [3, 1, 1], [1, 4], 5], ids=str)
-@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("ranks_per_node", [2, [3, 1, 1], *more([1, 4], 5)], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, *more(np.inf)], ids=str)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_whoever_has_a_bad_number_all_ranks_skip_the_step_and_go_on_as_before(name, bad, ranks_per_node):
     def body(comm):

@@ -148,7 +148,7 @@ def kill_when_a_checkpoint_is_there(words, folder):
 @pytest.mark.slow
 @pytest.mark.launch
 def test_ranks_that_were_killed_go_on_to_the_same_weights(tmp_path):
-    words = [DIGITS, "phases.0.epochs=2", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"]
+    words = [DIGITS, "phases.0.epochs=1", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     train = ("cloudtrain", "train", *words)

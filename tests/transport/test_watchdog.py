@@ -1,6 +1,7 @@
 """A rank that waits too long says for whom, and ends the job."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,21 +31,34 @@ if comm.rank < 2:
 """
 
 
+SECONDS = 8
+# What the late rank does then, and what the line says of it.
+STALLS = {
+    "one-does-not-come": ("threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
+    "all-wait-at-different-places": (
+        "with watchdog.waiting('the end of fit'): other.allgather_ints([1])",
+        r"at step 7; ranks \[2\] wait at the end of fit|at the end of fit; ranks \[0, 1\] wait at step 7",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """Return what came of the jobs, which wait beside each other."""
+
+    def job(elsewhere):
+        return python_on_ranks(3, PROGRAM.format(seconds=SECONDS, elsewhere=elsewhere))
+
+    with ThreadPoolExecutor() as threads:
+        results = threads.map(job, [elsewhere for elsewhere, _ in STALLS.values()])
+        return dict(zip(STALLS, results, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("seconds", "elsewhere", "words"),
-    [
-        (8, "threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
-        (
-            *(8, "with watchdog.waiting('the end of fit'): other.allgather_ints([1])"),
-            r"at step 7; ranks \[2\] wait at the end of fit|at the end of fit; ranks \[0, 1\] wait at step 7",
-        ),
-    ],
-    ids=["one-does-not-come", "all-wait-at-different-places"],
-)
-def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(seconds, elsewhere, words):
-    result = python_on_ranks(3, PROGRAM.format(seconds=seconds, elsewhere=elsewhere))
+@pytest.mark.parametrize("stall", STALLS)
+def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(jobs, stall):
+    result, words = jobs[stall], STALLS[stall][1]
     assert result.returncode != 0
     assert result.stdout.count("all have come") == 3, tail(result)
     line = rf"rank [012] of 3 on \S+ has waited \d+ s for other ranks ({words})\n"
