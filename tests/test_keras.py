@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config as tensorflow_config
 
 import commlib.keras
 from commlib import InvalidArgument, PeerFailed, RanksDisagree, Topology, UnknownName
@@ -211,7 +212,10 @@ def test_layers_that_are_frozen_after_the_optimizer_was_built_stay_as_they_are()
     assert simulated.run(body, 2) == [[True, True, False, False]] * 2
 
 
-def test_xla_is_refused_in_one_line_and_switched_off_by_the_callbacks():
+def test_xla_is_refused_in_one_line_and_switched_off_by_the_callbacks(monkeypatch):
+    # With determinism, which a training run of another test switches on, Keras leaves XLA out by itself.
+    monkeypatch.setattr(tensorflow_config, "is_op_determinism_enabled", lambda: False)
+
     def body(comm):
         model = compiled(comm, jit_compile=True)
         with pytest.raises(
@@ -305,12 +309,12 @@ def test_fit_with_overlap_has_the_bits_of_fit_without(options):
     keras.config.set_dtype_policy(options.get("policy", "float32"))
     try:
         overlapped, plain = (
-            simulated.run(lambda comm: body(comm, overlap=overlap), 3)  # noqa: B023
+            simulated.run(lambda comm: body(comm, overlap=overlap), 2)  # noqa: B023
             for overlap in (True, False)
         )
     finally:
         keras.config.set_dtype_policy(before)
-    assert overlapped == plain == [plain[0]] * 3
+    assert overlapped == plain == [plain[0]] * 2
 
 
 def test_tensorflows_checkpoints_hold_the_optimizer_inside(tmp_path):

@@ -15,7 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.launching import ENVIRONMENT, ROOT, tail
+from tests.launching import ENVIRONMENT, ROOT, errors, tail
+from tests.training.small import metrics_of
 from training.config.config import load
 from training.config.shipped import located
 
@@ -130,12 +131,18 @@ def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp
 
 
 @pytest.mark.launch
-def test_the_wheel_trains_digits_by_name(full, tmp_path):
-    brief = ("phases.0.epochs=1", "phases.1.epochs=1", "cache={}")
+def test_the_wheel_trains_digits_by_name_in_one_process_which_needs_no_profile(full, tmp_path):
+    brief = ("phases.0.epochs=1", "phases.1.epochs=1", "reducer=auto")
     result = run(full / "cloudtrain", "train", "digits", *brief, cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     assert "test accuracy" in result.stdout
+    assert "one rank, so nothing is exchanged" in result.stdout
+    assert "phase 1: auto picks dense: one rank has no other to exchange with\n" in result.stdout
+    assert errors(result) == ""
     assert len(list((tmp_path / "runs").glob("digits-*/model.weights.h5"))) == 1
+    (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
+    assert summary["top1"] > 0.9
+    assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
     place = run(full / "python", "-c", "import training; print(training.__file__)", cwd=tmp_path).stdout
     assert place.startswith(str(full.parent))
 

@@ -1,4 +1,4 @@
-"""The command as users start it in one process: alone, and where it refuses before it starts any other."""
+"""The command as users start it in one process, where it refuses; in ``tests/test_wheel.py`` one trains."""
 
 import os
 
@@ -6,24 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from commlib import REDUCERS
-from tests.launching import DIGITS, errors, run, tail
-from tests.training.small import metrics_of
+from tests.launching import DIGITS, run
 from training.commands import train
 from training.commands.main import app
 from training.process import devices as gpus
-
-BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
-
-
-def test_one_process_trains_alone_and_needs_no_profile(tmp_path):
-    result = run("cloudtrain", "train", DIGITS, *BRIEF, "reducer=auto", cwd=tmp_path)
-    assert result.returncode == 0, tail(result)
-    assert "one rank, so nothing is exchanged" in result.stdout
-    assert "phase 1: auto picks dense: one rank has no other to exchange with\n" in result.stdout
-    assert errors(result) == ""
-    (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
-    assert summary["top1"] > 0.9
-    assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
 
 
 def invoke(*words):

@@ -110,11 +110,11 @@ def test_wide_residual_networks_are_as_large_as_their_paper_says(width):
     ("name", "expected", "sides"),
     [
         ("resnet50", 25_557_032, [(33, 50), (1, 1), *more((96, 96))]),
-        ("vgg19", 143_667_240, [(49, 33), *more((96, 96), (128, 128), (224, 224), (288, 288))]),
         ("alexnet", 61_100_840, [(101, 70), *more((63, 63), (96, 96), (224, 224))]),
         *more(
             ("wide_resnet18", resnet18_weights(4), [(32, 32), (41, 35)]),
             ("vgg16", 138_357_544, [(32, 32), (96, 70)]),
+            ("vgg19", 143_667_240, [(49, 33), (96, 96), (128, 128), (224, 224), (288, 288)]),
         ),
     ],
 )
@@ -128,6 +128,14 @@ def test_an_imagenet_model_has_the_papers_weights_and_takes_any_size(name, expec
     # Classes start about equally likely: the last weights are small, whatever the sum over features.
     last = model.get_layer("logits").kernel.numpy()
     assert last.std() == pytest.approx(0.01, rel=0.01)  # of at least 2 million draws
+
+
+@pytest.mark.parametrize(("name", "expected"), [("vgg16", 138_357_544), ("vgg19", 143_667_240)])
+def test_a_large_model_has_the_papers_weights(name, expected):
+    with keras.StatelessScope(initialize_variables=False):  # none of them is allocated
+        model = MODELS[name](3, 1000)
+    keras.utils.clear_session()  # forgets the variables that wait for values
+    assert sum(int(np.prod(variable.shape)) for variable in model.trainable_variables) == expected
 
 
 @pytest.mark.parametrize(
