@@ -69,6 +69,7 @@ def test_the_horovodrun_command_trains(tmp_path):
     assert "test accuracy" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_loop_of_ones_own_learns_on_two_ranks(tmp_path):
     program = tmp_path / "loop.py"  # TensorFlow compiles what it can read
