@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
 from commlib.transport.verified import verified
+from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
 from training.config.config import Config, load_with_warnings
 from training.process.compile_kernels import announce_compiling
@@ -82,8 +83,6 @@ def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
 
 
 def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: bool) -> Summary:
-    from training.run.trainer import TrainingDiverged
-
     comm = trainer.topology.world
     own = None if folder is None else folder.path.absolute()
     path = on_rank0(comm, lambda: own)

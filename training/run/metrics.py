@@ -21,7 +21,7 @@ from training.run.run_lock import RunIsAlive, RunLock, holder_of
 from training.run.summary import Ranks, Summary
 
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
-CONFIG, WEIGHTS, RUN, TRACE = "config.yaml", "model.weights.h5", "run.json", "trace.json"
+CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
 
 
 class WeightsNotSaved(RuntimeError):
