@@ -23,6 +23,7 @@ from pydantic import (
 
 from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
+from training.callbacks.record import CallbackRecord
 from training.config.bounded_yaml import Unreadable
 from training.config.checks import check, without_effect
 from training.config.includes import read
@@ -129,6 +130,10 @@ class Config(ReducerKeys):
     cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
+    callbacks: list[Annotated[CallbackRecord, BeforeValidator(named)]] = []
+    """Names of ``training.callbacks.CALLBACKS`` or import paths; with options, ``name`` and those."""
+    digest_every: Count | None = 100
+    """Steps between two comparisons of the weights of all ranks; null: only the tests compare them."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
     trace: Count | None = None

@@ -130,6 +130,14 @@ def exit_all(comm: Communicator, status: int) -> NoReturn:
     sys.exit(status)
 
 
+def fail_alone(comm: Communicator, line: str) -> NoReturn:
+    """End the job with one line, for an error of this rank; the others may be anywhere."""
+    where = f" (rank {comm.rank} of {comm.size} on {comm.host})" if comm.size > 1 else ""
+    transport.mpi.fail(f"cloudtrain: {escaped(line)}{where}")
+    log_error(line)
+    sys.exit(FAILURE)
+
+
 def log_error(line: str) -> None:
     """Print one line to standard error, with undecodable file names escaped."""
     sys.stderr.write(f"cloudtrain: {escaped(line)}\n")

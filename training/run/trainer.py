@@ -15,6 +15,7 @@ from datacache import Batch
 from training.callbacks.callback import Callback, Event
 from training.callbacks.calling import Callbacks
 from training.callbacks.dawnbench import DawnBenchFiles
+from training.callbacks.digests import Digests
 from training.callbacks.metrics import Metrics
 from training.callbacks.skipped_steps import SkippedSteps
 from training.callbacks.tracing import Profiler
@@ -88,7 +89,9 @@ class Trainer:
         self._now = topology.world.now
         self._boundary = self._last = self._first_step_end = self._now()
         self.folder: RunFolder | None = None
-        self.callbacks = Callbacks(_own_callbacks(self.config), [])
+        self.callbacks = Callbacks(
+            _own_callbacks(self.config), [(each.name, each.make()) for each in self.config.callbacks]
+        )
         self._call(Callback.on_build)
 
     def fit(self) -> Summary:
@@ -128,7 +131,9 @@ class Trainer:
         resumed = False
         if self.config.checkpoints is not None:
             run = "" if folder is None else folder.identity
-            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner, run)
+            self._saving = Saving(
+                path / CHECKPOINTS, self.config.checkpoints, self.learner, run, self.callbacks
+            )
             if resume:
                 resumed = self._resume(self._saving)
             elif self.config.resume != "never":
@@ -350,5 +355,6 @@ class Trainer:
 def _own_callbacks(config: Config) -> list[Callback]:
     """Return the callbacks of the loop itself; the last one ends the records."""
     profiler = [] if config.trace is None else [Profiler(config.trace)]
+    digests = [] if config.digest_every is None else [Digests(config.digest_every)]
     target = [] if config.target is None else [DawnBenchFiles()]
-    return [*profiler, SkippedSteps(), StepReports(), *target, Metrics()]
+    return [*profiler, SkippedSteps(), *digests, StepReports(), *target, Metrics()]
