@@ -68,13 +68,16 @@ ROOMS = {
 }
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
 ADAPTERS = {
-    "tensorflow": {"commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"},
+    "tensorflow": {
+        *("commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"),
+        "training.callbacks.tensorboard",
+    },
     "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
     "horovod": set(),
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
     "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},
 }
-LIGHT = {*LIBRARIES, "training.config", "training.checkpoint", "training.datasets"}
+LIGHT = {*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"}
 
 
 def module_name(path):

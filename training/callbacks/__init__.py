@@ -2,9 +2,15 @@
 
 from training.callbacks.callback import Callback, Event
 from training.callbacks.early_stopping import EarlyStopping
+from training.callbacks.mlflow import MLflow
+from training.callbacks.tensorboard import TensorBoard
+from training.callbacks.wandb import WeightsAndBiases
 
 __all__ = ["CALLBACKS", "Callback", "Event"]
 
 CALLBACKS: dict[str, type[Callback]] = {
     "early_stopping": EarlyStopping,
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
 }

@@ -40,6 +40,7 @@ from training.config.records import (
     Normalise,
     Part,
     Phase,
+    Port,
     Seed,
     Target,
     Transport,
@@ -134,6 +135,8 @@ class Config(ReducerKeys):
     """Names of ``training.callbacks.CALLBACKS`` or import paths; with options, ``name`` and those."""
     digest_every: Count | None = 100
     """Steps between two comparisons of the weights of all ranks; null: only the tests compare them."""
+    metrics_port: Port | None = None
+    """Where the machine of rank 0 serves ``http://127.0.0.1:PORT/metrics`` to Prometheus."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
     trace: Count | None = None

@@ -17,6 +17,7 @@ from training.callbacks.calling import Callbacks
 from training.callbacks.dawnbench import DawnBenchFiles
 from training.callbacks.digests import Digests
 from training.callbacks.metrics import Metrics
+from training.callbacks.prometheus import Prometheus
 from training.callbacks.skipped_steps import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config, load
@@ -357,4 +358,5 @@ def _own_callbacks(config: Config) -> list[Callback]:
     profiler = [] if config.trace is None else [Profiler(config.trace)]
     digests = [] if config.digest_every is None else [Digests(config.digest_every)]
     target = [] if config.target is None else [DawnBenchFiles()]
-    return [*profiler, SkippedSteps(), *digests, StepReports(), *target, Metrics()]
+    served = [] if config.metrics_port is None else [Prometheus(config.metrics_port)]
+    return [*profiler, SkippedSteps(), *digests, StepReports(), *target, *served, Metrics()]
