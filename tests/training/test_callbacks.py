@@ -1,6 +1,8 @@
 """What watches a run: in which order hooks are called, what they can do, and what their errors become."""
 
+import inspect
 import json
+import re
 import sys
 from functools import partial
 
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 
 from commlib import RanksDisagree, Topology
+from commlib.registry import options_of
 from commlib.transport import simulated
-from tests.launching import DIGITS, errors, launch, tail
+from tests.launching import DIGITS, ROOT, errors, launch, tail
 from tests.training.small import ALONE, linear, metrics_of, phase, trainer
 from training import Trainer
-from training.callbacks import Callback
+from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
 from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer, check_equal_weights, digest_of
@@ -24,6 +27,7 @@ from training.config.config import ConfigurationError, load
 from training.models import MODELS
 from training.tasks import Metric
 
+PAGE = (ROOT / "docs" / "callbacks.md").read_text()
 MINE = '''
 from training.callbacks import Callback, Event
 
@@ -207,6 +211,35 @@ def test_a_dry_run_builds_callbacks_and_calls_nothing_else(tmp_path, calls, capf
     train("my.yaml", [], dry_run=True)
     assert calls() == ["build"]
     assert capfd.readouterr().out.endswith("dry run of my.yaml: all is built, and each phase took a step\n")
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+def first_cells(header):
+    """Return the names in the first column of a table of the page."""
+    (table,) = re.findall(rf"(?m)^\| {header} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
+    return [re.findall(r"`([^`]+)`", row.split(" | ")[0]) for row in table.splitlines()]
+
+
+def test_the_page_has_every_callback_and_its_options():
+    assert [name for (name,) in first_cells("name")] == list(CALLBACKS)
+    for name, kind in CALLBACKS.items():
+        (row,) = re.findall(rf"(?m)^\| `{name}` \| ([^|]*) \|", PAGE)
+        found = [option.partition("=")[::2] for option in re.findall(r"`([^`]+)`", row)]
+        options = {option: default for option, default in options_of(kind).items()}
+        assert [option for option, _ in found] == list(options)
+        for option, default in found:
+            assert default in ("", str(options[option]))
+
+
+def test_the_page_has_every_hook():
+    *hooks, state = first_cells("hook")
+    assert [hook.partition("(")[0] for (hook,) in hooks] == HOOKS
+    for (hook,) in hooks:
+        name, _, arguments = hook.removesuffix(")").partition("(")
+        assert list(inspect.signature(getattr(Callback, name)).parameters) == ["self", *arguments.split(", ")]
+    assert state == ["state_dict()", "load_state_dict(state)"]
 
 
 # --------------------------------------------------------------------------------------- early stopping

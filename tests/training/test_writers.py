@@ -6,6 +6,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +14,21 @@ import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
+from commlib import LinkBytes, Report
+from commlib.reducers.report import StageSeconds
+from commlib.topology import Traffic
+from tests.launching import ROOT
 from tests.training.small import metrics_of, phase, trainer
+from tests.training.test_summary import epoch
 from training.callbacks.prometheus import exposition
+from training.callbacks.writer import numbers_of_epoch, numbers_of_step
 from training.commands.main import app
 from training.commands.train import train
 from training.config.config import ConfigurationError, load
 from training.config.records import DawnBenchEntry
+from training.run.stages import LoopSeconds, StageMeans, Step, StepHyperparameters
 
+PAGE = (ROOT / "docs" / "callbacks.md").read_text()
 PHASES = (phase(steps=4), phase(steps=2, batch=32))
 SECRET = "hunter2"
 
@@ -50,6 +59,40 @@ def check(written, folder):
         throughput = written[steps].pop("train/images_per_second")
         assert throughput > 0
         assert written[steps] == pytest.approx(numbers, rel=1e-6)
+
+
+def test_the_page_has_every_number():
+    named = {
+        name
+        for name in re.findall(r"`((?:train|exchange|epoch|test)/\w+)`", PAGE)
+        if not name.startswith("test")
+    }
+    report = Report(True, 5, 9, Traffic(LinkBytes(1, 2), LinkBytes(3, 4)), StageSeconds(), 4.0, 1.0)
+    step = Step(0.5, report, 2.0, LoopSeconds(), 64, 0.0, StepHyperparameters(0.1, 0.9))
+    run = SimpleNamespace(
+        size=4,
+        task=SimpleNamespace(unit="images"),
+        phases=[SimpleNamespace(result=SimpleNamespace(skipped_steps=count)) for count in (1, 2)],
+        learner=SimpleNamespace(gradients=SimpleNamespace(size=100)),
+    )
+    numbers = numbers_of_step(run, step)
+    assert numbers == {
+        "train/loss": 0.5,
+        "train/learning_rate": 0.1,
+        "train/momentum": 0.9,
+        "train/images_per_second": 128.0,
+        "train/skipped_steps": 3.0,
+        "exchange/density": 0.05,
+        "exchange/sent_intra_bytes": 1.0,
+        "exchange/sent_inter_bytes": 2.0,
+        "exchange/hidden_share": 0.25,
+    }
+    nothing = numbers_of_step(run, replace(step, loss=float("nan"), report=replace(report, busy=0.0)))
+    assert numbers.keys() - nothing.keys() == {"train/loss", "exchange/hidden_share"}
+    result = replace(epoch(), stages=StageMeans(hidden_share=0.5))
+    of_epoch = numbers_of_epoch(run, result)
+    assert of_epoch["epoch/sent_inter_bytes"] == result.sent_inter_bytes
+    assert named == {name for name in {**numbers, **of_epoch} if not name.startswith("test")}
 
 
 # ------------------------------------------------------------------------------------------ TensorBoard
