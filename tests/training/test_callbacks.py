@@ -176,7 +176,7 @@ WRONG = {
     "callbacks=[{name: early_stopping, metric: top1, min_delta: -1}]": (
         "callbacks[0].min_delta: expected a number from 0, got -1"
     ),
-    "digest_every=0": "digest_every: expected a whole number from 1, got 0",
+    "digest_every=-1": "digest_every: expected a whole number from 0, got -1",
 }
 
 
@@ -405,7 +405,7 @@ def test_the_digest_of_the_weights_is_recorded(tmp_path):
     keras.utils.clear_session()
     for folder in tmp_path.iterdir():
         folder.rename(tmp_path.parent / f"{tmp_path.name}-before")
-    trainer(tmp_path, "digest_every=null", phases=(phase(steps=4),)).fit()
+    trainer(tmp_path, "digest_every=0", phases=(phase(steps=4),)).fit()
     assert records_of(tmp_path, "digest") == []
 
 

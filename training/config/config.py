@@ -62,7 +62,15 @@ from training.config.reducers import (
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import ConfigurationError, Count, Density, Positive, describe, problem
+from training.config.schema import (
+    ConfigurationError,
+    Count,
+    Density,
+    Positive,
+    WholeNumber,
+    describe,
+    problem,
+)
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
 from training.datasets import Dataset
@@ -133,8 +141,8 @@ class Config(ReducerKeys):
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
     callbacks: list[Annotated[CallbackRecord, BeforeValidator(named)]] = []
     """Names of ``training.callbacks.CALLBACKS`` or import paths; with options, ``name`` and those."""
-    digest_every: Count | None = 100
-    """Steps between two comparisons of the weights of all ranks; null: only the tests compare them."""
+    digest_every: WholeNumber = 100
+    """Steps between two comparisons of the weights of all ranks; 0: only tests compare them."""
     metrics_port: Port | None = None
     """Where the machine of rank 0 serves ``http://127.0.0.1:PORT/metrics`` to Prometheus."""
     log_every: Count = 10

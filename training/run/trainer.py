@@ -356,7 +356,7 @@ class Trainer:
 def _own_callbacks(config: Config) -> list[Callback]:
     """Return the callbacks of the loop itself; the last one ends the records."""
     profiler = [] if config.trace is None else [Profiler(config.trace)]
-    digests = [] if config.digest_every is None else [Digests(config.digest_every)]
+    digests = [Digests(config.digest_every)] if config.digest_every else []
     target = [] if config.target is None else [DawnBenchFiles()]
     served = [] if config.metrics_port is None else [Prometheus(config.metrics_port)]
     return [*profiler, SkippedSteps(), *digests, StepReports(), *target, *served, Metrics()]
