@@ -109,9 +109,9 @@ class Summary:
     """The metrics of the last test, over the ``tested`` samples or tokens, and the result of every phase.
 
     ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the
-    target's metric, or of the task's first. ``reached``: whether the target was reached. ``stopped``: why a
-    callback ended the run before its last epoch, if one did. ``residual_norm``: norm of rank 0's residual,
-    which is not in the weights.
+    target's metric, or of the task's first. ``reached``: whether the target was reached. ``residual_norm``:
+    norm of rank 0's residual, which is not in the weights. ``stopped``: why a callback ended the run before
+    its last epoch, if one did.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -119,9 +119,9 @@ class Summary:
     seconds: float = 0.0
     best: float | None = None
     reached: bool = False
-    stopped: str | None = None
     residual_norm: float = 0.0
     phases: list[PhaseResult] = field(default_factory=list)
+    stopped: str | None = None
 
     @property
     def is_over(self) -> bool:
