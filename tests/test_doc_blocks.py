@@ -20,7 +20,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 # Whose >>> are run by tests/test_docs.py and test_docs_pto.py.
 PROMPTED = {"docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
-RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 5}
+RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 6}
 WRITTEN_BY_USERS = ("my.yaml", "my.py")
 COMMANDS = {"cd", "git", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain"}
 OUTPUT = ""  # blocks without a language are pictures and what commands print
@@ -93,7 +93,7 @@ def test_the_configuration_of_training_is_one_beside_the_folder_of_configuration
     assert (config.name, len(config.phases), config.cache.shards) == ("my_run", 2, 16)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/pto.md", "docs/security.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/callbacks.md", "docs/pto.md", "docs/security.md"])
 def test_keys_that_are_shown_alone_belong_to_a_configuration(page, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "a secret")

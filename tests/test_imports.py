@@ -39,17 +39,23 @@ ROOMS = {
     "training.models": {"commlib", "training.config.schema"},
     "training.config": {*LIBRARIES, *SCHEMA, "training.datasets", "training.models"},
     "training.tasks": {*LIBRARIES, *SCHEMA, "training.config", "training.datasets", "training.models"},
+    # what a configuration names; what is of the run is given to it
+    "training.callbacks": {"commlib", *SCHEMA, "training.config"},
     # the whole configuration, with the phases of its task
-    "training.config.config": {*LIBRARIES, *SCHEMA, "training.config", "training.datasets", "training.tasks"},
+    "training.config.config": {
+        *(*LIBRARIES, *SCHEMA, "training.callbacks", "training.config", "training.datasets"),
+        "training.tasks",
+    },
     "training.process": {*LIBRARIES, *CONFIG},
     "training.checkpoint": {"commlib", "datacache", *CONFIG, "training.process"},
     "training.run": {
-        *(*LIBRARIES, *CONFIG, "training.checkpoint", "training.datasets", "training.models"),
-        *("training.process", "training.tasks"),
+        *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.datasets"),
+        *("training.models", "training.process", "training.tasks"),
     },
     "training": {"training.run"},
     "training.commands": {
-        *(*LIBRARIES, *CONFIG, "training.checkpoint", "training.models", "training.process", "training.run"),
+        *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
+        *("training.process", "training.run"),
     },
     "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
     # the command line: names every command, imports one when it is asked for
@@ -62,13 +68,16 @@ ROOMS = {
 }
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
 ADAPTERS = {
-    "tensorflow": {"commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"},
+    "tensorflow": {
+        *("commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"),
+        "training.callbacks.tensorboard",
+    },
     "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
     "horovod": set(),
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
     "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},
 }
-LIGHT = {*LIBRARIES, "training.config", "training.checkpoint", "training.datasets"}
+LIGHT = {*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"}
 
 
 def module_name(path):

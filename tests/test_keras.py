@@ -19,6 +19,7 @@ from commlib.keras import (
     BackupAndRestore,
     BroadcastVariables,
     DistributedOptimizer,
+    LearningRateSchedule,
     LearningRateWarmup,
     SynchronizeEpochs,
     default_callbacks,
@@ -674,6 +675,27 @@ def test_the_learning_rate_rises_from_that_of_one_rank():
     assert simulated.run(body, 4) == [pytest.approx(expected)] * 4
 
 
+def test_schedules_follow_the_warmup_with_every_epoch_or_every_step():
+    def body(comm):
+        model = compiled(comm, keras.optimizers.SGD(0.8))
+        rates = []
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate.numpy()))
+        )
+        callbacks = [
+            LearningRateWarmup(0.8, epochs=1),
+            LearningRateSchedule(0.8, 0.5, start_epoch=1, end_epoch=2),
+            LearningRateSchedule(0.8, lambda epochs: 1 / epochs, start_epoch=2, end_epoch=4),
+            LearningRateSchedule(0.8, lambda epochs: 5 - epochs, start_epoch=4, staircase=False),
+            look,
+        ]
+        model.fit(*data(comm.rank, 2), batch_size=8, epochs=5, verbose=0, callbacks=callbacks)
+        return rates
+
+    expected = [0.6, 0.8, 0.4, 0.4, 0.4, 0.4, 0.8 / 3, 0.8 / 3, 0.8, 0.4]
+    assert simulated.run(body, 2) == [pytest.approx(expected)] * 2
+
+
 def test_callbacks_say_what_they_need():
     def body(comm):
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
@@ -682,6 +704,8 @@ def test_callbacks_say_what_they_need():
             scheduled.fit(*data(0), verbose=0, callbacks=[LearningRateWarmup(0.1)])
         with pytest.raises(InvalidArgument, match="learning_rate: expected one above 0, got -1"):
             LearningRateWarmup(-1)
+        with pytest.raises(InvalidArgument, match="end_epoch: expected one above start_epoch=3, got 3"):
+            LearningRateSchedule(0.1, 0.5, 3, 3)
         alone = linear()
         alone.compile(optimizer="sgd", loss="mse")
         with pytest.raises(InvalidArgument, match="compiled with DistributedOptimizer, got SGD"):

@@ -4,7 +4,7 @@ Each is given to ``fit`` on all ranks, in the same order.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -166,27 +166,22 @@ class AverageMovingStatistics(DistributedCallback):
                 variable.assign(mean)
 
 
-class LearningRateWarmup(DistributedCallback):
-    """Lets the learning rate rise with every step, over some epochs, from what is right for one rank.
+class _LearningRate(DistributedCallback):
+    """Base of those that set the learning rate, which they count steps for where ``_counts_steps``."""
 
-    It begins at ``learning_rate/P`` and reaches ``learning_rate``, usually ``P`` times that of one rank
-    (Goyal et al. 2017, section 2.2), after ``epochs``; then it is left to others. ``steps_per_epoch`` where
-    ``fit`` does not know it.
-    """
+    _counts_steps = True
 
-    def __init__(self, learning_rate: float, epochs: float = 5, steps_per_epoch: int | None = None) -> None:
+    def __init__(self, learning_rate: float, steps_per_epoch: int | None) -> None:
         super().__init__()
         if not learning_rate > 0:
             raise InvalidArgument(f"learning_rate: expected one above 0, got {learning_rate!r}")
-        if not epochs > 0:
-            raise InvalidArgument(f"epochs: expected a number above 0, got {epochs!r}")
-        self._target, self._epochs, self._given_steps = learning_rate, epochs, steps_per_epoch
+        self._rate, self._given_steps = learning_rate, steps_per_epoch
         self._steps, self._epoch = steps_per_epoch, 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Refuse what has no steps to count, and a schedule."""
         self._steps = self._given_steps or (self.params or {}).get("steps")  # each fit has its own
-        if self._steps is None:
+        if self._steps is None and self._counts_steps:
             raise InvalidArgument(
                 "steps_per_epoch: expected a number, as the data set has no length, got None"
             )
@@ -197,13 +192,77 @@ class LearningRateWarmup(DistributedCallback):
         """Note the epoch."""
         self._epoch = epoch
 
+    def _epochs_at(self, batch: int) -> float:
+        """Return the epochs before a batch, with the share of this one."""
+        assert self._steps is not None
+        return self._epoch + batch / self._steps
+
+
+class LearningRateWarmup(_LearningRate):
+    """Lets the learning rate rise with every step, over some epochs, from what is right for one rank.
+
+    It begins at ``learning_rate/P`` and reaches ``learning_rate``, usually ``P`` times that of one rank
+    (Goyal et al. 2017, section 2.2), after ``epochs``; then it is left to others. ``steps_per_epoch`` where
+    ``fit`` does not know it.
+    """
+
+    def __init__(self, learning_rate: float, epochs: float = 5, steps_per_epoch: int | None = None) -> None:
+        super().__init__(learning_rate, steps_per_epoch)
+        if not epochs > 0:
+            raise InvalidArgument(f"epochs: expected a number above 0, got {epochs!r}")
+        self._epochs = epochs
+
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Set the rate of the step."""
         if self._epoch < self._epochs:
-            assert self._steps is not None
-            share = min(1.0, (self._epoch + (batch + 1) / self._steps) / self._epochs)
-            start = self._target / self.ranks.size
-            self.model.optimizer.learning_rate = start + share * (self._target - start)
+            share = min(1.0, self._epochs_at(batch + 1) / self._epochs)
+            start = self._rate / self.ranks.size
+            self.model.optimizer.learning_rate = start + share * (self._rate - start)
+
+
+class LearningRateSchedule(_LearningRate):
+    """Sets ``learning_rate`` times ``multiplier`` from ``start_epoch`` on, until before ``end_epoch``.
+
+    ``learning_rate`` is usually ``P`` times that of one rank. ``multiplier``: a number, or a function of the
+    epochs that are over: whole ones with ``staircase``, else with the share of this one, set before every
+    step. Several follow each other, after ``LearningRateWarmup``, if no two have an epoch in common.
+    ``steps_per_epoch`` where ``fit`` does not know it.
+
+    The momentum that SGD has gathered stays as it is: it is not multiplied with the rate.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        *,
+        staircase: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__(learning_rate, steps_per_epoch)
+        if end_epoch is not None and end_epoch <= start_epoch:
+            raise InvalidArgument(f"end_epoch: expected one above start_epoch={start_epoch}, got {end_epoch}")
+        self._multiplier, self._staircase = multiplier, staircase
+        self._first, self._end = start_epoch, end_epoch
+        self._counts_steps = not staircase
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Set the rate of the epoch."""
+        super().on_epoch_begin(epoch)
+        if self._staircase:
+            self._set(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Set the rate of the step."""
+        if not self._staircase:
+            self._set(self._epochs_at(batch))
+
+    def _set(self, epochs: float) -> None:
+        if self._first <= self._epoch and (self._end is None or self._epoch < self._end):
+            factor = self._multiplier(epochs) if callable(self._multiplier) else self._multiplier
+            self.model.optimizer.learning_rate = self._rate * factor
 
 
 def default_callbacks() -> list[DistributedCallback]:

@@ -129,6 +129,12 @@ class Watch:
         finally:  # also after a second interrupt: the other ranks wait
             abort(text, status)
 
+    def fail_with(self, line: str) -> None:
+        """Abort the job with ``line`` alone, as ``fail`` does."""
+        if self._size > 1:
+            time.sleep(LAST_REPORTS_AFTER_SECONDS * self._rank / self._size)
+            abort(f"{line}\n", FAILED)
+
     def _end(self) -> None:
         """Stay until all ranks have come here: until then, ranks that wait for this one are detected."""
         from mpi4py import MPI

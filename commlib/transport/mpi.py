@@ -299,6 +299,14 @@ def world(*, verify: bool = False) -> Communicator:
     return verified(comm) if wanted else comm
 
 
+def fail(line: str) -> None:
+    """Abort the job for an error of this rank, which one line tells; with one rank nothing is done.
+
+    Where several ranks call it, only the lowest prints.
+    """
+    _watch().fail_with(line)
+
+
 def interrupt() -> None:
     """Abort the job as an interrupted rank, with one line that names it; with one rank nothing is done.
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.training.test_summary import TASK, epoch
+from training.callbacks.tracing import Traced
 from training.config.records import Target
 from training.run import events
 from training.run.data import Reads
@@ -36,7 +37,7 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
         (events.Stalled(1, 0.25), []),
         (events.CheckpointSaved(43, 0.5), []),
         (
-            events.Traced("runs/x/trace.json", 3, 2e-5),
+            Traced("runs/x/trace.json", 3, 2e-5),
             ["trace of 3 steps: runs/x/trace.json (for https://ui.perfetto.dev)"],
         ),
         (

@@ -13,12 +13,13 @@ from commlib import Topology, transport
 from datacache import Arrays
 from tests.training.small import metrics_of, phase, trainer
 from tests.training.test_summary import epoch as epoch_result
+from training.callbacks.dawnbench import DawnBench
+from training.callbacks.skipped_steps import TrainingDiverged
 from training.config.config import Config, ConfigurationError, load
 from training.process.progress import Progress
 from training.run.data import Data
-from training.run.dawnbench import DawnBench
 from training.run.metrics import RunFolder
-from training.run.trainer import Trainer, TrainingDiverged
+from training.run.trainer import Trainer
 from training.tasks.image_classification import ImageClassification
 
 EPOCH_STEPS = 1437 // 64

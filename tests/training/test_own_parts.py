@@ -1,4 +1,4 @@
-"""A reducer, a model, a data set and a task from outside the package, as docs/own_parts.md shows them."""
+"""Reducer, model, data set, callback and task from outside the package, as docs/own_parts.md shows them."""
 
 import json
 import re
@@ -20,7 +20,10 @@ from training.run.parts import import_parts
 
 CONFIGURATIONS = ("my.yaml", "table.yaml")
 PAGE = (ROOT / "docs" / "own_parts.md").read_text()
-MY_MODULES = tuple(f"my_package{each}" for each in ("", ".data", ".models", ".reducers", ".tables", ".tasks"))
+MY_MODULES = (
+    "my_package",
+    *(f"my_package.{each}" for each in ("callbacks", "data", "models", "reducers", "tables", "tasks")),
+)
 
 
 @pytest.fixture
@@ -126,6 +129,31 @@ def test_tune_measures_the_gradient_of_the_model(folder):
     cases = transport.simulated.run(lambda comm: _cases(Topology(comm), config), 2)[0]
     weights = 9 * 4 + 4 + 4 * 2 + 2
     assert [(case.size, case.density) for case in cases] == [(weights, 0.01)]
+
+
+# ----------------------------------------------------------------------------------------- a callback
+
+
+def test_a_callback_takes_less_than_thirty_lines():
+    (text,) = re.findall(r"(?ms)^```python\n# my_package/callbacks\.py\n(.*?)^```$", PAGE)
+    assert len(text.splitlines()) < 30
+
+
+def test_a_callback_reports_what_it_sees_and_goes_on_after_a_resumption(folder, capsys):
+    keras.utils.clear_session()
+    words = ["callbacks.0.factor=0.01", "model.width=1", "phases.0.epochs=1"]  # every loss is above that
+    Trainer(load("my.yaml", words)).fit()
+    lines = [json.loads(line) for line in next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    spikes = [line for line in lines if line["kind"] == "spike"]
+    assert [line["steps"] for line in spikes] == list(range(2, 17))
+    assert f"the loss jumped to {spikes[0]['loss']:.3f} in step 2" in capsys.readouterr().out
+    (run_folder,) = (folder / "runs").iterdir()
+    shutil.rmtree(run_folder / "checkpoints" / "step-00000016")
+    (run_folder / "summary.json").unlink()
+    keras.utils.clear_session()
+    Trainer(load("my.yaml", [*words, "resume=auto"])).fit()
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines if line["kind"] == "spike"][15:] == [16]  # the mean was there
 
 
 # --------------------------------------------------------------------------------------------- a task

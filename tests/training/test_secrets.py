@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 
 from datacache.urls import is_secret
+from training.callbacks.dawnbench import DawnBench
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.records import DatasetRecord
 from training.config.secrets import MASK, in_clear, mask, resolved
 from training.datasets import DATASETS, make_dataset
-from training.run.dawnbench import DawnBench
 from training.run.metrics import RunFolder
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"

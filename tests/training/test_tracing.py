@@ -13,13 +13,13 @@ from commlib.transport import simulated
 from tests.gpu.test_training import batch_of, config_of, two_layers
 from tests.test_trace import Ahead
 from tests.training.small import metrics_of, phase, trainer
+from training.callbacks.tracing import RankTrace, Tracing, merged
 from training.config.config import ConfigurationError
 from training.datasets import make_dataset
 from training.models import MODELS
 from training.run.data import Data
 from training.run.learner import Learner, StepHyperparameters
 from training.run.metrics import RunFolder
-from training.run.tracing import RankTrace, Tracing, merged
 
 LOOP_STAGES = ["data_wait", "forward_backward", "exchange_wait", "norms", "update"]
 BUCKETS = "bucket_mib=0.0005"  # of the 586 entries of two_layers
@@ -226,7 +226,7 @@ def test_without_trace_nothing_is_recorded_or_written(tmp_path):
     (folder,) = tmp_path.iterdir()
     assert not (folder / "trace.json").exists()
     assert not any(line["kind"] == "trace" for line in metrics_of(tmp_path))
-    assert run._tracing is None
+    assert run.learner.stopwatch.recorder is run.learner.gradients._recorder is None
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, monkeypatch, capsys):

@@ -22,7 +22,8 @@ from commlib.vectors import Float32
 from datacache import Batch
 from training.config.config import Config
 from training.run.data import Data
-from training.run.learner import Learner, StepHyperparameters, parts_of
+from training.run.learner import Learner, parts_of
+from training.run.stages import StepHyperparameters
 from training.run.steps import Backward
 from training.run.summary import Summary
 from training.run.trainer import Trainer

@@ -38,6 +38,10 @@ DryRun = Annotated[
     bool,
     Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
 ]
+MetricsPort = Annotated[
+    int | None,
+    Option("--metrics-port", metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0"),
+]
 CachedConfig = Annotated[
     str | None, Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
 ]
@@ -64,11 +68,21 @@ def _options(
 
 
 @app.command()
-def train(config: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    metrics_port: MetricsPort = None,
+) -> None:
     """Train, as one rank of a job: alone, or started by horovodrun or mpirun."""
     from training.commands.train import train as run
 
-    run(config, overrides or [], dry_run=dry_run)
+    run(config, _with_port(overrides, metrics_port), dry_run=dry_run)
+
+
+def _with_port(overrides: list[str] | None, metrics_port: int | None) -> list[str]:
+    """Return overrides with that of ``--metrics-port``."""
+    return [*(overrides or []), *([] if metrics_port is None else [f"metrics_port={metrics_port}"])]
 
 
 @app.command(cls=ProgramCommand)
@@ -80,6 +94,7 @@ def launch(
     hosts: Hosts = None,
     network_interface: Interface = None,
     dry_run: DryRun = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
     from training.config.config import load_with_warnings
@@ -87,7 +102,7 @@ def launch(
     from training.process.launch import launch as run
     from training.run.dry_run import generated
 
-    arguments, change = overrides or [], generated if dry_run else dict
+    arguments, change = _with_port(overrides, metrics_port), generated if dry_run else dict
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
     if program is not None:

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator, Topology
 from commlib.transport.verified import verified
+from training.callbacks.calling import CallbackFailed
+from training.callbacks.digests import WeightsDiffer
+from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
 from training.config.config import Config, load_with_warnings
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
-from training.process.job import FAILURE, LocalRank, all_or_exit, as_rank, exit_all, log_error, on_rank0
+from training.process.job import (
+    FAILURE,
+    LocalRank,
+    all_or_exit,
+    as_rank,
+    exit_all,
+    fail_alone,
+    log_error,
+    on_rank0,
+)
 from training.process.progress import Progress, print_line
 from training.process.tf_logging import import_tensorflow
 from training.run.data import Data, load_data
@@ -26,31 +38,36 @@ if TYPE_CHECKING:
 
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
     """Run a configuration on all ranks of this job; rank 0 prints."""
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
-        _train(path, overrides, work)
-
-
-def _train(path: str, overrides: Sequence[str], work: str | None) -> None:
-    """Run a configuration; with ``work``, a temporary folder, only a dry run."""
     with as_rank() as comm:
-        if comm.rank == 0:
-            announce_compiling()
-        whole = config = load_together(comm, path, overrides, dict if work is None else generated)
-        if work is not None:
-            config = all_or_exit(comm, lambda: tiny(whole, comm.size, work))
-        is_dry = work is not None
-        ranks = verified(comm) if config.verify else comm
-        topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
-        data = all_or_exit(comm, lambda: load_data(config, topology))
-        resumed = all_or_exit(comm, lambda: to_resume(config) if comm.rank == 0 else None)
-        trainer = _trainer(config, topology, data)
-        folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
-        with folder or nullcontext():
-            summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
-        if folder is not None:
-            end = closing_lines(summary, trainer.task, trainer.ranks, str(folder.path))
-            for line in checked(path, whole) if is_dry else end:
-                print_line(line)
+        try:
+            with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
+                _train(comm, path, overrides, work)
+        except CallbackFailed as error:
+            fail_alone(comm, str(error))
+
+
+def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | None) -> None:
+    """Run a configuration; with ``work``, a temporary folder, only a dry run."""
+    if comm.rank == 0:
+        announce_compiling()
+    whole = config = load_together(comm, path, overrides, dict if work is None else generated)
+    if work is not None:
+        config = all_or_exit(comm, lambda: tiny(whole, comm.size, work))
+    is_dry = work is not None
+    ranks = verified(comm) if config.verify else comm
+    topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
+    data = all_or_exit(comm, lambda: load_data(config, topology))
+    resumed = all_or_exit(comm, lambda: to_resume(config) if comm.rank == 0 else None)
+    trainer = _trainer(config, topology, data)
+    if is_dry:
+        trainer.callbacks.leave_out_given()
+    folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
+    with folder or nullcontext():
+        summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
+    if folder is not None:
+        end = closing_lines(summary, trainer.task, trainer.ranks, str(folder.path))
+        for line in checked(path, whole) if is_dry else end:
+            print_line(line)
 
 
 def load_together(
@@ -82,8 +99,6 @@ def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
 
 
 def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: bool) -> Summary:
-    from training.run.trainer import TrainingDiverged
-
     comm = trainer.topology.world
     own = None if folder is None else folder.path.absolute()
     path = on_rank0(comm, lambda: own)
@@ -94,7 +109,8 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: 
             if is_dry:
                 trainer.progress = Progress(silent=True)  # losses on generated data are meaningless
             return trainer.run()
-    except (TrainingDiverged, CheckpointFailed, WeightsNotSaved) as error:  # on all ranks, in the same step
+    # On all ranks, in the same step.
+    except (TrainingDiverged, WeightsDiffer, CheckpointFailed, WeightsNotSaved) as error:
         if folder is not None:
             log_error(str(error))
         exit_all(comm, FAILURE)

@@ -23,6 +23,7 @@ from pydantic import (
 
 from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
+from training.callbacks.record import CallbackRecord
 from training.config.bounded_yaml import Unreadable
 from training.config.checks import check, without_effect
 from training.config.includes import read
@@ -39,6 +40,7 @@ from training.config.records import (
     Normalise,
     Part,
     Phase,
+    Port,
     Seed,
     Target,
     Transport,
@@ -60,7 +62,15 @@ from training.config.reducers import (
 )
 from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import ConfigurationError, Count, Density, Positive, describe, problem
+from training.config.schema import (
+    ConfigurationError,
+    Count,
+    Density,
+    Positive,
+    WholeNumber,
+    describe,
+    problem,
+)
 from training.config.secrets import in_clear, mask
 from training.config.shipped import located
 from training.datasets import Dataset
@@ -129,6 +139,12 @@ class Config(ReducerKeys):
     cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
+    callbacks: list[Annotated[CallbackRecord, BeforeValidator(named)]] = []
+    """Names of ``training.callbacks.CALLBACKS`` or import paths; with options, ``name`` and those."""
+    digest_every: WholeNumber = 100
+    """Steps between two comparisons of the weights of all ranks; 0: only tests compare them."""
+    metrics_port: Port | None = None
+    """Where the machine of rank 0 serves ``http://127.0.0.1:PORT/metrics`` to Prometheus."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
     trace: Count | None = None

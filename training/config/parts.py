@@ -1,8 +1,8 @@
-"""Reducers, models and data sets by name: of the built-in tables, of an entry point, or by an import path.
+"""Parts of a run by name: of the built-in tables, of an entry point, or by an import path.
 
-An import path is ``package.module:Name``; the groups of entry points are ``cloudtrain.reducers``,
-``cloudtrain.models`` and ``cloudtrain.datasets``. Nothing is imported here: what is not imported yet is
-checked when a run begins, by :mod:`training.run.parts`.
+An import path is ``package.module:Name``; the groups of entry points are ``cloudtrain.reducers``, and so for
+models, datasets, tasks and callbacks. Nothing is imported here: what is not imported yet is checked when a
+run begins, by :mod:`training.run.parts`.
 """
 
 import sys

@@ -36,6 +36,7 @@ Seed = Annotated[
 Layout = Annotated[
     int | list[int] | None, expect("a number of ranks, or a list of them, one a node", _is_layout)
 ]
+Port = Annotated[int, expect("a port from 1 to 65535", lambda value: is_whole(value, 1) and value < 1 << 16)]
 FileName = Annotated[
     str,
     expect(

@@ -61,6 +61,7 @@ def is_number(value: Any) -> bool:
 
 
 Count = Annotated[int, expect("a whole number from 1", lambda value: is_whole(value, 1))]
+WholeNumber = Annotated[int, expect("a whole number from 0", lambda value: is_whole(value, 0))]
 Rate = Annotated[float, expect("a number from 0", lambda value: is_number(value) and value >= 0)]
 Positive = Annotated[float, expect("a number above 0", lambda value: is_number(value) and value > 0)]
 Share = Annotated[float, expect("a number in (0, 1)", lambda value: is_number(value) and 0 < value < 1)]

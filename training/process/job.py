@@ -111,11 +111,31 @@ def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     return result  # type: ignore[no-any-return]
 
 
+def all_or_raise(comm: Communicator, function: Callable[[], Result]) -> Result:
+    """Return ``function()``, which exchanges nothing; a ``ValueError`` of any rank is raised on all."""
+    result, problem = None, None
+    try:
+        result = function()
+    except ValueError as error:
+        problem = str(error)
+    if problems := [each for each in comm.allgather_objects(problem) if each is not None]:
+        raise ValueError(problems[0])
+    return result  # type: ignore[return-value]
+
+
 def exit_all(comm: Communicator, status: int) -> NoReturn:
     """Exit with ``status``, all ranks at once: the first to end would take the others' last lines with it."""
     sys.stdout.flush()
     comm.barrier()
     sys.exit(status)
+
+
+def fail_alone(comm: Communicator, line: str) -> NoReturn:
+    """End the job with one line, for an error of this rank; the others may be anywhere."""
+    where = f" (rank {comm.rank} of {comm.size} on {comm.host})" if comm.size > 1 else ""
+    transport.mpi.fail(f"cloudtrain: {escaped(line)}{where}")
+    log_error(line)
+    sys.exit(FAILURE)
 
 
 def log_error(line: str) -> None:

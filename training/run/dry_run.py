@@ -46,6 +46,7 @@ def tiny(config: Config, ranks: int, output: str) -> Config:
             "resume": "never",
             "target": None,
             "trace": None,
+            "metrics_port": None,
             "output": output,
         }
     )

@@ -6,9 +6,10 @@ import numpy as np
 
 from commlib import bytes_sent
 from datacache import Batch
+from training.callbacks.digests import check_equal_weights
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
-from training.run.replicas import average_statistics, check_equal_weights
+from training.run.replicas import average_statistics
 from training.run.summary import EpochResult
 from training.run.totals import EpochAccumulator
 from training.tasks.task import Tested
@@ -23,7 +24,7 @@ def evaluate(learner: Learner, batches: Iterable[Batch]) -> Tested:
     """
     world = learner.topology.world
     average_statistics(learner.model, world)
-    check_equal_weights(learner.model, world)
+    check_equal_weights(learner.model, world, "before the test")
     with learner.tested():
         return learner.evaluation.evaluate(batches, world)
 

@@ -6,37 +6,22 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from commlib.errors import one_line
+from training.callbacks.callback import Event
 from training.config.config import Config
 from training.config.records import Target
 from training.run.data import Data, Reads
-from training.run.learner import Learner, StepHyperparameters
+from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.provenance import command, versions
 from training.run.stages import Step
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, epoch_line
 from training.tasks import Task
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event to report. ``kind``: of its record, which has all fields unless an event overrides it."""
-
-    kind: ClassVar[str]
-
-    def lines(self) -> Iterable[str]:
-        """Return the lines that remain on the screen."""
-        return ()
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields of its record in ``metrics.jsonl``, without the kind."""
-        return asdict(self)
-
 
 # ------------------------------------------------------------------------------------------ before training
 
@@ -243,17 +228,15 @@ class StepTaken(Event):
     hidden_seconds: float
 
     @classmethod
-    def of(
-        cls, at: Position, step: Step, hyperparameters: StepHyperparameters, learner: Learner
-    ) -> "StepTaken":
+    def of(cls, at: Position, step: Step, learner: Learner) -> "StepTaken":
         """Return the event of the step that led to ``at``, with the loss scale of the next step."""
         report = step.report
         return cls(
             epoch=at.run_epoch,
             step=at.phase_steps,
             loss=step.loss if np.isfinite(step.loss) else None,
-            learning_rate=hyperparameters.learning_rate,
-            momentum=hyperparameters.momentum,
+            learning_rate=step.hyperparameters.learning_rate,
+            momentum=step.hyperparameters.momentum,
             loss_scale=None if learner.scale is None else float(learner.scale.scale.numpy()),
             finite=report.finite,
             selected=report.selected,
@@ -344,18 +327,16 @@ def target_line(result: EpochResult, task: Task, target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Traced(Event):
-    """``steps`` of all ranks are in ``file``; their clocks are aligned to within ``clock_error_seconds``."""
+class Stopped(Event):
+    """A callback ends the run after an epoch, the number of which is ``epoch``."""
 
-    kind = "trace"
-    file: str
-    steps: int
-    clock_error_seconds: float
+    kind = "stop"
+    epoch: int
+    reason: str
 
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
-        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        yield f"trace of {steps}: {self.file} (for https://ui.perfetto.dev)"
+        yield f"{self.reason}: the run ends after epoch {self.epoch + 1}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -26,18 +25,10 @@ from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import Data
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
-from training.run.stages import LoopSeconds
+from training.run.stages import LoopSeconds, StepHyperparameters
 from training.run.steps import Array, Average, Backward, Update
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-
-
-@dataclass(frozen=True)
-class StepHyperparameters:
-    """The hyperparameters of a step."""
-
-    learning_rate: float
-    momentum: float | None
 
 
 class Learner:

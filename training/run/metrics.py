@@ -21,7 +21,7 @@ from training.run.run_lock import RunIsAlive, RunLock, holder_of
 from training.run.summary import Ranks, Summary
 
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
-CONFIG, WEIGHTS, RUN, TRACE = "config.yaml", "model.weights.h5", "run.json", "trace.json"
+CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
 
 
 class WeightsNotSaved(RuntimeError):
@@ -33,10 +33,11 @@ class RunFolder:
 
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
-    ``norms``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``trace``,
-    ``checkpoint``, ``cache`` (:mod:`training.run.events`) and ``summary``, each with ``seconds`` since this
-    process opened the folder; those of ``summary`` are of the whole training. Non-finite numbers are
-    ``null``. ``summary.json`` is written when the run has ended.
+    ``norms``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``stop``,
+    ``digest``, ``trace``, ``checkpoint``, ``cache`` (:mod:`training.run.events`), ``summary`` and those
+    that callbacks report, each with ``seconds`` since this process opened the folder; those of ``summary``
+    are of the whole training. Non-finite numbers are ``null``. ``summary.json`` is written when the run has
+    ended.
 
     If metrics cannot be written any more, one warning is printed and training continues.
     """

@@ -1,4 +1,4 @@
-"""Import and check the user's own task, reducers, model and data set that a configuration names.
+"""Import and check the user's own task, reducers, model, data set and callbacks of a configuration.
 
 Loading a configuration imports none of them; a run, a dry run and ``tune`` begin with this step.
 """
@@ -32,6 +32,7 @@ def import_parts(config: Config) -> Config:
     phases = enumerate(config.phases)
     reducers = {f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in phases}
     names = [config.task.name, config.dataset.name, config.model.name, *reducers.values()]
+    names += [each.name for each in config.callbacks]
     if any(map(is_import_path, names)) and (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
     _at("task", config.task.check)
@@ -43,6 +44,8 @@ def import_parts(config: Config) -> Config:
     _at("dataset", lambda: registry.resolve(DATASETS, "dataset", dataset.name))
     _at("dataset", lambda: check_dataset(dataset.name, dataset.path, dataset.options))
     _at("model", lambda: registry.resolve(MODELS, "model", model.name))
+    for number, each in enumerate(config.callbacks):
+        _at(f"callbacks[{number}]", each.check)
     try:
         check(config)
     except PydanticCustomError as error:

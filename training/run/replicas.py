@@ -1,4 +1,4 @@
-"""The model replicas of the ranks: broadcast, synchronized, checked.
+"""The model replicas of the ranks: broadcast, synchronized.
 
 Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2. One rank needs none.
 """
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from commlib import Communicator, RanksDisagree
-from commlib.agreement import differing, digest
+from commlib import Communicator
 
 
 def broadcast_weights(model: Any, comm: Communicator) -> None:
@@ -36,10 +35,3 @@ def average_statistics(model: Any, comm: Communicator) -> None:
     sizes = [int(np.prod(variable.shape)) for variable in statistics]
     for variable, part in zip(statistics, tf.split(mean, sizes), strict=True):
         variable.assign(tf.reshape(part, variable.shape))
-
-
-def check_equal_weights(model: Any, comm: Communicator) -> None:
-    """Raise :class:`commlib.RanksDisagree` if the ranks' trainable weights differ in any bit."""
-    own = digest(variable.numpy().tobytes() for variable in model.trainable_variables)
-    if others := differing(comm.allgather_ints([own])[:, 0]):
-        raise RanksDisagree(f"the weights of ranks {others} differ from those of rank 0")

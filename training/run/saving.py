@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from training.callbacks.calling import Callbacks
 from training.checkpoint.folders import Checkpoint, Checkpoints
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.serialization import Damaged, parsed
@@ -34,11 +35,13 @@ class Resumption:
 class Saving:
     """Writes the checkpoints of a run to the folder ``path``, and restores the newest.
 
-    ``run``: the identity of the run; that of rank 0 is used.
+    ``run``: the identity of the run; that of rank 0 is used. ``callbacks``: whose states are saved, too.
     """
 
-    def __init__(self, path: Path, settings: Checkpointing, learner: Learner, run: str) -> None:
-        self._settings, self._learner = settings, learner
+    def __init__(
+        self, path: Path, settings: Checkpointing, learner: Learner, run: str, callbacks: Callbacks
+    ) -> None:
+        self._settings, self._learner, self._callbacks = settings, learner, callbacks
         self._checkpoints = Checkpoints(path, learner.topology.world, run=run, keep=settings.keep)
 
     def is_due_after_step(self, phase: PhaseRun, at: Position) -> bool:
@@ -57,6 +60,7 @@ class Saving:
         start = time.perf_counter()
         shared = shared_state(self._learner)
         shared |= {"position": as_tree(position), "summary": asdict(summary)}
+        shared["callbacks"] = self._callbacks.state_dict()
         own = own_state(self._learner) | {"accumulator": accumulator.as_tree()}
         self._checkpoints.save(position.steps, shared, own, best=best)
         return CheckpointSaved(position.steps, time.perf_counter() - start)
@@ -75,6 +79,7 @@ class Saving:
             taken = self._usable(checkpoint, partial(self._take_over, checkpoint, found, phases))
             if taken is not None:
                 summary.restore(found.summary)
+                self._callbacks.load_state_dict(found.callbacks)
                 return taken
         if count := self._checkpoints.count():
             raise ValueError(
@@ -115,10 +120,14 @@ class Saving:
 
 @dataclass(frozen=True)
 class _Contents:
-    """A checkpoint's data besides the learner. ``accumulator``: if the number of ranks is the same."""
+    """A checkpoint's data besides the learner. ``accumulator``: if the number of ranks is the same.
+
+    ``callbacks``: their states by name.
+    """
 
     position: Position
     summary: Summary
+    callbacks: dict[str, dict[str, Any]]
     accumulator: EpochAccumulator | None
 
 
@@ -129,9 +138,10 @@ def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
     with readable(checkpoint.path / SHARED):
         position = parsed(Position, json.dumps(shared["position"]))
         summary = parsed(Summary, json.dumps(shared["summary"]))
+        callbacks = {name: dict(state) for name, state in shared["callbacks"].items()}
     with readable(checkpoint.path / own_file(rank)):
         accumulator = None if own is None else parsed(EpochAccumulator, json.dumps(own["accumulator"]))
-    return _Contents(position, summary, accumulator)
+    return _Contents(position, summary, callbacks, accumulator)
 
 
 def _divides(every: int | None, number: int) -> bool:

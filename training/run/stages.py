@@ -25,10 +25,19 @@ class LoopSeconds:
 
 
 @dataclass(frozen=True)
+class StepHyperparameters:
+    """The hyperparameters of a step."""
+
+    learning_rate: float
+    momentum: float | None
+
+
+@dataclass(frozen=True)
 class Step:
     """A step of one rank. ``seconds``: since the end of the step before; ``loop``: where they went.
 
-    ``size``: of its batch, in the unit of the task.
+    ``size``: of its batch, in the unit of the task. ``start``: the end of the step before, by the transport's
+    clock.
     """
 
     loss: float
@@ -36,6 +45,8 @@ class Step:
     seconds: float
     loop: LoopSeconds
     size: int = 0
+    start: float = 0.0
+    hyperparameters: StepHyperparameters = StepHyperparameters(0.0, None)
 
     @property
     def stage_seconds(self) -> dict[str, float]:

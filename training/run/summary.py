@@ -1,10 +1,12 @@
 """The summary of a run, and how it is reported."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from commlib import Topology
+from commlib.tuning.profile import processor
 from training.config.records import Target
 from training.run.stages import StageMeans, shown
 from training.tasks.task import Metric, Task
@@ -15,17 +17,24 @@ STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a run. ``nodes``: how many each has; ``hosts``: their names, each once, in rank order."""
+    """The ranks of a run. ``nodes``: how many each has; ``hosts``: their names, each once, in rank order.
+
+    ``hardware``: what they compute on.
+    """
 
     count: int
     nodes: list[int]
     hosts: list[str]
+    hardware: str = ""
 
     @classmethod
     def of(cls, topology: Topology) -> "Ranks":
         """Return the ranks of a topology; collective."""
-        hosts = dict.fromkeys(topology.world.allgather_objects(topology.world.host))
-        return cls(topology.world.size, [len(node) for node in topology.nodes], list(hosts))
+        hosts, processors = zip(
+            *topology.world.allgather_objects((topology.world.host, processor())), strict=True
+        )
+        nodes = [len(node) for node in topology.nodes]
+        return cls(topology.world.size, nodes, list(dict.fromkeys(hosts)), summed_up(processors))
 
     def __str__(self) -> str:
         """Return how many there are, on how many nodes, and the names of their hosts.
@@ -38,6 +47,16 @@ class Ranks:
         more = len(self.hosts) - HOSTS_SHOWN
         names = [*self.hosts[:HOSTS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return f"{ranks} on {nodes} ({', '.join(names)})"
+
+
+def summed_up(processors: Sequence[str]) -> str:
+    """Return the hardware that all ranks compute on.
+
+    >>> summed_up(["a", "a", "b"])
+    '2 ranks on a, 1 rank on b'
+    """
+    counts = Counter(processors)
+    return ", ".join(f"{count} rank{'s' * (count > 1)} on {each}" for each, count in counts.items())
 
 
 @dataclass
@@ -91,7 +110,8 @@ class Summary:
 
     ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the
     target's metric, or of the task's first. ``reached``: whether the target was reached. ``residual_norm``:
-    norm of rank 0's residual, which is not in the weights.
+    norm of rank 0's residual, which is not in the weights. ``stopped``: why a callback ended the run before
+    its last epoch, if one did.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -101,6 +121,12 @@ class Summary:
     reached: bool = False
     residual_norm: float = 0.0
     phases: list[PhaseResult] = field(default_factory=list)
+    stopped: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the run ends before its last epoch."""
+        return self.reached or self.stopped is not None
 
     def judge(self, result: EpochResult, metrics: Mapping[str, Metric], target: Target | None) -> bool:
         """Record the result of an epoch, and return whether it is the best so far; equal on all ranks.

@@ -1,45 +1,45 @@
-"""A run: the loop over phases and epochs, with tests, records and checkpoints."""
+"""A run: the loop over phases and epochs, with tests, checkpoints, and callbacks for all else."""
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from commlib import Report, Topology
+from commlib import Topology
 from commlib.transport.mpi import world
 from commlib.tuning.profile import Profile
 from datacache import Batch
+from training.callbacks.callback import Callback, Event
+from training.callbacks.calling import Callbacks
+from training.callbacks.dawnbench import DawnBenchFiles
+from training.callbacks.digests import Digests
+from training.callbacks.metrics import Metrics
+from training.callbacks.prometheus import Prometheus
+from training.callbacks.skipped_steps import SkippedSteps
+from training.callbacks.tracing import Profiler
 from training.config.config import Config, load
 from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
-from training.process.job import LocalRank, on_rank0
-from training.process.progress import Progress, TimeLeft
+from training.process.job import LocalRank, all_or_raise, on_rank0
+from training.process.progress import Progress
 from training.run import events
 from training.run.autotune import profile_for
 from training.run.data import Data, load_data
-from training.run.dawnbench import DawnBench, hardware, summed_up
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
-from training.run.events import Event
-from training.run.learner import Learner, StepHyperparameters
-from training.run.metrics import CHECKPOINTS, TRACE, RunFolder, WeightsNotSaved, to_resume, unwritable
+from training.run.learner import Learner
+from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run.saving import Saving
-from training.run.stages import Slowest, Step, shown
+from training.run.stages import Step
 from training.run.state import Position
-from training.run.summary import EpochResult, Ranks, Summary
+from training.run.step_reports import StepReports
+from training.run.summary import Ranks, Summary
 from training.run.totals import EpochAccumulator
-from training.run.tracing import Tracing, merged
-
-SKIPPED_STEPS_IN_A_ROW = 20
-
-
-class TrainingDiverged(RuntimeError):
-    """Too many consecutive steps were not finite."""
 
 
 class Trainer:
@@ -48,6 +48,8 @@ class Trainer:
     ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are created if
     not given. ``config`` is the configuration with the choices from the profile written out, ``model`` the
     Keras model. ``learner``: what a step is. Raises a ``ValueError`` of one line if the run is impossible.
+    Callbacks also use ``rank``, ``size``, ``topology``, ``task``, ``learner``, ``phase``, ``position``,
+    ``accumulator``, ``summary``, ``ranks``, ``folder`` (on rank 0), ``progress``, ``report`` and ``stop``.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -81,16 +83,17 @@ class Trainer:
         self.phases = [PhaseRun(number, phase, data, self.learner) for number, phase in phases]
         self.position = Position()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
-        self._accumulator = EpochAccumulator()
-        self._left = TimeLeft()
+        self.accumulator = EpochAccumulator()
         self._saving: Saving | None = None
-        self._dawnbench: DawnBench | None = None
-        self._tracing = None if config.trace is None else Tracing(config.trace, self.learner)
-        self._slowest: Slowest | None = None  # rank of the latest epoch
-        self._skipped_in_a_row = 0
+        self._reason_to_stop: str | None = None
         self._began = time.perf_counter()
         self._now = topology.world.now
         self._boundary = self._last = self._first_step_end = self._now()
+        self.folder: RunFolder | None = None
+        self.callbacks = Callbacks(
+            _own_callbacks(self.config), [(each.name, each.make()) for each in self.config.callbacks]
+        )
+        self._call(Callback.on_build)
 
     def fit(self) -> Summary:
         """Train, report progress, write the run's folder and return the summary; collective."""
@@ -120,78 +123,88 @@ class Trainer:
         self.ranks = Ranks.of(self.topology)
         if folder is not None:
             on_gpus = self.topology.world.arrays is not np
-            self._report(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
+            self.report(events.RunBegun.of(folder.identity, self.ranks, self.config, on_gpus=on_gpus))
         progress.say(events.introduction(self.data, self.learner))
         for line in self.task.notes(self.data.samples):
             progress.say(line)
         for event in events.choices(self.learner, self._why_not_on_gpus):
-            self._report(event)
+            self.report(event)
+        resumed = False
         if self.config.checkpoints is not None:
             run = "" if folder is None else folder.identity
-            self._saving = Saving(path / CHECKPOINTS, self.config.checkpoints, self.learner, run)
+            self._saving = Saving(
+                path / CHECKPOINTS, self.config.checkpoints, self.learner, run, self.callbacks
+            )
             if resume:
-                self._resume(self._saving)
+                resumed = self._resume(self._saving)
             elif self.config.resume != "never":
                 progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
-        self._write_records()  # last: if a checkpoint is refused, the folder is unchanged
+        # Last: if a checkpoint is refused, the folder is unchanged.
+        all_or_raise(self.topology.world, lambda: self._call(Callback.on_run_begin))
+        if resumed:
+            self._call(Callback.on_resume)
         self._prepare()
 
     def run(self) -> Summary:
         """Train all remaining phases."""
         self._began = time.perf_counter() - self.summary.seconds
         try:
-            while not self.summary.reached and self.position.phase < len(self.phases):
+            self._train_phases()
+            return self._end()
+        except Exception as error:
+            self.callbacks.end(self, error)
+            raise
+
+    def _train_phases(self) -> None:
+        try:
+            while not self.summary.is_over and self.position.phase < len(self.phases):
                 self._train_phase(self.phases[self.position.phase])
         finally:
             for phase in self.phases:
                 phase.close()
-        return self._end()
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch, on all ranks, as one that has ended; ``reason`` is recorded."""
+        self._reason_to_stop = reason
+
+    @property
+    def phase(self) -> PhaseRun:
+        """The phase that is trained; at the end of the run, the last one."""
+        return self.phases[min(self.position.phase, len(self.phases) - 1)]
 
     # ------------------------------------------------------------------------------------- before
 
-    def _write_records(self) -> None:
-        """Write the files that the run's folder has from its beginning; collective."""
-        computed_on = summed_up(self.topology.world.allgather_objects(hardware()))
-
-        def write() -> None:
-            if self.folder is None:  # as in a bench
-                return
-            self.folder.write_config(self.config)
-            if self.config.target is not None:
-                with unwritable(f"{self.folder.path}: expected room for its records"):
-                    self._dawnbench = DawnBench(self.folder, self.config, self.task.metrics, computed_on)
-
-        on_rank0(self.topology.world, write)
-
-    def _resume(self, saving: Saving) -> None:
-        """Resume from the newest checkpoint; collective."""
+    def _resume(self, saving: Saving) -> bool:
+        """Resume from the newest checkpoint; return whether there is one. Collective."""
         resumption = saving.resume(self.phases, self.summary)
         if resumption is None:
             self.progress.say("resume: there is no checkpoint yet: the run begins again")
-            return
+            return False
         self.position = resumption.position
-        self._accumulator = resumption.accumulator or self._accumulator
-        self._report(resumption.event)
+        self.accumulator = resumption.accumulator or self.accumulator
+        self.report(resumption.event)
+        return True
 
     def _prepare(self) -> None:
         """Compile the steps of all remaining phases, so that phase boundaries need no compilation."""
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        self._report(events.Prepared(time.perf_counter() - start))
+        self.report(events.Prepared(time.perf_counter() - start))
 
     # ------------------------------------------------------------------------------------- phases
 
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
-        self._left = TimeLeft()  # step times differ between phases
-        while self.position.phase_steps < phase.steps and not self.summary.reached:
+        self._call(Callback.on_phase_begin, phase)
+        while self.position.phase_steps < phase.steps and not self.summary.is_over:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
             self._train_epoch(phase)
         self._boundary = self._now()
         phase.close()
-        if not self.summary.reached:
+        self._call(Callback.on_phase_end, phase)
+        if not self.summary.is_over:
             self.position = self.position.after_phase()
 
     def _switch_to(self, phase: PhaseRun) -> None:
@@ -200,7 +213,7 @@ class Trainer:
         before = self.phases[phase.number - 1].result.reducer
         residual = self.learner.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
-            self._report(events.Switched(before, phase.result.reducer, residual))
+            self.report(events.Switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
         """Fill a phase's cache in the background, before its first epoch."""
@@ -220,7 +233,7 @@ class Trainer:
             self.train_step(phase, batch)
             if self.position.phase_steps == phase.steps:
                 break
-        if phase.number > 0 and self.position.phase_steps == len(self._accumulator.seconds):
+        if phase.number > 0 and self.position.phase_steps == len(self.accumulator.seconds):
             self._note_stall(phase)
         self._finish_epoch(phase)
 
@@ -243,78 +256,68 @@ class Trainer:
         loss, report = self.learner.step(phase.backward, batch, hyperparameters)
         self._last = self._now()
         seconds, size = self._last - start, self.task.size(batch)
-        step = Step(loss, report, seconds, self.learner.stopwatch.seconds, size)
+        step = Step(loss, report, seconds, self.learner.stopwatch.seconds, size, start, hyperparameters)
         self.learner.stopwatch.restart()
-        self._accumulator.add(step)
-        self._left.add(step.seconds)
+        self.accumulator.add(step)
         if at.phase_steps == 0:
             self._first_step_end = self._last
         self.position = at.after_step(phase.global_batch)
-        if self._tracing is not None and self._tracing.add_step(self.position.steps, start, self._last):
-            self._end_tracing(self._tracing)
-        self._watch_for_skipped_steps(phase, report, hyperparameters)
-        self._report_step(phase, step, hyperparameters)
+        self._call(Callback.on_step_end, step)
         if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
             self._save()
-            self._last = self._now()
+            self.restart_step_clock()
 
-    def _watch_for_skipped_steps(
-        self, phase: PhaseRun, report: Report, hyperparameters: StepHyperparameters
-    ) -> None:
-        self._skipped_in_a_row = 0 if report.finite else self._skipped_in_a_row + 1
-        phase.result.skipped_steps += not report.finite
-        if self._skipped_in_a_row == SKIPPED_STEPS_IN_A_ROW:
-            raise TrainingDiverged(
-                f"{SKIPPED_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
-                f"the learning rate is {hyperparameters.learning_rate:g}: try a smaller one"
-            )
+    def restart_step_clock(self) -> None:
+        """Let the seconds of the next step begin now: what was done since the last one is no part of it."""
+        self._last = self._now()
 
     def _note_stall(self, phase: PhaseRun) -> None:
         """Record the time from the end of the previous phase to that of the first step, less a step's."""
-        waited = self._first_step_end - self._boundary - float(np.median(self._accumulator.seconds))
+        waited = self._first_step_end - self._boundary - float(np.median(self.accumulator.seconds))
         seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
-        self._report(events.Stalled(phase.number, seconds))
+        self.report(events.Stalled(phase.number, seconds))
 
     # --------------------------------------------------------------------------- what an epoch ends with
-
-    def _end_tracing(self, tracing: Tracing) -> None:
-        """Write what was traced; collective. The time that takes is none of a step's."""
-        self._tracing, traces = None, tracing.end()
-        if tracing.steps == 0:
-            self.progress.say("trace: no step: only those after the first of this process are traced")
-        elif (folder := self.folder) is not None:
-            content = json.dumps(merged(traces))
-            if folder.attempt(TRACE, lambda: folder.write_file(TRACE, content)):
-                error = max(trace.offset.error for trace in traces)
-                self._report(events.Traced(str(folder.path / TRACE), tracing.steps, error))
-        self._last = self._now()
 
     def _finish_epoch(self, phase: PhaseRun) -> None:
         """Test, report and record the result of an epoch."""
         at, config = self.position, self.config
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
-        is_tested = last or number % config.evaluate_every == 0
-        tested = evaluate(self.learner, phase.data.test_batches()) if is_tested else NOT_TESTED
+        tested = NOT_TESTED
+        if last or number % config.evaluate_every == 0:
+            tested = evaluate(self.learner, phase.data.test_batches())
+            self._call(Callback.on_test_end, tested)
         seconds = self.summary.seconds = time.perf_counter() - self._began
-        result = add_up(at.run_epoch, phase, self.learner, self._accumulator, tested, run_seconds=seconds)
-        self._report_epoch(result)
+        result = add_up(at.run_epoch, phase, self.learner, self.accumulator, tested, run_seconds=seconds)
+        self.report(events.EpochEnded.of(result, self.task, self.phases, self.position))
         if tested.examples:
-            self._report(events.Examples(at.run_epoch, tested.examples))
-        self._accumulator, self._slowest = EpochAccumulator(), result.stages.slowest
+            self.report(events.Examples(at.run_epoch, tested.examples))
+        self.accumulator = EpochAccumulator()
         self.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)
         if self.summary.reached and config.target is not None:
             self.progress.say(events.target_line(result, self.task, config.target))
-        if last or is_best or (self._saving is not None and self._saving.is_due_after_epoch(number)):
+        self._call(Callback.on_epoch_end, result)
+        self._agree_to_stop(at.run_epoch)
+        is_over = last or self.summary.is_over
+        if is_over or is_best or (self._saving is not None and self._saving.is_due_after_epoch(number)):
             self._save(best=is_best)
+
+    def _agree_to_stop(self, epoch: int) -> None:
+        """End the run if a callback of any rank asks for it; collective."""
+        reasons = self.topology.world.allgather_objects(self._reason_to_stop)
+        self.summary.stopped = next((reason for reason in reasons if reason is not None), None)
+        if self.summary.stopped is not None:
+            self.report(events.Stopped(epoch, self.summary.stopped))
 
     def _save(self, *, best: bool = False) -> None:
         """Write a checkpoint; collective."""
         if self._saving is None:
             return
         self.summary.seconds = time.perf_counter() - self._began
-        self._report(self._saving.save(self.position, self.summary, self._accumulator, best=best))
+        self.report(self._saving.save(self.position, self.summary, self.accumulator, best=best))
+        self._call(Callback.on_checkpoint)
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
@@ -323,11 +326,8 @@ class Trainer:
         summary.residual_norm = self.learner.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        if self._tracing is not None:  # the run had fewer steps
-            self._end_tracing(self._tracing)
-        self._report(events.CacheRead(self.data.read_so_far()))
-        if self.folder is not None:
-            self.folder.end(summary, self.ranks)
+        self.report(events.CacheRead(self.data.read_so_far()))
+        self._call(Callback.on_run_end)
         return summary
 
     def _save_weights(self) -> str | None:
@@ -342,20 +342,21 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------ reporting
 
-    def _report(self, event: Event) -> None:
+    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
+        self.callbacks.call(hook, self, *arguments)
+
+    def report(self, event: Event) -> None:
+        """Say the lines of an event, and give it to the callbacks of rank 0."""
         for line in event.lines():
             self.progress.say(line)
-        if self.folder is not None:
-            self.folder.write(event.kind, **event.record())
+        if self.rank == 0:
+            self._call(Callback.on_event, event)
 
-    def _report_step(self, phase: PhaseRun, step: Step, hyperparameters: StepHyperparameters) -> None:
-        left = self._left.of(phase.steps - self.position.phase_steps)
-        times = shown(self._accumulator.stages.hidden_share, self._slowest)
-        self.progress.update(events.live_line(self.phases, self.position, step.loss, left, times))
-        if self.position.steps % self.config.log_every == 0:
-            self._report(events.StepTaken.of(self.position, step, hyperparameters, self.learner))
 
-    def _report_epoch(self, result: EpochResult) -> None:
-        self._report(events.EpochEnded.of(result, self.task, self.phases, self.position))
-        if self._dawnbench is not None:
-            self._dawnbench.add(result)
+def _own_callbacks(config: Config) -> list[Callback]:
+    """Return the callbacks of the loop itself; the last one ends the records."""
+    profiler = [] if config.trace is None else [Profiler(config.trace)]
+    digests = [Digests(config.digest_every)] if config.digest_every else []
+    target = [] if config.target is None else [DawnBenchFiles()]
+    served = [] if config.metrics_port is None else [Prometheus(config.metrics_port)]
+    return [*profiler, SkippedSteps(), *digests, StepReports(), *target, *served, Metrics()]

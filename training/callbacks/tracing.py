@@ -3,15 +3,72 @@
 The file has Chrome's trace event format, which https://ui.perfetto.dev and ``chrome://tracing`` show.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commlib import Communicator
 from commlib.trace import ENGINE, LOOP, ClockOffset, Recorder, Span, clock_offset
-from training.run.learner import Learner
+from training.callbacks.callback import Callback, Event
 
+if TYPE_CHECKING:
+    from training.run.learner import Learner
+    from training.run.stages import Step
+    from training.run.trainer import Trainer
+
+TRACE = "trace.json"
 THREADS = {LOOP: 0, ENGINE: 1}
+
+
+@dataclass(frozen=True)
+class Traced(Event):
+    """``steps`` of all ranks are in ``file``; their clocks are aligned to within ``clock_error_seconds``."""
+
+    kind = "trace"
+    file: str
+    steps: int
+    clock_error_seconds: float
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        yield f"trace of {steps}: {self.file} (for https://ui.perfetto.dev)"
+
+
+class Profiler(Callback):
+    """Traces some steps of all ranks, and writes ``trace.json`` when they are over."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._tracing: Tracing | None = None
+
+    def on_run_begin(self, run: "Trainer") -> None:
+        """Begin with the next step."""
+        self._tracing = Tracing(self._steps, run.learner)
+
+    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+        """Add the step; collective after the last one."""
+        end = step.start + step.seconds
+        if self._tracing is not None and self._tracing.add_step(run.position.steps, step.start, end):
+            self._write(run, self._tracing)
+
+    def on_run_end(self, run: "Trainer") -> None:
+        """Write what there is: the run had fewer steps."""
+        if self._tracing is not None:
+            self._write(run, self._tracing)
+
+    def _write(self, run: "Trainer", tracing: "Tracing") -> None:
+        """Write what was traced; collective. The time that takes is none of a step's."""
+        self._tracing, traces = None, tracing.end()
+        if tracing.steps == 0:
+            run.progress.say("trace: no step: only those after the first of this process are traced")
+        elif (folder := run.folder) is not None:
+            content = json.dumps(merged(traces))
+            if folder.attempt(TRACE, lambda: folder.write_file(TRACE, content)):
+                error = max(trace.offset.error for trace in traces)
+                run.report(Traced(str(folder.path / TRACE), tracing.steps, error))
+        run.restart_step_clock()
 
 
 @dataclass(frozen=True)
@@ -26,7 +83,7 @@ class RankTrace:
 class Tracing:
     """Records the first ``steps`` steps after the first one that it sees, which is slower than the others."""
 
-    def __init__(self, steps: int, learner: Learner) -> None:
+    def __init__(self, steps: int, learner: "Learner") -> None:
         self._left, self._learner = steps, learner
         self._recorder: Recorder | None = None
         self.steps = 0  # that are recorded

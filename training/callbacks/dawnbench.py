@@ -4,28 +4,51 @@ The format is described in https://github.com/stanford-futuredata/dawn-bench-ent
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commlib import __version__
-from commlib.tuning.profile import processor
-from training.config.config import Config
+from commlib.version import __version__
+from training.callbacks.callback import Callback
 from training.config.secrets import mask
-from training.run.metrics import RunFolder
-from training.run.summary import EpochResult
-from training.tasks.task import Metric
+
+if TYPE_CHECKING:
+    from training.config.config import Config
+    from training.run.metrics import RunFolder
+    from training.run.summary import EpochResult
+    from training.run.trainer import Trainer
+    from training.tasks.task import Metric
 
 LINES, ABOUT = "dawnbench.tsv", "dawnbench.json"
+
+
+class DawnBenchFiles(Callback):
+    """Writes the files of a run that has a target, on rank 0."""
+
+    def __init__(self) -> None:
+        self._files: DawnBench | None = None
+
+    def on_run_begin(self, run: "Trainer") -> None:
+        """Write what is known; ``ValueError`` where there is no room for it."""
+        if run.folder is None:
+            return
+        try:
+            self._files = DawnBench(run.folder, run.config, run.task.metrics, run.ranks.hardware)
+        except OSError as error:
+            raise ValueError(f"{run.folder.path}: expected room for its records: {error}") from error
+
+    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+        """Write the line of the epoch."""
+        if self._files is not None:
+            self._files.add(result)
 
 
 class DawnBench:
     """Writes both files into a run's folder. A resumed run continues with the lines of the epochs before."""
 
     def __init__(
-        self, folder: RunFolder, config: Config, metrics: Mapping[str, Metric], hardware: str
+        self, folder: "RunFolder", config: "Config", metrics: "Mapping[str, Metric]", hardware: str
     ) -> None:
         """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk.
 
@@ -38,7 +61,7 @@ class DawnBench:
         self._lines = [row.split("\t") for row in rows]
         self._write()
 
-    def add(self, result: EpochResult) -> None:
+    def add(self, result: "EpochResult") -> None:
         """Append a tested epoch; shares in percent, hours since the run began.
 
         The previous line of an epoch that is trained again after a crash is dropped. On a full disk the
@@ -58,7 +81,7 @@ class DawnBench:
         self._folder.write_file(LINES, content)
 
 
-def _about(config: Config, hardware: str) -> dict[str, Any]:
+def _about(config: "Config", hardware: str) -> dict[str, Any]:
     about = config.dawnbench
     return {
         "version": "v1.0",
@@ -73,18 +96,3 @@ def _about(config: Config, hardware: str) -> dict[str, Any]:
         "logFilename": "metrics.jsonl",
         "misc": {"config": config.model_dump(mode="json", exclude_none=True)},
     }
-
-
-def hardware() -> str:
-    """Return the hardware that this rank computes on."""
-    return processor()
-
-
-def summed_up(of_ranks: list[str]) -> str:
-    """Return the hardware that all ranks compute on.
-
-    >>> summed_up(["a", "a", "b"])
-    '2 ranks on a, 1 rank on b'
-    """
-    counts = Counter(of_ranks)
-    return ", ".join(f"{count} rank{'s' * (count > 1)} on {each}" for each, count in counts.items())

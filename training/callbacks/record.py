@@ -1,0 +1,51 @@
+"""A callback of a configuration: its name and its own options."""
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, model_validator
+
+from commlib import registry
+from training.callbacks import CALLBACKS, Callback
+from training.config.parts import imported, part_in
+from training.config.schema import Discreet, problem
+from training.config.secrets import resolved
+
+
+class CallbackRecord(Discreet):
+    """A callback: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: Annotated[str, part_in(CALLBACKS, "callback")]
+    """A name of ``training.callbacks.CALLBACKS``, or an import path."""
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "CallbackRecord":
+        if imported(CALLBACKS, "callback", self.name) is not None:
+            try:
+                self.check()
+                if self.name in CALLBACKS:
+                    CALLBACKS[self.name](**self.options)
+            except ValueError as error:
+                option, _, rest = str(error).partition(": ")
+                is_of_option = option in self.options
+                raise problem(rest, key=option) if is_of_option else problem(str(error)) from error
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this callback alone."""
+        return dict(self.model_extra or {})
+
+    def check(self) -> None:
+        """Import it; raise ``InvalidArgument`` unless it is a callback that takes these options."""
+        kind = registry.resolve(CALLBACKS, "callback", self.name, subclass_of=Callback)
+        registry.check_options(f"callback {self.name}", kind, self.options)
+
+    def make(self) -> Callback:
+        """Return the callback; raises a ``ValueError`` of one line if an option is invalid."""
+        try:
+            self.check()
+            return registry.resolve(CALLBACKS, "callback", self.name)(**resolved(self.options))
+        except ValueError as error:
+            raise ValueError(f"callback {self.name}: {error}") from error

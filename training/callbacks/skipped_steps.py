@@ -1,0 +1,33 @@
+"""The count of skipped steps, and the end of a run that skips too many in a row."""
+
+from typing import TYPE_CHECKING
+
+from training.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from training.run.stages import Step
+    from training.run.trainer import Trainer
+
+SKIPPED_STEPS_IN_A_ROW = 20
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many consecutive steps were not finite."""
+
+
+class SkippedSteps(Callback):
+    """Counts the steps of each phase that were skipped, as they are on all ranks or none."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+        """Count the step; raise :class:`TrainingDiverged`, on all ranks, if there are too many."""
+        is_skipped = not step.report.finite
+        self._in_a_row = self._in_a_row + 1 if is_skipped else 0
+        run.phase.result.skipped_steps += is_skipped
+        if self._in_a_row == SKIPPED_STEPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{SKIPPED_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
+                f"the learning rate is {step.hyperparameters.learning_rate:g}: try a smaller one"
+            )
