@@ -8,9 +8,10 @@ waits in between, twice a step: until the gradient is there, and until the mean 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,28 @@ with without_noise():
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
 
 
+@dataclass(frozen=True)
+class _Room:
+    """Where means are made: arrays in turn, and the slices of them that the buckets have."""
+
+    means: Means
+    slices: list[slice]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], arrays: ModuleType) -> "_Room":
+        """Return room for buckets of so many entries."""
+        ends = list(accumulate(sizes))
+        slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return cls(Means(ends[-1], arrays), slices)
+
+
 class DistributedGradients:
     """Averages the gradients of ``variables`` over all ranks of ``topology``.
 
     ``variables``: tf.Variables or Keras variables of static shape, the same in the same order on all ranks.
     ``config``: the name of a reducer and its options, ``{"name": "hitopk", "density": 0.01}``. All gradients
-    travel as one float32 vector of ``size`` entries, ``sizes`` of each variable. ``reducer`` is there, and
-    ``config`` is that of it.
+    travel as one float32 vector; ``size`` are the entries of all variables, ``sizes`` those of each.
+    ``reducer`` is there, and ``config`` is that of it.
 
     ``bucket_bytes``: the vector is reduced in buckets of so many bytes at most, see
     :func:`commlib.fusion.bucket_bounds`; by default it is one. ``overlap``: each bucket is reduced in the
@@ -62,9 +78,10 @@ class DistributedGradients:
     or where the vector is on GPUs.
 
     ``tables``: those of the variables whose gradients are IndexedSlices, and stay so. Each has a reducer of
-    its own, by ``table_config``, and is no part of the vector. By default that sends all rows that it is
-    given and keeps no residual: no array of a table's size is made. ``reducer`` is then the
-    :class:`commlib.Buckets` of the vector's reducers and those of the tables.
+    its own, by ``table_config``, and is no part of the vector, which is cut where a table is among its
+    variables. By default that sends all rows that it is given and keeps no residual: ``reduce`` makes no
+    array of a table's size. ``reducer`` is then the :class:`commlib.Buckets` of the vector's reducers and
+    those of the tables, in the order of the variables.
 
     With a transport of GPUs the vector is on this rank's GPU throughout: gradients elsewhere are brought
     there by TensorFlow. Steps then run as ``tf.py_function`` on it, else as ``tf.numpy_function`` on the CPU.
@@ -88,20 +105,18 @@ class DistributedGradients:
         self._is_table = [any(variable is table for table in tables) for variable in variables]
         self._shapes, self._table_shapes = apart(shapes, self._is_table)
         self._check_tables(tables)
-        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
+        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         self.size = sum(self.sizes)
+        self._vector_sizes = apart(self.sizes, self._is_table)[0]
         self._gpu: Any = None  # CuPy's device
         self._latest: Any = None  # mean on the GPU
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
-        self._bounds = [0, self.size] if self.size else [0]
-        if bucket_bytes is not None and self.size and topology.world.size > 1 and self._gpu is None:
-            self._bounds = bucket_bounds(self.sizes, bucket_bytes)
+        self._bounds = self._cut(bucket_bytes)
         self._tables = [self._make_table(shape, table_config) for shape in self._table_shapes]
+        self._order = self._buckets_in_order()
         self.overlaps = overlap and topology.world.size > 1 and self._gpu is None and self.buckets > 1
-        # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
-        self._means = Means(self.size, topology.world.arrays)
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
         self._futures: dict[int, Future[Any]] = {}  # of the buckets of the step that is under way
         self._mean: Float32 | None = None  # in which its means are made
@@ -110,6 +125,31 @@ class DistributedGradients:
         self._engine: Engine | None = None
         self._recorder: Recorder | None = None
         self.reducer = self._make(config)
+        # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
+        sizes = [reducer.size for reducer in self._reducers]
+        of_vector = [0 if is_table else size for size, (is_table, _) in zip(sizes, self._order, strict=True)]
+        self._vector, self._whole = (_Room.of(each, topology.world.arrays) for each in (of_vector, sizes))
+
+    def _cut(self, bucket_bytes: int | None) -> list[int]:
+        """Return the bounds of the vector's buckets, in its entries."""
+        length, is_alone = sum(self._vector_sizes), self.topology.world.size == 1
+        if bucket_bytes is None or not length or is_alone or self._gpu is not None:
+            bounds = [0, length]
+        else:
+            bounds = bucket_bounds(self._vector_sizes, bucket_bytes)
+        return sorted({*bounds, *self._places_of_tables()})
+
+    def _places_of_tables(self) -> list[int]:
+        """Return how many entries of the vector come before each table."""
+        pairs = zip(self.sizes, self._is_table, strict=True)
+        before = np.cumsum([0, *(0 if is_table else size for size, is_table in pairs)]).tolist()
+        return apart(before[:-1], self._is_table)[1]
+
+    def _buckets_in_order(self) -> list[tuple[bool, int]]:
+        """Return for each bucket, in the order of the variables, whether it is a table, and its number."""
+        tables = [(place, 0, number) for number, place in enumerate(self._places_of_tables())]
+        of_vector = [(low, 1, number) for number, low in enumerate(self._bounds[:-1])]
+        return [(not is_later, number) for _, is_later, number in sorted([*tables, *of_vector])]
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
@@ -124,12 +164,15 @@ class DistributedGradients:
 
     def _with_tables(self, name: str, options: Mapping[str, Any]) -> Reducer:
         """Return a new reducer of the vector, with those of the tables, which stay."""
-        if not self._tables:
-            return make_buckets(name, self.topology, self._bounds, **options)
-        if not self.size:
-            return Buckets(self._tables)
-        reducer = make_buckets(name, self.topology, self._bounds, **options)
-        return Buckets([*(reducer.reducers if isinstance(reducer, Buckets) else [reducer]), *self._tables])
+        of_vector: list[Reducer] = []
+        if self._bounds[-1]:
+            reducer = make_buckets(name, self.topology, self._bounds, **options)
+            if not self._tables:
+                return reducer
+            of_vector = reducer.reducers if isinstance(reducer, Buckets) else [reducer]
+        return Buckets(
+            [(self._tables if is_table else of_vector)[number] for is_table, number in self._order]
+        )
 
     def _make_table(self, shape: tuple[int, ...], config: Mapping[str, Any]) -> Reducer:
         options, size = dict(config), int(np.prod(shape, dtype=np.int64))
@@ -145,7 +188,7 @@ class DistributedGradients:
     @property
     def buckets(self) -> int:
         """How many parts are reduced on their own: of the vector, and the tables."""
-        return len(self._bounds) - 1 + len(self._tables)
+        return len(self._order)
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
@@ -155,17 +198,21 @@ class DistributedGradients:
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
         self._end_engine()
-        before, self.reducer = self._of_vector(), self._make(config)
-        for old, new in zip(before, self._of_vector(), strict=True):
+        before, self.reducer = self._reducers, self._make(config)
+        pairs = list(zip(before, self._reducers, strict=True))
+        for old, new in apart(pairs, self._table_flags)[0]:
             new.add_residual(old.residual)
             old.close()
 
-    def _of_vector(self) -> list[Reducer]:
-        """Return the reducers of the vector's buckets."""
-        if not self._tables:
-            return [self.reducer]
-        assert isinstance(self.reducer, Buckets)
-        return self.reducer.reducers[: len(self._bounds) - 1]
+    @property
+    def _reducers(self) -> list[Reducer]:
+        """The reducer of each bucket."""
+        return self.reducer.reducers if isinstance(self.reducer, Buckets) else [self.reducer]
+
+    @property
+    def _table_flags(self) -> list[bool]:
+        """Whether each bucket is a table."""
+        return [is_table for is_table, _ in self._order]
 
     def record(self, recorder: Recorder | None) -> None:
         """See :meth:`commlib.Reducer.record`; also of reducers that follow. Between two steps."""
@@ -203,17 +250,17 @@ class DistributedGradients:
         tensors, slices = self._tensors(gradients)
         results = [tf.float32, tf.bool, *[tf.int64, tf.float32] * len(slices)]
         if self.overlaps:
-            submitted = self._submit_all(tensors, slices)
+            submitted = self._submit_all(tensors, slices, self._vector)
             found = tf.numpy_function(self._collect, submitted, results, stateful=True)
         elif self._gpu is None:
-            inputs = [flattened(tensors), *chain.from_iterable(map(inputs_of, slices))]
+            inputs = _inputs(tensors, slices)
             found = tf.numpy_function(self._reduce_all, inputs, results, stateful=True)
         else:
             flat = flattened(tensors)
             with tf.device(self._device):
                 found = tf.py_function(self._reduce_on_gpu, [flat], results)
         mean, finite, *rows = found
-        mean.set_shape([self.size])
+        mean.set_shape([self._bounds[-1]])
         finite.set_shape([])
         parts = cut_up(mean, self._shapes)
         means = iter([tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)])
@@ -236,44 +283,41 @@ class DistributedGradients:
         For ``tf.function``, whose graph is not held up: it has an operation for each bucket, which runs as
         soon as the gradients of that are there. The result is there for control dependencies.
         """
-        self._expect_no_tables("submit")
-        return self._submit_all(*self._tensors(gradients))
+        return self._submit_all(*self._tensors(gradients), self._whole)
 
-    def _expect_no_tables(self, call: str) -> None:
-        if self._tables:
-            raise InvalidArgument(f"tables: expected none for {call}, whose means are one vector, or reduce")
+    def inputs(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return what ``reduce_flat`` takes: the vector, then rows and values of each table."""
+        return _inputs(*self._tensors(gradients))
 
-    def _submit_all(self, tensors: list[Any], slices: list[Any]) -> list[Any]:
+    def _submit_all(self, tensors: list[Any], slices: list[Any], room: _Room) -> list[Any]:
         """Submit the buckets in the order in which the graph yields the last of their gradients."""
-        ends = np.cumsum([0, *self.sizes])
-        parts = [
-            *(tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())),
-            *slices,
+        ends = np.cumsum([0, *self._vector_sizes])
+        of_vector = [
+            tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())
         ]
+        parts = [slices[number] if is_table else of_vector[number] for is_table, number in self._order]
         return [
             tf.numpy_function(
-                partial(self._submit, number), inputs_of(parts[number]), tf.int64, stateful=True
+                partial(self._submit, number, room), inputs_of(parts[number]), tf.int64, stateful=True
             )
             for number in order_of(parts)
         ]
 
-    def _submit(self, number: int, *arrays: Array) -> np.int64:
+    def _submit(self, number: int, room: _Room, *arrays: Array) -> np.int64:
         """Give a bucket to the engine: the body of an operation, on a thread of TensorFlow's."""
         assert self._engine is not None
-        buckets = self._engine.buckets
+        if self._is_rehearsing:
+            return np.int64(number)
+        reducer, (is_table, table) = self._engine.buckets.reducers[number], self._order[number]
+        # An array is TensorFlow's memory, which the array keeps from being used for another tensor.
+        gradient: Any = arrays[0]
+        if is_table:
+            gradient = entries_of_rows(arrays[0], arrays[1], self._table_shapes[table])
         with self._lock:
-            if not self._is_rehearsing:
-                reducer, table = buckets.reducers[number], number - len(self._bounds) + 1
-                if table >= 0:
-                    rows, values = arrays
-                    entries = entries_of_rows(rows, values, self._table_shapes[table])
-                    self._futures[number] = self._engine.submit(reducer, entries)
-                    return np.int64(number)
-                if self._mean is None:
-                    self._mean = self._means.array()
-                out = self._mean[buckets.slices[number]]
-                # The array is TensorFlow's memory, which the array keeps from being used for another tensor.
-                self._futures[number] = self._engine.submit(reducer, arrays[0], out)
+            if self._mean is None:
+                self._mean = room.means.array()
+            out = None if is_table else self._mean[room.slices[number]]
+            self._futures[number] = self._engine.submit(reducer, gradient, out)
         return np.int64(number)
 
     @contextmanager
@@ -287,20 +331,27 @@ class DistributedGradients:
 
     def collect(self) -> tuple[Array, Report]:
         """Wait for the means of all that was submitted; return them as :meth:`reduce_flat` does."""
-        return self._wait()[:2]
+        mean, report, of_tables = self._wait()
+        self._write_tables(mean, of_tables)
+        return mean, report
+
+    def _write_tables(self, mean: Array, of_tables: Sequence[SparseVector]) -> None:
+        """Write the means of the tables where they are in that of all variables."""
+        for vector, part in zip(of_tables, apart(self._whole.slices, self._table_flags)[1], strict=True):
+            mean[part].fill(0)
+            vector.write_to(mean[part])
 
     def _wait(self) -> tuple[Array, Report, list[SparseVector]]:
-        """Return the mean of the vector, what the reducer did, and the means of the tables."""
+        """Return the array of means, what the reducer did, and the means of the tables."""
         assert self._engine is not None
         with self._lock:
             (futures, self._futures), (mean, self._mean) = (self._futures, {}), (self._mean, None)
         means = [futures[number].result() for number in range(self.buckets)]
         report = self.reducer.last
-        assert report is not None
-        mean = self._means.array() if mean is None else mean  # of a vector without entries
+        assert report is not None and mean is not None
         busy = self._engine.busy_seconds
         report = replace(report, busy=busy, hidden=max(0.0, busy - self._engine.waited_seconds))
-        return mean, report, means[len(self._bounds) - 1 :]
+        return mean, report, apart(means, self._table_flags)[1]
 
     def _collect(self, *numbers: np.int64) -> list[Any]:
         mean, report, of_tables = self._wait()
@@ -322,15 +373,19 @@ class DistributedGradients:
             as_slices(*each) for each in zip(slices, table_names, self._table_shapes, strict=True)
         ]
 
-    def reduce_flat(self, flat: Any) -> tuple[Array, Report]:
+    def reduce_flat(self, flat: Any, *tables: Any) -> tuple[Array, Report]:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
 
-        ``flat``: a float32 tensor of shape ``(size,)``, on the GPU where the transport moves arrays of GPUs.
-        The mean is an array of NumPy or CuPy, where ``flat`` is, and the caller may write to it. Its memory
-        is used again after the array and all tensors of it (see :func:`tensor_of`) are gone.
+        ``flat``: a float32 tensor of the vector, on the GPU where the transport moves arrays of GPUs.
+        ``tables``: rows and values of each table, one after the other; see :meth:`inputs`. The mean, of shape
+        ``(size,)``, has the gradients of all variables in their order. It is an array of NumPy or CuPy, where
+        ``flat`` is, and the caller may write to it. Its memory is used again after the array and all tensors
+        of it (see :func:`tensor_of`) are gone.
         """
-        self._expect_no_tables("reduce_flat")
-        if self._gpu is None:
+        if self._tables:
+            mean, of_tables = self._reduce_parts(self._whole, *map(array_of, (flat, *tables)))
+            self._write_tables(mean, of_tables)
+        elif self._gpu is None:
             mean = self._reduce(array_of(flat))[0]
         else:
             with self._gpu:
@@ -350,7 +405,7 @@ class DistributedGradients:
 
     def _reduce(self, flat: Float32) -> tuple[Float32, np.bool_]:
         with self.guard():
-            mean = self.reducer.reduce(flat, out=self._means.array())
+            mean = self.reducer.reduce(flat, out=self._vector.means.array())
         assert self.reducer.last is not None
         return mean, np.bool_(self.reducer.last.finite)
 
@@ -358,16 +413,27 @@ class DistributedGradients:
         """Reduce the vector, and the tables of which ``pairs`` are rows and values, as one step."""
         if not self._tables:
             return list(self._reduce(flat))
-        buckets, mean, count = self.reducer, self._means.array(), len(self._bounds) - 1
+        mean, of_tables = self._reduce_parts(self._vector, flat, *pairs)
+        assert self.reducer.last is not None
+        return [mean, np.bool_(self.reducer.last.finite), *self._rows(of_tables)]
+
+    def _reduce_parts(self, room: _Room, flat: Float32, *pairs: Array) -> tuple[Float32, list[SparseVector]]:
+        """Return the array of means of a step, and the means of the tables."""
+        buckets, mean = self.reducer, room.means.array()
         assert isinstance(buckets, Buckets)
+        given = list(zip(pairs[::2], pairs[1::2], self._table_shapes, strict=True))
         with self.guard():
-            means: list[Float32 | SparseVector] = []
-            for rows, values, shape, table in zip(
-                pairs[::2], pairs[1::2], self._table_shapes, self._tables, strict=True
-            ):
-                means.append(table.propose(entries_of_rows(rows, values, shape)))
-            for reducer, part in zip(buckets.reducers[:count], buckets.slices[:count], strict=True):
-                means.append(reducer.propose(flat[part], out=mean[part]))
+            means: list[Any] = []
+            for place, (is_table, number) in enumerate(self._order):
+                if is_table:
+                    means.append(buckets.propose_bucket(place, entries_of_rows(*given[number])))
+                else:
+                    part, out = flat[self._vector.slices[place]], mean[room.slices[place]]
+                    means.append(buckets.propose_bucket(place, part, out))
             settled: list[Any] = buckets.settle(means)
-        assert buckets.last is not None
-        return [mean, np.bool_(buckets.last.finite), *self._rows(settled[: len(self._tables)])]
+        return mean, apart(settled, self._table_flags)[1]
+
+
+def _inputs(tensors: Sequence[Any], slices: Sequence[Any]) -> list[Any]:
+    """Return the vector of some gradients, and rows and values of the others."""
+    return [flattened(tensors), *chain.from_iterable(map(inputs_of, slices))]

@@ -209,6 +209,15 @@ def test_mpi_by_name_keeps_gradients_in_host_memory(tmp_path, monkeypatch, cupy_
     assert trainer(tmp_path, "transport=mpi").topology.world.arrays is np
 
 
+def test_rows_of_tables_are_refused_where_gradients_stay_on_gpus(tmp_path, monkeypatch, cupy_of_one_process):
+    monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: 1)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: 1)
+    with pytest.raises(
+        ConfigurationError, match="^sparse_tables: expected false, or transport=mpi, .*; got true$"
+    ):
+        trainer(tmp_path, "sparse_tables=true")
+
+
 # ---------------------------------------------------------------------------------------- whose GPU it is
 
 

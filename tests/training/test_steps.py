@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from commlib import Topology
+from commlib.tensorflow import DistributedGradients
+from commlib.transport.mpi import world
 from datacache import Batch
 from pto.keras import LossScale
 from tests.training.small import phase, trainer
@@ -35,9 +38,9 @@ def backward_of(model, images, *, smoothing=0.0, scale=None):
     samples, side = images.shape[:2]
     phase = ImagePhase(steps=1, input_size=side, batch_size=samples, label_smoothing=smoothing)
     specs = images, tf.TensorSpec((samples,), tf.int64)
-    return Backward(
-        model, lambda arrays: ImageClassification().losses(model, arrays, phase), specs, scale=scale
-    )
+    gradients = DistributedGradients(Topology(world()), model.trainable_variables, {"name": "dense"})
+    losses = ImageClassification().losses
+    return Backward(model, lambda arrays: losses(model, arrays, phase), specs, gradients, scale=scale)
 
 
 def flat_linear(classes=3):
@@ -71,7 +74,7 @@ def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
         loss_scale = LossScale()
         loss_scale.scale.assign(scale)
     backward = backward_of(model, tf.TensorSpec((6, 2, 2, 1)), smoothing=smoothing, scale=loss_scale)
-    loss, gradient = backward(images, labels)
+    loss, (gradient,) = backward(images, labels)
     expected, expected_gradient = reference(model, images, labels, smoothing)
     assert gradient.dtype == np.float32
     assert loss == pytest.approx(expected, rel=1e-6)
@@ -99,7 +102,7 @@ def test_a_layer_that_the_loss_does_not_depend_on_is_named_and_has_a_gradient_of
     with pytest.warns(
         UserWarning, match=r"the loss does not depend on .*unused/kernel, .*unused/bias: taken"
     ):
-        _, gradient = backward(images, random.integers(0, 3, 6))
+        _, (gradient,) = backward(images, random.integers(0, 3, 6))
     sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
     used, unused = np.split(gradient.numpy(), [sum(sizes[:2])])
     assert used.any()
@@ -113,7 +116,7 @@ def test_the_gradient_of_a_network_is_that_of_keras(random, smoothing):
     model = resnet8(1, 10)
     batch = batch_of(random, samples=16, size=8)
     backward = backward_of(model, tf.TensorSpec(batch.images.shape, tf.uint8), smoothing=smoothing)
-    loss, gradient = backward(batch.images, batch.labels)
+    loss, (gradient,) = backward(batch.images, batch.labels)
     criterion = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
     with tf.GradientTape() as tape:
         expected = criterion(tf.one_hot(batch.labels, 10), model(batch.images, training=True))

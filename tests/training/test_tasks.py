@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from commlib import transport
+from commlib import Topology, transport
+from commlib.tensorflow import DistributedGradients
+from commlib.transport.mpi import world
 from datacache import Arrays, Batch
 from tests.launching import DIGITS
 from tests.training.small import metrics_of, phase, trainer
@@ -87,13 +89,15 @@ def test_one_graph_takes_batches_of_any_length():
         ids, weights = arrays
         return tf.reduce_sum(model(ids)[:, :, 0] * weights, axis=1)
 
-    backward = Backward(model, losses, [tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((None, None))])
+    gradients = DistributedGradients(Topology(world()), model.trainable_variables, {"name": "dense"})
+    specs = [tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((None, None))]
+    backward = Backward(model, losses, specs, gradients)
     before = model.get_weights()[0]
     backward.prepare()
     for rows, length in ((2, 3), (4, 1), (3, 7)):
         ids = np.arange(rows * length).reshape(rows, length) % 5
         weights = np.linspace(0, 1, rows * length, dtype=np.float32).reshape(rows, length)
-        loss, gradient = backward(ids.astype(np.int32), weights)
+        loss, (gradient,) = backward(ids.astype(np.int32), weights)
         expected = np.zeros(5)
         np.add.at(expected, ids, weights.astype(np.float64) / rows)
         np.testing.assert_allclose(gradient, expected, rtol=1e-6)

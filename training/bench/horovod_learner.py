@@ -79,7 +79,13 @@ class HorovodLearner(Learner):
 
 def _check(config: Config) -> None:
     """Raise ``ConfigurationError`` for what this learner would leave out."""
-    expected = {"accumulate": 1, "clip_norm": None, "average": None, "precision": "float32"}
+    expected = {
+        "accumulate": 1,
+        "clip_norm": None,
+        "average": None,
+        "precision": "float32",
+        "sparse_tables": False,
+    }
     wrong = {key: value for key, value in expected.items() if getattr(config, key) != value}
     if any(config.reducer_name(phase) != "dense" for phase in config.phases):
         wrong["reducer"] = "dense"

@@ -21,6 +21,7 @@ from commlib.tuning.profile import Profile
 from commlib.vectors import Float32
 from datacache import Batch
 from training.config.config import Config
+from training.config.schema import ConfigurationError
 from training.run.data import Data
 from training.run.learner import Learner, parts_of
 from training.run.stages import StepHyperparameters
@@ -99,6 +100,8 @@ class RanksLearner(Learner):
     ranks: Ranks  # of a subclass: the trainer makes its learner
 
     def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
+        if config.sparse_tables:
+            raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
         super().__init__(config, topology, data, profile)
         self.config = self.config.model_copy(update={"accumulate": self.ranks.count})
         self.task.carried = [  # it has the rows of all ranks
@@ -142,7 +145,7 @@ class RanksLearner(Learner):
         losses, flats, found, carried = [], [], [], []
         for arrays, own in zip(parts_of(batch, self.ranks.count), self._carried, strict=True):
             self._assign(own)
-            loss, flat = backward(*arrays)
+            loss, (flat,) = backward(*arrays)
             losses.append(loss)
             flats.append(np.array(flat))
             found.append(backward.found)

@@ -28,6 +28,7 @@ def check(config: "Config") -> None:
     """Raise a problem for settings that exclude each other: the key, the value and what was expected."""
     _reducers_take_what_they_are_given(config)
     _momentum_is_not_counted_twice(config)
+    _wrappers_have_the_whole_gradient(config)
     _phases_have_a_learning_rate(config)
     _nothing_is_given_that_auto_picks(config)
     _there_is_something_to_resume(config)
@@ -91,6 +92,15 @@ def _momentum_is_not_counted_twice(config: "Config") -> None:
                     f"{config.optimizer.name} with momentum 0; got {value}",
                     key=f"phases[{number}].momentum" if phase.momentum is not None else f"optimizer.{key}",
                 )
+
+
+def _wrappers_have_the_whole_gradient(config: "Config") -> None:
+    """Refuse sparse tables, which travel apart, where a wrapper takes the place of momentum or clipping."""
+    for number, phase in enumerate(config.phases):
+        if config.sparse_tables and (wrappers := config.reducer_config(phase).get("wrappers")):
+            name = wrappers[0]["name"]
+            expected = f"expected false where a reducer is wrapped, phases[{number}] has {name}"
+            raise problem(f"{expected}; got true", key="sparse_tables")
 
 
 def _phases_have_a_learning_rate(config: "Config") -> None:

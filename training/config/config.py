@@ -126,6 +126,9 @@ class Config(ReducerKeys):
     density: Density | None = None
     selector: SelectorName | None = None
     wire: CodecName | None = None
+    sparse_tables: bool = False
+    """Whether gradients of embeddings that only look rows up travel as rows: all of them, apart from the
+    reducers of phases, which have the rest of the gradient."""
     overlap: bool = True
     """Whether a bucket of the gradient is reduced while other layers still compute theirs."""
     bucket_mib: Positive | None = None

@@ -116,6 +116,12 @@ class InBuckets(Reasoned):
     kind = "buckets"
 
 
+class SparseTables(Reasoned):
+    """Which tables travel as rows."""
+
+    kind = "tables"
+
+
 @dataclass(frozen=True)
 class OnGPUs(Event):
     """Whether gradients stay on the GPUs of ``ranks``; ``why_not``: the reason if not."""
@@ -147,6 +153,7 @@ def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
             predicted_dense_seconds=choice.dense_seconds,
             reason=choice.reason,
         )
+    yield from map(SparseTables, learner.tables.lines())
     yield from map(InBuckets, learner.how_gradients_travel())
     yield from map(NormsShared, learner.how_norms_are_computed())
 

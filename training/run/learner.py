@@ -21,12 +21,14 @@ from pto.sharded import ShardedUpdate, restore, state_of
 from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
+from training.config.schema import ConfigurationError
 from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import Data
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
 from training.run.stages import LoopSeconds, StepHyperparameters
 from training.run.steps import Array, Average, Backward, Update
+from training.run.tables import Tables, find_tables
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
@@ -45,7 +47,8 @@ class Learner:
             self.model = self.task.make_model(config, data.dataset)
         self.variables = self.model.trainable_variables
         broadcast_weights(self.model, topology.world)
-        size = count_weights(self.model)
+        self.tables = self._find_tables(config)
+        size = count_weights(self.model) - self.tables.weights
         self.choices = choose_reducers(config, topology, profile, size)
         self.config = with_buckets(config.with_choices(self.choices), topology, profile, size)
         first = self.config.phases[0]
@@ -55,6 +58,7 @@ class Learner:
             self.config.reducer_config(first),
             bucket_bytes=self.config.bucket_bytes,
             overlap=self.config.overlap and self.config.accumulate == 1,
+            tables=self.tables.sparse,
         )
         self.scale = LossScale() if config.precision == "float16" else None
         self.average = Average(self.variables, config.average) if config.average is not None else None
@@ -65,6 +69,20 @@ class Learner:
         self._norm_of: Callable[[Any], float] | None = None
         self.evaluation = self.task.evaluation(self.model, self.samples)
         self._backwards: dict[str, Backward] = {}
+
+    def _find_tables(self, config: Config) -> Tables:
+        """Return the tables whose gradients travel as rows: none, unless the configuration asks for them."""
+        if not config.sparse_tables:
+            return Tables()
+        if self.topology.world.arrays is not np:
+            expected = "expected false, or transport=mpi, where gradients stay on GPUs"
+            raise ConfigurationError(f"sparse_tables: {expected}; got true")
+        phase = config.phases[0]
+        return find_tables(
+            self.model,
+            lambda arrays: self.task.losses(self.model, arrays, phase),
+            self.task.specs(phase, self.samples),
+        )
 
     def _norms_of_steps(self) -> StepNorms | None:
         """Return the object that computes LARS's norms on several ranks before its update."""
@@ -102,7 +120,7 @@ class Learner:
 
     def how_gradients_travel(self) -> list[str]:
         """Return a line on the buckets of the gradient, where it has several."""
-        if self.gradients.buckets == 1:
+        if (buckets := self.gradients.buckets - len(self.tables.sparse)) < 2:
             return []
         when = "while other layers still compute theirs"
         if not self.gradients.overlaps:
@@ -111,7 +129,7 @@ class Learner:
             )
             when = f"when all of it is computed ({why})"
         most = f"{self.config.bucket_bytes / 2**20:.3g} MiB"
-        return [f"the gradient travels in {self.gradients.buckets} buckets of about {most}, {when}"]
+        return [f"the gradient travels in {buckets} buckets of about {most}, {when}"]
 
     def _shards(self, phase: Phase) -> bool:
         is_alone = self.topology.world.size == 1
@@ -152,9 +170,9 @@ class Learner:
                 self.model,
                 lambda arrays: task.losses(self.model, arrays, phase),
                 [_part_of(spec, parts) for spec in task.specs(phase, self.samples)],
+                self.gradients,
                 carried=task.carried,
                 scale=self.scale,
-                overlapped=self.gradients if self.gradients.overlaps else None,
             )
         return self._backwards[key]
 
@@ -204,7 +222,7 @@ class Learner:
             if self.gradients.overlaps:
                 mean, report = self.gradients.collect()
             else:
-                mean, report = self.gradients.reduce_flat(gradient)
+                mean, report = self.gradients.reduce_flat(*gradient)
         if report.finite:
             self._apply(mean, hyperparameters)
         else:
@@ -281,12 +299,18 @@ def parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
 
 
 def _accumulated(
-    backward: Backward, loss: float, gradient: Any, more: Sequence[Sequence[Array]]
-) -> tuple[float, Any]:
-    """Return the mean loss and gradient of a part that is computed and of the remaining ones."""
+    backward: Backward, loss: float, gradient: list[Any], more: Sequence[Sequence[Array]]
+) -> tuple[float, list[Any]]:
+    """Return the mean loss and gradient of a part that is computed and of the remaining ones.
+
+    Rows of tables follow each other: the reducer adds up those that are given twice.
+    """
+    flat, *tables = gradient
     for arrays in more:
-        own_loss, own_gradient = backward(*arrays)
+        own_loss, (own_flat, *own_tables) = backward(*arrays)
         loss += own_loss
-        gradient += own_gradient
+        flat += own_flat
+        tables = [tf.concat(pair, axis=0) for pair in zip(tables, own_tables, strict=True)]
     parts = 1 + len(more)
-    return loss / parts, gradient / parts
+    tables[1::2] = [values / parts for values in tables[1::2]]
+    return loss / parts, [flat / parts, *tables]

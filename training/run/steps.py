@@ -4,7 +4,7 @@ Communication comes between the two, in Python, or begins inside of the first: n
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from commlib.tensorflow import DistributedGradients, cut_up, dense_gradients, flattened, tensor_of
+from commlib.tensorflow import DistributedGradients, cut_up, tensor_of
 from commlib.vectors import Float32
 from pto.keras import LossScale
 
@@ -22,9 +22,9 @@ Array = npt.NDArray[Any]
 class Backward:
     """Loss and gradient of batches of one kind, one graph for them.
 
-    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``carried``: variables of the
-    task that a step changes. ``scale``: the loss scale, if any. ``overlapped``: where the graph submits its
-    gradients, bucket by bucket; it then returns tokens in place of the gradient.
+    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``gradients``: of the model's
+    weights; where they overlap, the graph submits them, bucket by bucket, and returns tokens in their place.
+    ``carried``: variables of the task that a step changes. ``scale``: the loss scale, if any.
 
     ``found``: what a step changes besides the weights, before the latest call, see :meth:`put_back`.
     """
@@ -34,44 +34,39 @@ class Backward:
         model: keras.Model,
         losses: Callable[[Sequence[Any]], Any],
         specs: Sequence[tf.TensorSpec],
+        gradients: DistributedGradients,
         *,
         carried: Sequence[tf.Variable] = (),
         scale: LossScale | None = None,
-        overlapped: DistributedGradients | None = None,
     ) -> None:
         variables = [variable.value for variable in model.trainable_variables]
-        names = [variable.path for variable in model.trainable_variables]
-        shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+        give = gradients.submit if gradients.overlaps else gradients.inputs
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
 
         @tf.function(input_signature=specs)
-        def backward(*arrays: Any) -> tuple[Any, Any, list[Any]]:
+        def backward(*arrays: Any) -> tuple[Any, list[Any], list[Any]]:
             found = [tf.identity(variable) for variable in self._restorable]
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(losses(arrays))
                 scaled = loss if scale is None else scale.scaled(loss)
-            gradients = tape.gradient(scaled, variables)
-            if scale is not None:
-                gradients = scale.unscaled(gradients)
-            if overlapped is not None:
-                return loss, overlapped.submit(gradients), found
-            return loss, flattened(dense_gradients(gradients, names, shapes)), found
+            own = tape.gradient(scaled, variables)
+            return loss, give(own if scale is None else scale.unscaled(own)), found
 
-        self._backward, self._overlapped = backward, overlapped
+        self._backward, self._gradients = backward, gradients
         self._specs = specs
         self._is_prepared = False
         self.found: list[Any] = []
         # State that a forward pass changes: also of random generators.
         self._changed = [*(each.value for each in model.variables if not each.trainable), *carried]
 
-    def __call__(self, *arrays: Array) -> tuple[float, Any]:
-        """Return the mean loss of a batch, and its gradient: a float32 tensor, one entry a weight.
+    def __call__(self, *arrays: Array) -> tuple[float, list[Any]]:
+        """Return the mean loss of a batch, and its gradient, as :meth:`DistributedGradients.inputs` does.
 
-        Where it is ``overlapped``, the gradient is submitted.
+        Where gradients overlap, it is submitted.
         """
-        loss, flat, self.found = self._backward(*arrays)
-        return float(loss), flat
+        loss, gradient, self.found = self._backward(*arrays)
+        return float(loss), gradient
 
     def put_back(self, found: Sequence[Any]) -> None:
         """Restore what it was before the latest call (``found``), for a step that is skipped."""
@@ -85,7 +80,7 @@ class Backward:
         self._is_prepared = True
         before = [variable.numpy() for variable in self._changed]
         zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in self._specs]
-        with nullcontext() if self._overlapped is None else self._overlapped.rehearsal():
+        with self._gradients.rehearsal():
             self._backward(*zeros)
         for variable, value in zip(self._changed, before, strict=True):
             variable.assign(value)
