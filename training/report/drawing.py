@@ -1,0 +1,239 @@
+"""Charts as figures of matplotlib, on white; :mod:`training.report.svg` makes of them what a page shows."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from training.report.curves import Chart, Curve, Point, boundaries
+from training.report.reading import mapping
+from training.report.run import Run
+from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
+from training.report.texts import duration
+
+Axis = Literal["steps", "time"]
+WIDTH, HEIGHT = 5.2, 2.5  # inches
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+MOST_RUNS = len(DASHES) * (len(PALETTE) - 1)  # that can be told apart; black is for axes
+MOST_NAMED_PHASES, MOST_DOTS = 4, 40
+OUTLIER = 4  # times the median of epochs
+LOG_FROM = 10  # the largest value over the smallest
+POINTS_AN_INCH = 72  # of an SVG
+# Names of runs are no mathematics, and no missing letter is worth a warning on the terminal.
+OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
+
+
+def color(run: int) -> str:
+    """Return the colour of a run."""
+    return PALETTE[run % (len(PALETTE) - 1)]
+
+
+def dashes(run: int) -> Any:
+    """Return how its lines are dashed."""
+    return DASHES[run // (len(PALETTE) - 1) % len(DASHES)]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point of a curve in a figure, from its top left in points; ``text``: what it says."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, and what can be pointed at in it, by the curve: the number of its run, and its label."""
+
+    figure: Figure
+    spots: Sequence[tuple[int, str, Sequence[Spot]]] = ()
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save figures in our style."""
+    with matplotlib.rc_context(OWN_STYLE):
+        yield
+
+
+def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
+    """Return a chart over steps or time."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white", layout="constrained")
+    axes, x = figure.subplots(), _X.of(runs, axis)
+    values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
+    is_log = chart.log and max(values) >= LOG_FROM * min(values)
+    curves = [
+        replace(each, points=[point for point in each.points if point.value > 0 or not is_log])
+        for each in chart.curves
+    ]
+    for curve in curves:
+        _draw(axes, curve, x)
+    if is_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif chart.log:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: chart.shown(value)))
+    if chart.goal is not None:
+        axes.axhline(chart.goal, color=WHOLE, linewidth=0.8, linestyle=(0, (2, 2)))
+        place = axes.get_yaxis_transform()
+        axes.annotate("target", (1, chart.goal), (0, 2), place, "offset points", ha="right", color=WHOLE)
+    _mark_phases(axes, runs, x)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(x.label)
+    axes.grid(axis="y", color=WAITING, linewidth=0.5)
+    axes.set_axisbelow(True)
+    open_up(axes)
+    figure.draw_without_rendering()  # lays it out: only now points have their places
+    spots = [(curve.run, curve.label, _spots(figure, axes, curve, chart, x)) for curve in curves]
+    return Picture(figure, [each for each in spots if each[2]])
+
+
+@dataclass(frozen=True)
+class _X:
+    """The horizontal axis: steps, or time in a unit of so many seconds."""
+
+    axis: Axis
+    unit: float
+    label: str
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], axis: Axis) -> "_X":
+        longest = max(run.seconds for run in runs)
+        if axis == "steps":
+            return cls(axis, 1.0, "steps")
+        for seconds, unit in ((3600.0, "hours"), (60.0, "minutes")):
+            if longest >= 2 * seconds:
+                return cls(axis, seconds, f"{unit} of training")
+        return cls(axis, 1.0, "seconds of training")
+
+    def place(self, point: Point) -> float:
+        return (point.end if self.axis == "steps" else point.seconds) / self.unit
+
+
+def _draw(axes: Axes, curve: Curve, x: _X) -> None:
+    count = len(curve.points)
+    has_dots = curve.points and curve.points[0].epoch is not None and count <= MOST_DOTS and not curve.stepped
+    axes.plot(
+        [x.place(point) for point in curve.points],
+        [point.value for point in curve.points],
+        color=color(curve.run),
+        linestyle=(0, (2, 2)) if curve.dashed else dashes(curve.run),
+        linewidth=0.8 if curve.faint or curve.dashed else 1.4,
+        alpha=0.4 if curve.faint else None,
+        marker="o" if has_dots or count == 1 else None,  # one point would not be seen without
+        markersize=2.8,
+    )
+
+
+def _mark_phases(axes: Axes, runs: Sequence[Run], x: _X) -> None:
+    """Draw where phases begin; name them where there is one run of few phases."""
+    for place, run in enumerate(runs):
+        begins = boundaries(run)
+        line = WHOLE if len(runs) == 1 else color(place)
+        for phase, point in begins:
+            axes.axvline(x.place(point), color=line, linewidth=0.7, linestyle=(0, (1, 2)))
+            if len(runs) == 1 and len(begins) < MOST_NAMED_PHASES:
+                name = f"phase {phase.number + 1}" + (f": {phase.reducer}" if phase.reducer else "")
+                above = axes.get_xaxis_transform()
+                axes.annotate(name, (x.place(point), 1), (2, 1), above, "offset points", color=WHOLE)
+
+
+def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> list[Spot]:
+    data = np.array([(x.place(point), point.value) for point in curve.points]).reshape(-1, 2)
+    places = axes.transData.transform(data) * POINTS_AN_INCH / figure.dpi
+    height = POINTS_AN_INCH * figure.get_figheight()
+    return [
+        Spot(round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
+        for (left, above), point in zip(places.tolist(), curve.points, strict=True)
+    ]
+
+
+def _where(point: Point, axis: Axis) -> str:
+    """Return the place of a point as texts say it."""
+    at = f"step {point.end:,.0f}" if axis == "steps" else duration(point.seconds)
+    return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
+
+
+# -------------------------------------------------------------------------------------------------- stages
+
+
+def stages(run: Run) -> Picture | None:
+    """Return where the time of a step goes, epoch by epoch: in the loop, and in the exchange."""
+    epochs = [epoch for epoch in run.epochs if mapping(epoch.record.get("stage_seconds"))]
+    if not epochs:
+        return None
+    figure = Figure(figsize=(2 * WIDTH, HEIGHT), facecolor="white", layout="constrained")
+    exchanges = any(epoch.stage(name) for epoch in epochs for name in STAGES)
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    edges = [epoch.number + 0.5 for epoch in epochs] + [epochs[-1].number + 1.5]
+    if any(after - before != 1 for before, after in zip(edges, edges[1:], strict=False)):
+        edges = [place + 0.5 for place in range(len(epochs) + 1)]  # lines of some are missing
+    titles = ("The loop, ms a step", "The exchange, ms a step")
+    for axes, colors, title in zip(panels, (LOOP_STAGES, STAGES), titles, strict=True):
+        if colors is STAGES and not exchanges:
+            axes.axis("off")  # on one rank nothing is exchanged
+            continue
+        _stack(axes, edges, [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors], colors)
+        axes.set_title(title, loc="left", pad=14)  # above the heights of what is cut off
+    whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
+    panels[0].stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None)
+    _explain(panels[0], {**LOOP_STAGES, "whole step": None})
+    return Picture(figure)
+
+
+def _stack(
+    axes: Axes, edges: Sequence[float], rows: Sequence[Sequence[float]], colors: dict[str, str]
+) -> None:
+    below = np.zeros(len(edges) - 1)
+    _cut(axes, edges, np.sum(rows, axis=0))
+    for row, one in zip(rows, colors.values(), strict=True):
+        axes.stairs(below + row, edges, baseline=below, fill=True, color=one, linewidth=0)
+        below = below + row
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel("epoch")
+    _explain(axes, dict(colors))
+    open_up(axes)
+
+
+def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
+    """Cut off epochs that are far above the others, as a first one can be, and say how high they are."""
+    usual = OUTLIER * np.median(heights)
+    axes.set_ylim(0, 1.1 * heights[heights <= usual].max() or None)
+    for begin, height in zip(edges, heights, strict=False):
+        if height > usual:
+            above = axes.get_xaxis_transform()
+            axes.annotate(f"↑ {height:,.0f}", (begin, 1), (0, 1), above, "offset points", fontsize=7)
+
+
+def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
+    """Put a legend beside the axes, in the order of the stack; a line for what has no colour."""
+    handles = [
+        Line2D([], [], color=WHOLE, linewidth=0.8, label=name)
+        if one is None
+        else Patch(color=one, label=name.replace("_", " "))
+        for name, one in reversed(colors.items())
+    ]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
+
+
+def complete(figure: Figure, title: str, runs: Sequence[Run]) -> None:
+    """Put a title over a figure and a legend of runs below it, for a file of its own; a page has both."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    if len(runs) == 1:
+        return
+    handles = [Line2D([], [], color=color(place), linestyle=dashes(place)) for place, _ in enumerate(runs)]
+    legend = figure.legend(handles, [""] * len(runs), loc="outside lower left", frameon=False, ncols=1)
+    for label, run in zip(legend.get_texts(), runs, strict=True):
+        label.set_text(run.name)  # as a label, one that begins with "_" would be left out
