@@ -157,7 +157,7 @@ def tune(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help="folders of runs: runs/digits-…")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")],
     output: Annotated[
         Path | None,
         Option(metavar="FILE", help="to write [report.html, in the run's folder; of several runs: here]"),

@@ -43,6 +43,7 @@ class Chart:
     """A chart: ``name`` for files, ``title`` for people, ``shown`` writes a value.
 
     ``goal``: a line across it. ``log``: whether its axis is logarithmic where values are far apart.
+    ``from_zero``: whether a linear one begins there.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Chart:
     shown: Callable[[float], str]
     goal: float | None = None
     log: bool = False
+    from_zero: bool = False
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
@@ -80,24 +82,25 @@ def _metrics(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _metric(runs: Sequence[Run], place: int, name: str) -> Chart:
-    """Return the chart of a metric; its name may be anything, and is none of a file."""
+    """Return the chart of a metric; what a task of one's own calls it may be no name for a file."""
     curves = _of_runs(runs, lambda epoch: epoch.metrics.get(name))
-    label = METRICS[name].label.capitalize() if name in METRICS else name
+    label = METRICS[name].label.capitalize() if name in METRICS else text(name)
     goals = {goal for run in runs if (goal := goal_of(run, name)) is not None}
     goal = goals.pop() if len(goals) == 1 else None
-    return Chart(f"test-{place}", label, curves, shown_by(name), goal)
+    file = name if name in METRICS else f"metric-{place}"
+    return Chart(file, label, curves, shown_by(name), goal)
 
 
 def _throughput(runs: Sequence[Run]) -> Chart:
     units = {epoch.unit for run in runs for epoch in run.epochs}
-    title = f"Throughput, {units.pop()} a second" if len(units) == 1 else "Throughput, a second"
+    title = f"Throughput, {text(units.pop())} a second" if len(units) == 1 else "Throughput, a second"
     curves = _of_runs(runs, lambda epoch: epoch.throughput)
-    return Chart("throughput", title, curves, lambda value: f"{value:,.4g}")
+    return Chart("throughput", title, curves, plain, from_zero=True)
 
 
 def _rate(runs: Sequence[Run]) -> Chart:
     curves = [Curve(place, _of_steps(run, "learning_rate")) for place, run in enumerate(runs)]
-    return Chart("learning-rate", "Learning rate", curves, lambda value: f"{value:.3g}")
+    return Chart("learning-rate", "Learning rate", curves, plain, from_zero=True)
 
 
 def _densities(runs: Sequence[Run]) -> Iterator[Chart]:
@@ -123,9 +126,8 @@ def _bytes(runs: Sequence[Run]) -> Iterator[Chart]:
     ]
     for link, where, curves in (("inter", "between", [*inter, *other]), ("intra", "inside", intra)):
         if any(point.value for curve in curves for point in curve.points):
-            yield Chart(
-                f"bytes-{link}", f"Bytes a step {where} nodes, all ranks", curves, bytes_shown, log=True
-            )
+            title = f"Bytes a step {where} nodes, all ranks"
+            yield Chart(f"bytes-{link}", title, curves, bytes_shown, log=True, from_zero=True)
 
 
 def _hidden(runs: Sequence[Run]) -> Chart:

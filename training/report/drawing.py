@@ -1,5 +1,6 @@
 """Charts as figures of matplotlib, on white; :mod:`training.report.svg` makes of them what a page shows."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -7,39 +8,36 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from training.report.curves import Chart, Curve, Point, boundaries
-from training.report.reading import mapping
 from training.report.run import Run
-from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
-from training.report.texts import duration
+from training.report.style import PALETTE, STYLE, WAITING, WHOLE, open_up
+from training.report.texts import duration, plain
 
 Axis = Literal["steps", "time"]
 WIDTH, HEIGHT = 5.2, 2.5  # inches
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-MOST_RUNS = len(DASHES) * (len(PALETTE) - 1)  # that can be told apart; black is for axes
+COLORS = len(PALETTE) - 1  # of runs; black is for axes
+MOST_RUNS = len(DASHES) * COLORS  # that can be told apart
 MOST_NAMED_PHASES, MOST_DOTS = 4, 40
-OUTLIER = 4  # times the median of epochs
 LOG_FROM = 10  # the largest value over the smallest
 POINTS_AN_INCH = 72  # of an SVG
-# Names of runs are no mathematics, and no missing letter is worth a warning on the terminal.
+# Names of runs are no mathematics.
 OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
 
 
 def color(run: int) -> str:
     """Return the colour of a run."""
-    return PALETTE[run % (len(PALETTE) - 1)]
+    return PALETTE[run % COLORS]
 
 
 def dashes(run: int) -> Any:
     """Return how its lines are dashed."""
-    return DASHES[run // (len(PALETTE) - 1) % len(DASHES)]
+    return DASHES[run // COLORS % len(DASHES)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,9 @@ class Picture:
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw and save figures in our style."""
-    with matplotlib.rc_context(OWN_STYLE):
+    with matplotlib.rc_context(OWN_STYLE), warnings.catch_warnings():
+        # Of letters that the font has not, and of numbers so long that they leave no room for a chart.
+        warnings.simplefilter("ignore", UserWarning)
         yield
 
 
@@ -81,7 +81,7 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     if is_log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    elif chart.log:
+    elif chart.from_zero:
         axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: chart.shown(value)))
     if chart.goal is not None:
@@ -91,12 +91,19 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     _mark_phases(axes, runs, x)
     axes.set_xlim(left=0)
     axes.set_xlabel(x.label)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axes.grid(axis="y", color=WAITING, linewidth=0.5)
     axes.set_axisbelow(True)
     open_up(axes)
-    figure.draw_without_rendering()  # lays it out: only now points have their places
+    lay_out(figure)  # only now points have their places
     spots = [(curve.run, curve.label, _spots(figure, axes, curve, chart, x)) for curve in curves]
     return Picture(figure, [each for each in spots if each[2]])
+
+
+def lay_out(figure: Figure) -> None:
+    """Lay a figure out once, instead of whenever it is saved."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 @dataclass(frozen=True)
@@ -165,71 +172,9 @@ def _where(point: Point, axis: Axis) -> str:
     return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
 
 
-# -------------------------------------------------------------------------------------------------- stages
-
-
-def stages(run: Run) -> Picture | None:
-    """Return where the time of a step goes, epoch by epoch: in the loop, and in the exchange."""
-    epochs = [epoch for epoch in run.epochs if mapping(epoch.record.get("stage_seconds"))]
-    if not epochs:
-        return None
-    figure = Figure(figsize=(2 * WIDTH, HEIGHT), facecolor="white", layout="constrained")
-    exchanges = any(epoch.stage(name) for epoch in epochs for name in STAGES)
-    panels = figure.subplots(1, 2, squeeze=False)[0]
-    edges = [epoch.number + 0.5 for epoch in epochs] + [epochs[-1].number + 1.5]
-    if any(after - before != 1 for before, after in zip(edges, edges[1:], strict=False)):
-        edges = [place + 0.5 for place in range(len(epochs) + 1)]  # lines of some are missing
-    titles = ("The loop, ms a step", "The exchange, ms a step")
-    for axes, colors, title in zip(panels, (LOOP_STAGES, STAGES), titles, strict=True):
-        if colors is STAGES and not exchanges:
-            axes.axis("off")  # on one rank nothing is exchanged
-            continue
-        _stack(axes, edges, [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors], colors)
-        axes.set_title(title, loc="left", pad=14)  # above the heights of what is cut off
-    whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
-    panels[0].stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None)
-    _explain(panels[0], {**LOOP_STAGES, "whole step": None})
-    return Picture(figure)
-
-
-def _stack(
-    axes: Axes, edges: Sequence[float], rows: Sequence[Sequence[float]], colors: dict[str, str]
-) -> None:
-    below = np.zeros(len(edges) - 1)
-    _cut(axes, edges, np.sum(rows, axis=0))
-    for row, one in zip(rows, colors.values(), strict=True):
-        axes.stairs(below + row, edges, baseline=below, fill=True, color=one, linewidth=0)
-        below = below + row
-    axes.set_xlim(edges[0], edges[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    axes.set_xlabel("epoch")
-    _explain(axes, dict(colors))
-    open_up(axes)
-
-
-def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
-    """Cut off epochs that are far above the others, as a first one can be, and say how high they are."""
-    usual = OUTLIER * np.median(heights)
-    axes.set_ylim(0, 1.1 * heights[heights <= usual].max() or None)
-    for begin, height in zip(edges, heights, strict=False):
-        if height > usual:
-            above = axes.get_xaxis_transform()
-            axes.annotate(f"↑ {height:,.0f}", (begin, 1), (0, 1), above, "offset points", fontsize=7)
-
-
-def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
-    """Put a legend beside the axes, in the order of the stack; a line for what has no colour."""
-    handles = [
-        Line2D([], [], color=WHOLE, linewidth=0.8, label=name)
-        if one is None
-        else Patch(color=one, label=name.replace("_", " "))
-        for name, one in reversed(colors.items())
-    ]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
-
-
 def complete(figure: Figure, title: str, runs: Sequence[Run]) -> None:
     """Put a title over a figure and a legend of runs below it, for a file of its own; a page has both."""
+    figure.set_layout_engine("constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     if len(runs) == 1:
         return

@@ -24,23 +24,23 @@ def state(run: Run) -> str:
 
 def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     """Yield the largest facts of a run: what it is, the value, and what belongs to it."""
-    tested = next((epoch for epoch in reversed(run.epochs) if epoch.metrics), None)
+    tested = next((epoch.metrics for epoch in reversed(run.epochs) if epoch.metrics), None)
     if tested is not None:
-        for name, value in list(tested.metrics.items())[:1]:
-            metric = METRICS.get(name)
-            label = name if metric is None else metric.label
-            yield label, shown_by(name)(value), f"best {best(run, name)}"
+        aim = text(mapping(run.folder.config.get("target")).get("metric"))
+        name = aim if aim in tested else next(iter(tested))
+        label = METRICS[name].label if name in METRICS else name
+        yield label, shown_by(name)(tested[name]), best(run, name)
     elif (loss := _last_loss(run)) is not None:
         yield "training loss", plain(loss), "not tested"
     epochs = f"{len(run.epochs)} epochs" if len(run.epochs) != 1 else "1 epoch"
     yield "training", duration(run.seconds), f"{run.end:,} steps, {epochs}"
     rates = [epoch.throughput for epoch in run.epochs if epoch.throughput is not None]
     if rates:
-        yield "throughput", f"{median(rates):,.4g}", f"{run.epochs[-1].unit} a second, median of epochs"
+        yield "throughput", plain(median(rates)), f"{run.epochs[-1].unit} a second, median of epochs"
     sent, dense = (total(run, f"{key}_inter_bytes") for key in ("sent", "dense"))
     if dense:
-        share = f"1/{dense / sent:,.0f} of " if 0 < 1.5 * sent < dense else "of "
-        yield "sent between nodes", bytes_shown(sent), f"{share}the {bytes_shown(dense)} of dense"
+        share = f"1/{dense / sent:,.0f}" if 0 < 10 * sent < dense else f"{sent / dense:.0%}"
+        yield "sent between nodes", bytes_shown(sent), f"{share} of the {bytes_shown(dense)} of dense"
     elif total(run, "sent_intra_bytes"):
         yield "sent inside the node", bytes_shown(total(run, "sent_intra_bytes")), "all ranks"
 
@@ -56,7 +56,8 @@ def best(run: Run, metric: str) -> str:
     known = METRICS.get(metric)
     is_lower = known is not None and known.better == "lower"
     value, epoch = (min if is_lower else max)(told, key=lambda each: each[0])
-    return f"{shown_by(metric)(value)} in epoch {epoch.number + 1}"
+    word = "highest" if known is None else "best"
+    return f"{word} {shown_by(metric)(value)} in epoch {epoch.number + 1}"
 
 
 def total(run: Run, key: str) -> float:

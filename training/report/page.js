@@ -13,16 +13,16 @@ for (const figure of document.querySelectorAll("figure[data-curves]")) {
   const show = (event) => {
     const { width } = svg.viewBox.baseVal, box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) * width) / box.width;
-    const near = curves.map(([run, name, spots]) => {
+    const near = curves.map(([color, name, spots]) => {
       const spot = spots.reduce((one, two) => (Math.abs(two[0] - x) < Math.abs(one[0] - x) ? two : one));
-      return { run, name, x: spot[0], text: spot[2] };
+      return { color, name, x: spot[0], text: spot[2] };
     });
     const nearest = near.reduce((one, two) => (Math.abs(two.x - x) < Math.abs(one.x - x) ? two : one));
     const left = (nearest.x * box.width) / width;
-    tip.replaceChildren(...near.map(({ run, name, text }) => {
+    tip.replaceChildren(...near.map(({ color, name, text }) => {
       const row = document.createElement("div");
       const words = row.appendChild(document.createElement("span"));
-      row.style.borderColor = `var(--run-${run})`;
+      row.style.borderColor = color;
       words.textContent = name ? `${name}: ${text}` : text;
       return row;
     }));

@@ -13,6 +13,7 @@ from training.report.curves import Chart, charts
 from training.report.drawing import Axis, Picture
 from training.report.html import Html, joined, table, tag
 from training.report.run import Run
+from training.report.stage_charts import stages
 from training.report.svg import inline, png
 from training.report.texts import NOTHING, duration
 
@@ -90,7 +91,7 @@ class Page:
         """Return the points of curves as the script reads them."""
         return json.dumps(
             [
-                [run % 6, self._spoken(run, label), [[spot.x, spot.y, spot.text] for spot in spots]]
+                [_color(run), self._spoken(run, label), [[spot.x, spot.y, spot.text] for spot in spots]]
                 for run, label, spots in picture.spots
                 if spots
             ],
@@ -102,7 +103,7 @@ class Page:
         return ", ".join(each for each in (name, label) if each)
 
     def _stages(self) -> Iterator[Html]:
-        pictures = [(place, run, drawing.stages(run)) for place, run in enumerate(self._runs)]
+        pictures = [(place, run, stages(run)) for place, run in enumerate(self._runs)]
         shown = [(place, run, picture) for place, run, picture in pictures if picture is not None]
         if not shown:
             return
@@ -120,11 +121,16 @@ class Page:
             yield tag("figure", *([tag("figcaption", run.name)] if len(self._runs) > 1 else []), content)
 
 
+def _color(run: int) -> str:
+    """Return the colour of a run as page.css names it."""
+    return f"var(--run-{run % drawing.COLORS})"
+
+
 def _key(place: int, run: Run) -> Html:
     """Return the line and the name of a run, for the legend."""
     dashes = drawing.dashes(place)
     pattern = {} if dashes == "-" else {"stroke_dasharray": " ".join(f"{2 * each:g}" for each in dashes[1])}
-    color = f"var(--run-{place % 6})"
+    color = _color(place)
     line = tag("line", x1="0", x2="36", y1="6", y2="6", stroke=color, stroke_width="3", **pattern)
     return tag("span", tag("svg", line, viewBox="0 0 36 12", aria_hidden="true"), run.name, class_="key")
 
@@ -144,7 +150,7 @@ def _card(place: int, run: Run, *, is_named: bool) -> Html:
         *([tag("h2", run.name, _state(run))] if is_named else []),
         tag("dl", *tiles, class_="tiles"),
         class_="run",
-        style=f"border-color: var(--run-{place % 6})",
+        style=f"border-color: {_color(place)}",
     )
 
 

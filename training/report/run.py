@@ -64,7 +64,7 @@ class Epoch(Event):
 
     def stage(self, name: str) -> float:
         """Return the mean seconds of a stage, 0 where it was not measured."""
-        return number(self.record, "stage_seconds", name) or 0.0
+        return max(0.0, number(self.record, "stage_seconds", name) or 0.0)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
+from datacache.escaping import escaped
 from training.report.html import Html
 from training.report.style import PALETTE, WAITING, WHOLE
 
@@ -38,7 +39,7 @@ def inline(figure: Figure, name: str, title: str) -> Html:
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
     heading = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{name}-title"})
-    heading.text = title
+    heading.text = escaped(title)
     root.insert(0, heading)
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")

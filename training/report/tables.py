@@ -113,7 +113,7 @@ def _epoch(epoch: Epoch) -> dict[str, str]:
         **{name: shown_by(name)(value) for name, value in epoch.metrics.items()},
         "training": _seconds(number(record, "train_seconds")),
         "since begin": duration(epoch.seconds),
-        f"{epoch.unit or 'units'}/s": NOTHING if throughput is None else f"{throughput:,.4g}",
+        f"{epoch.unit or 'units'}/s": NOTHING if throughput is None else plain(throughput),
         "between nodes": bytes_shown(inter) if inter else NOTHING,
         "were it dense": bytes_shown(dense) if dense else NOTHING,
         "inside nodes": bytes_shown(intra) if intra else NOTHING,

@@ -17,8 +17,12 @@ def shown_by(metric: str) -> Callable[[float], str]:
 
 
 def plain(value: float) -> str:
-    """Return a number with four digits."""
-    return f"{value:,.4g}"
+    """Return a number with four digits, a large one as a whole number.
+
+    >>> plain(0.123456), plain(64012.7), plain(1e300)
+    ('0.1235', '64,013', '1e+300')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def percent(value: float) -> str:
@@ -27,7 +31,7 @@ def percent(value: float) -> str:
     >>> percent(0.98611)
     '98.61 %'
     """
-    return f"{100 * value:.2f} %"
+    return f"{100 * value:.2f} %" if abs(value) < 100 else f"{100 * value:.3g} %"
 
 
 def bytes_shown(value: float) -> str:
@@ -53,6 +57,8 @@ def duration(seconds: float) -> str:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
+    if seconds >= 1e8:
+        return f"{seconds:.3g} s"
     hours, rest = divmod(round(seconds), 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{left:02} h" if hours else f"{minutes}:{left:02} min"
