@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-# A real run on two ranks, stopped in its third epoch and resumed; paths and the host's name were shortened:
-# cloudtrain launch -np 2 digits name=small ranks_per_node=1 reducer=hitopk phases.1.reducer=auto \
-#   phases.0.epochs=4 phases.1.epochs=3 phases.0.density_warmup="{start: 0.25, epochs: 2}" log_every=8 \
-#   target="{metric: top1, at_least: 0.98}" checkpoints="{every_epochs: 1}" cache.memory=auto resume=auto
+# A real run on two ranks, of which the names of folders and hosts were shortened:
+# cloudtrain launch -np 2 digits name=small ranks_per_node=1 reducer=hitopk phases.1.reducer=auto
+#   phases.0.epochs=4 phases.1.epochs=3 phases.0.density_warmup="{start: 0.25, epochs: 2}" log_every=8
+#   cache.memory=auto checkpoints="{every_epochs: 1}" target="{metric: top1, at_least: 0.98}"
 RECORDED = Path(__file__).parent / "recorded"
 
 

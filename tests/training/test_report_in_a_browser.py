@@ -68,12 +68,14 @@ def page_of(path: Path, *runs: Path | tuple[Path, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """A page of two runs that differ: the second one's losses and metrics are lower."""
+    """A page of two runs that differ: the second one has lower values."""
     here = tmp_path_factory.mktemp("two")
     shutil.copytree(RECORDED / "small", here / "other")
     lines = (here / "other" / "metrics.jsonl").read_text()
     lower = re.sub(
-        r'"(loss|top1|top5)": ([\d.]+)', lambda found: f'"{found[1]}": {0.8 * float(found[2])}', lines
+        r'"(loss|top1|top5|images_per_second)": ([\d.]+)',
+        lambda found: f'"{found[1]}": {0.8 * float(found[2])}',
+        lines,
     )
     (here / "other" / "metrics.jsonl").write_text(lower)
     return page_of(here / "two.html", (RECORDED / "small", "small"), (here / "other", "other"))
@@ -86,6 +88,15 @@ def colors_of(path: Path, box: tuple[int, int, int, int]) -> dict[tuple[int, ...
     return {color: count for count, color in counts}
 
 
+def near(color: tuple[int, ...], counts: dict[tuple[int, ...], int]) -> int:
+    """Return how many pixels have about a colour: at the edges of a line it is mixed with the paper's."""
+    return sum(
+        count
+        for each, count in counts.items()
+        if all(abs(one - other) <= 40 for one, other in zip(each, color, strict=True))
+    )
+
+
 @pytest.mark.parametrize(("scheme", "paper", "curves"), [(1, (255,) * 3, LIGHT), (0, (20, 23, 26), DARK)])
 def test_curves_are_seen_on_light_and_on_dark_screens(browse, two, tmp_path, scheme, paper, curves):
     shot = tmp_path / "shot.png"
@@ -95,7 +106,7 @@ def test_curves_are_seen_on_light_and_on_dark_screens(browse, two, tmp_path, sch
         found = colors_of(shot, half)
         assert max(found, key=found.__getitem__) == paper
         for color in curves:
-            assert found.get(color, 0) > 200, (color, half)
+            assert near(color, found) > 200, (color, half)
 
 
 def test_values_are_shown_where_the_pointer_is(browse, two, tmp_path):
