@@ -79,6 +79,7 @@ def facts(run: Run) -> dict[str, str]:
         "data set": named(config.get("dataset")) or NOTHING,
         "optimizer": named(config.get("optimizer")) or NOTHING,
         "ranks": _ranks(run),
+        "hardware": run.folder.hardware or NOTHING,
         "reducers": ", then ".join(_reducers(run)) or "none: one rank",
         "target": target(run) or NOTHING,
         "slowest rank": slowest(run) or NOTHING,
@@ -116,8 +117,7 @@ def _ranks(run: Run) -> str:
     at = f" ({', '.join(names[:HOSTS_SHOWN])}{more})" if names else ""
     transport = text(run.begun.get("transport"))
     by = f", by {transport}" if transport not in ("", "none") else ""
-    hardware = f"; {run.folder.hardware}" if run.folder.hardware else ""
-    return f"{count} rank{'s' * (count > 1)}{on}{at}{by}{hardware}"
+    return f"{count} rank{'s' * (count > 1)}{on}{at}{by}"
 
 
 def _reducers(run: Run) -> list[str]:
