@@ -155,6 +155,8 @@ def _in_words(record: Record) -> str:
     if kind == "cache":
         damaged = sum(whole(record, f"damaged_{level}") or 0 for level in ("in_memory", "on_disk"))
         return f"{damaged} damaged records of the cache were read again" if damaged else ""
+    if kind == "stop":
+        return f"{reason}: the run ended early"
     if kind == "prepare":
         return f"steps compiled in {duration(number(record, 'compile_seconds') or 0.0)}"
     return reason or text(record.get("why_not"))
