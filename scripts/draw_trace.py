@@ -14,16 +14,10 @@ if __name__ == "__main__":
 
 from matplotlib.axes import Axes
 
-from scripts.drawing.style import PALETTE, STAGES, WAITING, legend, picture
+from scripts.drawing.style import LOOP_STAGES, STAGES, legend, picture
 
 LOOP, ENGINE = 0, 1  # threads of the trace
-COLORS = {
-    "forward_backward": PALETTE[3],
-    "exchange_wait": WAITING,
-    "norms": PALETTE[6],
-    "update": PALETTE[5],
-    **STAGES,
-}
+COLORS = {name: color for name, color in LOOP_STAGES.items() if name != "data_wait"} | STAGES
 HEIGHT = 0.8  # of a row, of which there are two a rank
 Event = dict[str, Any]
 

@@ -52,10 +52,11 @@ ROOMS = {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.datasets"),
         *("training.models", "training.process", "training.tasks"),
     },
+    "training.report": {"commlib", "datacache", *SCHEMA, "training.config", "training.tasks"},
     "training": {"training.run"},
     "training.commands": {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
-        *("training.process", "training.run"),
+        *("training.process", "training.report", "training.run"),
     },
     "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
     # the command line: names every command, imports one when it is asked for
@@ -183,6 +184,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
         "import commlib, datacache, pto",
         "from commlib.transport import mpi",
         "import training.config.config, training.checkpoint.folders, training.commands.main",
+        "import training.commands.report",
     ],
 )
 def test_importing_loads_no_framework_and_starts_no_mpi(statement):

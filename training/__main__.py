@@ -5,7 +5,10 @@ from importlib.util import find_spec
 
 USAGE_ERROR = 2
 # Of the extra train.
-NEEDED = ("tensorflow", "keras", "pydantic", "rich", "sacrebleu", "sentencepiece", "sklearn", "typer", "yaml")
+NEEDED = (
+    *("tensorflow", "keras", "matplotlib", "pydantic", "rich", "sacrebleu", "sentencepiece", "sklearn"),
+    *("typer", "yaml"),
+)
 
 
 def main() -> None:

@@ -11,16 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe and Ito's
-# All-reduces, whose stages are not measured, are grey.
-STAGES = {"select": "#0072b2", "intra": "#56b4e9", "inter": "#d55e00", "combine": "#009e73"}
-WAITING, WHOLE = "#dcdcdc", "#6e6e6e"
+# That of reports: all other pictures have it, too.
+from training.report.style import (  # noqa: F401
+    LOOP_STAGES,
+    PALETTE,
+    STAGES,
+    STYLE,
+    WAITING,
+    WHOLE,
+    open_up,
+)
 
 # The most of a picture's width: the viewer's font may be wider.
 LEGEND_SHARE = 0.95
 
-# Text stays text, and elements have the same names in every run.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "cloudtrain", "font.size": 8, "axes.titlesize": 9}
 DOCS_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
 
 
@@ -52,12 +56,6 @@ def docs_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         for axes in figure.axes:
             axes.spines[["right", "top"]].set_visible(False)
         figure.tight_layout()
-
-
-def open_up(axes: Axes) -> None:
-    """Leave out the lines above and to the right, and the ticks of names."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="x", length=0)
 
 
 def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:

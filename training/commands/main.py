@@ -1,5 +1,6 @@
 """The command ``cloudtrain``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -152,6 +153,20 @@ def tune(
         if value is not None:
             usage_error(f"{option}: expected only with -np, got {value}")
     run(request)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")],
+    output: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="to write [report.html, in the run's folder; of several runs: here]"),
+    ] = None,
+) -> None:
+    """Write a page about runs that opens anywhere, without a network, and its charts as PNG files."""
+    from training.commands.report import report as run
+
+    run(runs, output)
 
 
 @app.command()

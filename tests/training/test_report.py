@@ -1,0 +1,491 @@
+"""Reports: what a run has left, where it is in steps and seconds, what is said of it, and the page."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from tests.training.recorded import RECORDED, begun, checkpoint, epoch, folder, resumed, step
+from tests.training.small import phase, trainer
+from training.callbacks import dawnbench
+from training.commands.main import app
+from training.report import facts, reading, tables
+from training.report.curves import charts, thinned
+from training.report.drawing import MOST_RUNS
+from training.report.page import Page
+from training.report.reading import read
+from training.report.timeline import run_of
+from training.run import metrics
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
+VOID = {"meta", "input"}
+
+
+def run_in(path, name="run"):
+    return run_of(name, read(path))
+
+
+def report(*words: object):
+    return CliRunner().invoke(app, ["report", *map(str, words)])
+
+
+def refusal(*words: object) -> str:
+    """Return the one line with which a report is refused."""
+    result = report(*words)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+class Elements(HTMLParser):
+    """The elements of a page and its text; it fails where tags do not match."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+
+def svgs(page: str) -> list[ElementTree.Element]:
+    """Return the pictures of a page, each of which is XML."""
+    return [ElementTree.fromstring(each) for each in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
+
+
+# --------------------------------------------------------------------------------- in steps and seconds
+
+TWO_PHASES = {"phases": [{"epochs": 2}, {"steps": 6}]}
+
+
+def test_steps_are_counted_over_phases_and_epochs_have_theirs(tmp_path):
+    records = [
+        *begun(),
+        *(step(0, 4), epoch(0, steps=4), step(1, 8), epoch(1, steps=4)),
+        *(step(2, 3), epoch(2, steps=4), step(3, 6), epoch(3, steps=2)),
+    ]
+    run = run_in(folder(tmp_path / "a", records, **TWO_PHASES))
+    assert [each.end for each in run.steps] == [4, 8, 8 + 3, 8 + 6]
+    assert [(each.phase, each.end) for each in run.epochs] == [(0, 4), (0, 8), (1, 12), (1, 14)]
+    assert [each.begin for each in run.phases] == [0, 8]
+    assert run.end == 14
+
+
+def test_without_a_configuration_phases_begin_where_steps_begin_again(tmp_path):
+    records = [*begun(), step(0, 4), epoch(0), step(1, 1), step(1, 3)]
+    path = folder(tmp_path / "a", records)
+    (path / "config.yaml").write_text("phases: [")
+    run = run_in(path)
+    assert [each.end for each in run.steps] == [4, 5, 7]
+    assert [each.begin for each in run.phases] == [0, 4]
+
+
+def test_an_epoch_without_a_line_is_counted_as_long_as_the_next(tmp_path):
+    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0, steps=4), epoch(2, steps=4)]))
+    assert [each.end for each in run.epochs] == [4, 12]
+
+
+def test_seconds_begin_when_steps_are_compiled(tmp_path):
+    run = run_in(folder(tmp_path / "a", [*begun(5.0), step(0, 1, seconds=6.5)]))
+    assert run.steps[0].seconds == pytest.approx(1.5)
+
+
+def test_a_resumed_run_goes_on_at_its_checkpoint_and_what_is_trained_again_is_there_once(tmp_path):
+    records = [
+        *begun(5.0),
+        *(step(0, 4, seconds=9.0, loss=1.0), epoch(0, steps=4, seconds=4.0)),
+        *(step(1, 5, seconds=10.0, loss=2.0), checkpoint(6, seconds=12.0, save_seconds=0.5)),
+        step(1, 8, seconds=14.0, loss=3.0),  # lost, as is the epoch after it
+        epoch(1, steps=4, seconds=9.0, loss=7.0),
+        *begun(2.0),
+        *(resumed(6, run_epoch=1, phase_steps=6), step(1, 8, seconds=3.0, loss=4.0)),
+        epoch(1, steps=4, seconds=8.0, loss=8.0),
+    ]
+    run = run_in(folder(tmp_path / "a", records, phases=[{"epochs": 3}]))
+    # the checkpoint holds the run as it was at 12 - 0.5 - 5 seconds; the step comes one second after
+    assert [(each.end, each.record["loss"]) for each in run.steps] == [(4, 1.0), (5, 2.0), (8, 4.0)]
+    assert [each.seconds for each in run.steps] == pytest.approx([4.0, 5.0, 6.5 + 1.0])
+    assert [(each.end, each.record["loss"]) for each in run.epochs] == [(4, 1.0), (8, 8.0)]
+    assert facts.facts(run)["resumed"] == "once"
+
+
+def test_a_run_that_began_again_for_want_of_a_checkpoint_has_nothing_of_before(tmp_path):
+    records = [*begun(), step(0, 1), epoch(0), *begun(), step(0, 2)]
+    run = run_in(folder(tmp_path / "a", records))
+    assert ([each.end for each in run.steps], run.epochs) == ([2], [])
+
+
+# ----------------------------------------------------------------------------------- as far as it goes
+
+
+def test_what_is_no_record_is_left_out_and_counted(tmp_path):
+    path = folder(tmp_path / "a", [*begun(), epoch(0)], name="a")
+    junk = [b'{"kind": 3}', b"[1]", b"\xff\x00", b"[" * 100_000, b'{"kind": "step", "epoch": 0, "st']
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\n\n" + b"\n".join(junk))
+    found = read(path)
+    assert ([each["kind"] for each in found.records], found.damaged) == (["run", "prepare", "epoch"], 5)
+    state = facts.facts(run_of("a", found))["state"]
+    assert state == "unfinished; 5 damaged lines of metrics.jsonl left out"
+
+
+def test_values_of_any_kind_are_drawn_where_they_are_numbers(tmp_path):
+    odd = [None, "x", [], {}, True, -1, 1e400, 10**400, 1e300, 0, float("nan")]
+    records = [*begun(ranks="x", nodes=3, hosts={}, versions=[])]
+    records += [step(value, value, loss=value, learning_rate=value) for value in odd]
+    for value in odd:
+        values = dict.fromkeys(("loss", "run_seconds", "sent_inter_bytes", "hidden_share", "slowest"), value)
+        values |= {"stage_seconds": {"select": value}, "images_per_second": value, "metrics": {"top1": value}}
+        records += [epoch(value, steps=value, **values), epoch(0, **values)]
+    for kind in ("choice", "resume", "switch", "stall", "checkpoint", "cache", "prepare", "summary", "new"):
+        records += [
+            {"kind": kind, **dict.fromkeys(("phase", "steps", "memory", "changes"), value)} for value in odd
+        ]
+    path = folder(tmp_path / "a", records, phases=[{"epochs": "x", "reducer": [], "learning_rate": {}}, 3])
+    (path / "summary.json").write_text('{"phases": [3, {"stall_seconds": "x"}], "seconds": "x"}')
+    (path / "dawnbench.json").write_text("[]")
+    assert "<svg" in Page([run_in(path)]).text
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5, 40])
+def test_a_run_that_was_stopped_anywhere_has_a_page(tmp_path, kept):
+    path = tmp_path / "a"
+    shutil.copytree(RECORDED / "small", path)
+    (path / "summary.json").unlink()
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_bytes(b"".join(lines[:kept])[:-7])
+    if kept == 1:
+        assert refusal(path) == (
+            f"cloudtrain: report: {path}/metrics.jsonl: expected the records of a run, found none"
+        )
+        return
+    words = Elements(Page([run_in(path)]).text).words
+    assert "unfinished" in words
+    assert ("No step was recorded yet." in words) == (kept < 6)
+
+
+def test_a_run_of_one_rank_is_read_as_the_trainer_records_it(tmp_path):
+    words = ("log_every=1", "target={metric: top1, at_least: 0.01}", "checkpoints={every_steps: 2}")
+    trainer(tmp_path, *words, phases=(phase(epochs=1, batch=400), phase(steps=3, batch=400))).fit()
+    (path,) = tmp_path.iterdir()
+    run = run_in(path)
+    (ended,) = run.epochs  # the target is reached in the first one
+    assert list(ended.metrics) == ["top1", "top5"]
+    assert (ended.unit, ended.end, run.end) == ("images", 3, 3)
+    assert [each.end for each in run.steps] == [1, 2, 3]
+    assert [chart.name for chart in charts([run])] == [
+        "loss",
+        "top1",
+        "top5",
+        "throughput",
+        "learning-rate",
+    ]
+    told = facts.facts(run)
+    assert told["target"].startswith("top1 of at least 1.00 %: reached in epoch 1, after ")
+    assert told["reducers"] == "none: one rank"
+    assert told["ranks"].startswith("1 rank on 1 node (")
+    assert told["checkpoints"].startswith("2, ")
+    assert facts.state(run) == facts.REACHED
+    assert (path / "summary.json").exists()
+    files = (metrics.METRICS, metrics.SUMMARY, metrics.CONFIG, dawnbench.ABOUT)
+    assert files == (reading.METRICS, reading.SUMMARY, reading.CONFIG, reading.DAWNBENCH)
+    assert told["hardware"].startswith("1 rank on ")
+
+
+def test_a_run_without_tests_shows_its_loss(tmp_path):
+    records = [*begun(), epoch(0, metrics={"top1": None}, loss=0.25)]
+    run = run_in(folder(tmp_path / "a", records))
+    assert [chart.name for chart in charts([run])] == ["loss"]
+    assert next(facts.tiles(run)) == ("training loss", "0.25", "not tested")
+
+
+def test_a_run_of_an_older_format_is_shown(tmp_path):
+    older = {"accuracy": 0.5, "accuracy_of_five": 0.75}, {"input_size": 6, "correct": 180, "samples": 360}
+    record = {
+        "kind": "epoch",
+        "seconds": 1.0,
+        **older[0],
+        "epoch": 0,
+        "reducer": "hitopk",
+        "steps": 4,
+        **older[1],
+    }
+    run = run_in(folder(tmp_path / "a", [*begun(), record | {"images_per_second": 10.0}]))
+    header, rows = tables.epochs(run)
+    shown = dict(zip(header, rows[0], strict=True))
+    assert shown["input"] == "6 px"
+    assert (shown["accuracy"], shown["accuracy_of_five"], shown["images/s"]) == ("50.00 %", "0.75", "10")
+
+
+# ------------------------------------------------------------------------------------- what is said of it
+
+
+def test_density_follows_its_warm_up(tmp_path):
+    reducer = {"name": "hitopk", "density": 0.01}
+    phases = [
+        {"epochs": 3, "reducer": reducer, "density_warmup": {"start": 0.16, "epochs": 2}},
+        {"epochs": 1},
+    ]
+    records = [*begun(), *(epoch(number) for number in range(3)), epoch(3, reducer="dense")]
+    (density,) = [
+        each
+        for each in charts([run_in(folder(tmp_path / "a", records, phases=phases))])
+        if each.name == "density"
+    ]
+    (curve,) = density.curves
+    found = [(point.end, pytest.approx(point.value)) for point in curve.points]
+    # from 0.16 in two equal ratios to 0.01: a quarter each; then all
+    expected = [(0, 0.16), (4, 0.16), (4, 0.04), (8, 0.04), (8, 0.01), (12, 0.01), (12, 1.0), (16, 1.0)]
+    assert found == expected
+
+
+def test_bytes_are_those_of_a_step_and_dense_ones_stand_beside_them(tmp_path):
+    sent = {"sent_inter_bytes": 400, "sent_intra_bytes": 80, "dense_inter_bytes": 4000}
+    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0, steps=4, **sent)]))
+    found = {
+        chart.name: [[point.value for point in curve.points] for curve in chart.curves]
+        for chart in charts([run])
+    }
+    assert found["bytes-inter"] == [[100.0, 100.0], [1000.0, 1000.0]]
+    assert found["bytes-intra"] == [[20.0, 20.0]]
+    assert ("sent between nodes", "400 B", "10% of the 4.00 kB of dense") in list(facts.tiles(run))
+
+
+def test_the_exchange_is_set_beside_what_auto_predicted(tmp_path):
+    seconds = {"predicted_seconds": 0.002, "predicted_dense_seconds": 0.025}
+    choice = {"kind": "choice", "seconds": 0.0, "phase": 0, "reason": "hitopk: 2 ms expected", **seconds}
+    stages = [{"select": 0.5, "forward_backward": 9.0}, {"select": 0.001, "inter": 0.002}, {"combine": 0.003}]
+    records = [*begun(), choice, *(epoch(place, stage_seconds=each) for place, each in enumerate(stages))]
+    run = run_in(folder(tmp_path / "a", records, phases=[{"epochs": 3}]))
+    header, (row,) = tables.phases(run)
+    told = dict(zip(header, row, strict=True))
+    # the first epoch, in which kernels may be compiled, does not move a median
+    assert (told["exchange a step"], told["predicted"], told["predicted, dense"]) == ("3 ms", "2 ms", "25 ms")
+    assert (0.0, 0, "phase 1: auto picks hitopk: 2 ms expected") in list(tables.events(run))
+
+
+def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
+    late = [{"rank": 1, "excess": 0.1}, {"rank": 1, "excess": 0.3}, {"rank": 0, "excess": 0.9}]
+    records = [*begun(), *(epoch(place, slowest=each) for place, each in enumerate(late))]
+    records += [{"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25}, checkpoint(4, 1.0, 0.1)]
+    records += [checkpoint(8, 1.0, 0.3), {"kind": "stop", "seconds": 2.0, "reason": "loss no better"}]
+    path = folder(tmp_path / "a", records)
+    (path / "summary.json").write_text(
+        '{"seconds": 4.0, "phases": [{"skipped_steps": 2}, {"skipped_steps": 1}]}'
+    )
+    assert [words for _, _, words in tables.events(run_in(path))] == [
+        "steps compiled in 0.0 s",
+        "ranks stood still for 250 ms before phase 2",
+        "loss no better: the run ended early",
+    ]
+    told = facts.facts(run_in(path))
+    assert told["slowest rank"] == "rank 1 in 2 of 3 epochs, by 20.0% on average"
+    assert told["stalls between phases"] == "250 ms before phase 2"
+    assert told["steps skipped"] == "3 of 12, for a NaN or an infinity"
+    assert told["checkpoints"] == "2, 200 ms each (median), 400 ms together, 10.0% of the time"
+
+
+def test_samples_are_counted_by_level_over_all_processes(tmp_path):
+    counts = [{"memory": 5, "storage": 1}, {"memory": 1, "storage": 1, "damaged_on_disk": 2}]
+    records = [record for each in counts for record in (*begun(), {"kind": "cache", "seconds": 1.0, **each})]
+    run = run_in(folder(tmp_path / "a", records))
+    assert [(count, share) for _, count, share in tables.reads(run)] == [(6, 0.75), (2, 0.25)]
+    assert "2 damaged records of the cache were read again" in [words for _, _, words in tables.events(run)]
+
+
+def test_of_many_points_means_remain_and_none_is_left_out(tmp_path):
+    records = [*begun(), *(step(0, number, loss=float(number)) for number in range(1, 1001))]
+    run = run_in(folder(tmp_path / "a", records, phases=[{"epochs": 1}]))
+    points = charts([run])[0].curves[0].points
+    assert len(points) == 200  # five each: 1,000 are more than four times 240
+    assert (points[0].end, points[0].value) == (3.0, 3.0)
+    assert sum(each.value for each in points) * 5 == 500_500
+    assert thinned(points) == points
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The page of the recorded run."""
+    return Page([run_in(RECORDED / "small", "small")])
+
+
+def test_a_page_is_one_file_that_refers_to_nothing_outside(page):
+    links = [value for _, given in Elements(page.text).found for key, value in given.items() if "href" in key]
+    assert links
+    assert all(each.startswith("#") for each in links)
+    assert not re.search(r"\ssrc=|@import|url\((?!#)", page.text)
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', page.text)[1]
+    assert policy.startswith("default-src &#x27;none&#x27;")
+    assert len(page.text) < 400_000
+
+
+def test_every_picture_has_a_title_and_names_of_its_own(page):
+    pictures = svgs(page.text)
+    assert len(pictures) == 2 * (len(page.pictures) - 1) + 1  # over steps, over time, and the stages
+    for each in pictures:
+        title = next(iter(each))
+        assert title.tag.endswith("title")
+        assert each.get("aria-labelledby") == title.get("id")
+        assert each.get("role") == "img"
+        assert "small" in title.text
+    names = [given["id"] for _, given in Elements(page.text).found if "id" in given]
+    assert len(names) == len(set(names))
+    used = re.findall(r"(?:url\(|href=\")#([^)\"]+)", page.text)
+    assert set(used) <= set(names)
+
+
+def test_a_page_has_the_curves_in_colours_of_the_page(page):
+    for each in svgs(page.text)[:-1]:
+        drawn = [path.get("style", "") for path in each.iter("{http://www.w3.org/2000/svg}path")]
+        assert any("stroke: var(--run-0)" in style for style in drawn)
+    assert "#0072b2" not in "".join(re.findall(r"<svg xmlns.*?</svg>", page.text, re.DOTALL))
+
+
+def test_values_to_point_at_are_those_of_the_run_and_lie_in_the_picture(page):
+    run = run_in(RECORDED / "small")
+    figure = next(given for tag, given in Elements(page.text).found if tag == "figure")
+    curves = json.loads(figure["data-curves"])
+    (_, _, spots) = curves[-1]  # epochs: after the steps of rank 0
+    assert [text for _, _, text in spots] == [
+        f"{each.record['loss']:.4g} at step {each.end:,}, epoch {each.number + 1}" for each in run.epochs
+    ]
+    assert all(0 < x < 5.2 * 72 and 0 < y < 2.5 * 72 for x, y, _ in spots)
+    assert [x for x, _, _ in spots] == sorted(x for x, _, _ in spots)
+
+
+def test_pictures_beside_a_page_show_its_curves(page, tmp_path):
+    assert {"loss", "top1", "throughput", "learning-rate", "density", "bytes-inter", "stages"} <= set(
+        page.pictures
+    )
+    for name, content in page.pictures.items():
+        (tmp_path / name).write_bytes(content)
+        with Image.open(tmp_path / name) as picture:
+            colors = picture.convert("RGB").getcolors(1 << 20)
+        wanted = (213, 94, 0) if name == "stages" else (0, 114, 178)
+        assert sum(count for count, color in colors if color == wanted) > 100, name
+
+
+def test_runs_share_axes_and_are_told_apart_by_name(tmp_path):
+    paths = [folder(tmp_path / name, [*begun(), epoch(0), epoch(1)]) for name in ("first", "_second$x_{$")]
+    found = Page([run_in(path, path.name) for path in paths])
+    words = Elements(found.text).words
+    assert words.count("first") == words.count("_second$x_{$") > 3
+    loss = svgs(found.text)[0]
+    drawn = "".join(path.get("style", "") for path in loss.iter("{http://www.w3.org/2000/svg}path"))
+    assert "var(--run-0)" in drawn
+    assert "var(--run-1)" in drawn
+
+
+def test_names_are_text_wherever_they_come_from(tmp_path):
+    records = [
+        *begun(
+            command=HOSTILE,
+            hosts=[HOSTILE],
+            ranks=2,
+            nodes=[2],
+            versions={HOSTILE: HOSTILE},
+            transport=HOSTILE,
+        ),
+        {"kind": "choice", "seconds": 0.0, "phase": 0, "reason": HOSTILE},
+        {"kind": "switch", "seconds": 0.0, "before": HOSTILE, "after": HOSTILE},
+        epoch(0, reducer=HOSTILE, input=HOSTILE, metrics={HOSTILE: 0.5}, **{f"{HOSTILE}_per_second": 5.0}),
+        epoch(1, reducer=HOSTILE, input=HOSTILE, metrics={HOSTILE: 0.5}, stage_seconds={"select": 1.0}),
+    ]
+    parts = dict.fromkeys(("name", "model", "dataset", "optimizer"), HOSTILE)
+    path = folder(
+        tmp_path / "a", records, **parts, phases=[{"epochs": 1}, {"epochs": 1, "learning_rate": HOSTILE}]
+    )
+    plain = Elements(Page([run_in(path, "run")] * 2).text)
+    hostile = Elements(Page([run_in(path, HOSTILE)] * 2).text)
+    assert [tag for tag, _ in hostile.found] == [tag for tag, _ in plain.found]
+    assert [tag for tag, _ in hostile.found].count("script") == 1
+    assert all(not key.startswith("on") for _, given in hostile.found for key in given)
+    assert any("<script>alert(1)</script>" in word for word in hostile.words)
+    assert all(character.isprintable() or character in "\n" for word in hostile.words for character in word)
+
+
+def test_secrets_are_masked_wherever_they_stand(tmp_path):
+    words = "cloudtrain train x dataset.storage.options.secret=hunter2"
+    path = folder(
+        tmp_path / "a",
+        [*begun(command=words), epoch(0), {"kind": "buckets", "reason": "password=hunter2", "seconds": 0.0}],
+        dataset={"name": "imagenet", "options": {"secret": "hunter2"}},
+        optimizer="token=hunter2",
+    )
+    text = Page([run_in(path)]).text
+    assert "hunter2" not in text
+    assert "secret=***" in text
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_the_report_of_a_run_is_in_its_folder_with_its_pictures(tmp_path):
+    records = [*begun(), *(epoch(place, stage_seconds={"select": 1.0}) for place in range(2))]
+    path = folder(tmp_path / "run-1", records)
+    before = {each.name for each in path.iterdir()}
+    result = report(path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    made = {each.name for each in path.iterdir()} - before
+    assert {"report.html", "report-loss.png", "report-stages.png"} <= made
+    assert all(re.fullmatch(r"report(\.html|-[a-z0-9-]+\.png)", name) for name in made)
+    pictures = len(made) - 1
+    assert result.stdout == f"report: {path}/report.html, and its {pictures} charts as report-*.png\n"
+    assert "<title>run-1 – cloudtrain</title>" in (path / "report.html").read_text()
+
+
+def test_the_report_of_several_runs_is_here_and_names_them_apart(tmp_path, monkeypatch):
+    for name in ("a/x", "b/x"):
+        folder(tmp_path / name, [*begun(), epoch(0)])
+    monkeypatch.chdir(tmp_path)
+    assert report("a/x", "b/x").exit_code == 0
+    assert {"a/x", "b/x"} <= set(Elements(Path("report.html").read_text()).words)
+    assert report("a/x", "b/x", "--output", "two.html").exit_code == 0
+    assert Path("two-loss.png").exists()
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    line = refusal(tmp_path)
+    assert line == (
+        f"cloudtrain: report: {tmp_path}: expected the folder of a run, which has a file metrics.jsonl: "
+        "No such file or directory"
+    )
+    (tmp_path / "file").touch()
+    assert "expected the folder of a run" in refusal(tmp_path / "file")
+    assert r"no\x1b[2J: expected" in refusal(tmp_path / "no\x1b[2J")
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
+    path = folder(tmp_path / "a", [*begun(), epoch(0)])
+    expected = f"cloudtrain: report: --output: expected a file that ends in .html, got {tmp_path}/x.pdf"
+    assert refusal(path, "--output", tmp_path / "x.pdf") == expected
+    line = refusal(path, "--output", tmp_path / "no" / "x.html")
+    assert line.endswith("no/x.html: expected a file that can be written: No such file or directory")
+    assert refusal(*[path] * (MOST_RUNS + 1)).endswith(
+        f"expected at most {MOST_RUNS} runs, got {MOST_RUNS + 1}"
+    )

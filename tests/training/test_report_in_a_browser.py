@@ -1,0 +1,143 @@
+"""Reports in Debian's Chromium, without a window: what is seen, and that nothing goes wrong."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.launching import tail
+from tests.training.recorded import RECORDED, begun, epoch, folder
+from tests.training.test_report import HOSTILE, run_in
+from training.report.page import Page
+
+WIDTH, HEIGHT = 1200, 1500
+LIGHT, DARK = {(0, 114, 178), (213, 94, 0)}, {(74, 168, 224), (255, 138, 61)}  # of page.css, of two runs
+# Points at the middle of the first chart that is shown, as a user does.
+POINT = """
+<script>
+  const svg = document.querySelector(".of-steps svg"), box = svg.getBoundingClientRect();
+  const at = {clientX: box.left + box.width / 2, clientY: box.top + 40};
+  svg.dispatchEvent(new PointerEvent("pointermove", at));
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The browser; where it is there and does not start, tests fail."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs chromium: apt-get install chromium")
+    return program
+
+
+@pytest.fixture
+def browse(chromium, tmp_path):
+    """Open a page; return what the browser printed. Anything written to the console of the page fails."""
+
+    def opened(page: Path, *words: str) -> str:
+        command = [
+            *(chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *(
+                "--disable-background-networking",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--hide-scrollbars",
+            ),
+            *("--enable-logging=stderr", "--log-level=0", f"--window-size={WIDTH},{HEIGHT}", *words),
+            page.as_uri(),
+        ]
+        environment = os.environ | {"HOME": str(tmp_path)}
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert result.returncode == 0, tail(result)
+        assert [line for line in result.stderr.splitlines() if "CONSOLE" in line] == []
+        return result.stdout
+
+    return opened
+
+
+def page_of(path: Path, *runs: Path | tuple[Path, str]) -> Path:
+    path.write_text(Page([run_in(*each) for each in runs]).text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A page of two runs that differ: the second one has lower values."""
+    here = tmp_path_factory.mktemp("two")
+    shutil.copytree(RECORDED / "small", here / "other")
+    lines = (here / "other" / "metrics.jsonl").read_text()
+    lower = re.sub(
+        r'"(loss|top1|top5|images_per_second)": ([\d.]+)',
+        lambda found: f'"{found[1]}": {0.8 * float(found[2])}',
+        lines,
+    )
+    (here / "other" / "metrics.jsonl").write_text(lower)
+    return page_of(here / "two.html", (RECORDED / "small", "small"), (here / "other", "other"))
+
+
+def colors_of(path: Path, box: tuple[int, int, int, int]) -> dict[tuple[int, ...], int]:
+    with Image.open(path) as picture:
+        assert picture.size == (WIDTH, HEIGHT)
+        counts = picture.convert("RGB").crop(box).getcolors(1 << 24)
+    return {color: count for count, color in counts}
+
+
+def near(color: tuple[int, ...], counts: dict[tuple[int, ...], int]) -> int:
+    """Return how many pixels have about a colour: at the edges of a line it is mixed with the paper's."""
+    return sum(
+        count
+        for each, count in counts.items()
+        if all(abs(one - other) <= 40 for one, other in zip(each, color, strict=True))
+    )
+
+
+@pytest.mark.parametrize(("scheme", "paper", "curves"), [(1, (255,) * 3, LIGHT), (0, (20, 23, 26), DARK)])
+def test_curves_are_seen_on_light_and_on_dark_screens(browse, two, tmp_path, scheme, paper, curves):
+    shot = tmp_path / "shot.png"
+    browse(two, f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}")
+    left, right = ((begin, 600, begin + WIDTH // 2, HEIGHT) for begin in (0, WIDTH // 2))  # below the cards
+    for half in (left, right):
+        found = colors_of(shot, half)
+        assert max(found, key=found.__getitem__) == paper
+        for color in curves:
+            assert near(color, found) > 200, (color, half)
+
+
+def test_values_are_shown_where_the_pointer_is(browse, two, tmp_path):
+    # Its policy lets a page run no script but its own; this copy has none.
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", two.read_text())
+    pointed = tmp_path / "pointed.html"
+    pointed.write_text(page.replace("</body>", f"{POINT}</body>"))
+    (tip,) = re.findall(r'<div class="tip"(?! hidden)[^>]*>(.*?)</div></div>', browse(pointed, "--dump-dom"))
+    words = re.findall(r"<span>(.*?)</span>", tip)
+    assert [word.partition(":")[0] for word in words] == [
+        "small, rank 0",
+        "other, rank 0",
+        "small",
+        "other",
+    ]
+    value = {word.partition(":")[0]: float(re.search(r": ([\d.]+) at step", word)[1]) for word in words}
+    assert value["other"] == pytest.approx(0.8 * value["small"], rel=2e-3)  # four digits are shown
+
+
+def test_a_script_in_a_name_is_not_run(browse, tmp_path):
+    records = [*begun(command=HOSTILE, hosts=[HOSTILE]), epoch(0, reducer=HOSTILE, metrics={HOSTILE: 0.5})]
+    path = folder(tmp_path / "run", records, name=HOSTILE)
+    page = page_of(tmp_path / "hostile.html", (path, HOSTILE), (path, f"{HOSTILE}2"))
+    content = browse(page, "--dump-dom")  # alert() would be seen on the console: the policy refuses it
+    assert content.count("<script") == 1
+    assert "<img" not in content
+
+
+def test_what_a_page_must_not_do_is_written_to_the_console(browse, two, tmp_path):
+    """Else the tests above would see no error whatever happens."""
+    page = tmp_path / "injected.html"
+    page.write_text(two.read_text().replace("</h1>", "</h1><script>alert(1)</script>", 1))
+    with pytest.raises(AssertionError, match="CONSOLE"):
+        browse(page, "--dump-dom")
