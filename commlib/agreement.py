@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 
+FLAG_BITS = 8
+
 
 def digest(parts: Iterable[bytes]) -> int:
     """Return a 64-bit signed digest of some bytes, as ``Communicator.allgather_ints`` takes it.
@@ -30,6 +32,35 @@ def differing(digests: npt.NDArray[np.int64]) -> list[int]:
     """
     ranks: list[int] = np.flatnonzero(digests != digests[0]).tolist()
     return ranks
+
+
+def with_flags(value: int, flags: int) -> int:
+    """Return a digest with some flags in place of its lowest ``FLAG_BITS`` bits.
+
+    >>> with_flags(0x7FFF, 2) == 0x7F02
+    True
+    """
+    if not 0 <= flags < 1 << FLAG_BITS:
+        raise InvalidArgument(f"flags: expected {FLAG_BITS} bits, got {flags!r}")
+    return value >> FLAG_BITS << FLAG_BITS | flags
+
+
+def without_flags(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return what :func:`with_flags` left of the digests.
+
+    >>> without_flags(np.array([0x7F02, 0x7F01])).tolist()
+    [127, 127]
+    """
+    return values >> FLAG_BITS
+
+
+def flags_of(values: npt.NDArray[np.int64]) -> int:
+    """Return the flags that any of the values of :func:`with_flags` has.
+
+    >>> flags_of(np.array([0x7F02, -0x7F00, 0x7F05]))
+    7
+    """
+    return int(np.bitwise_or.reduce(values)) & (1 << FLAG_BITS) - 1
 
 
 # Where ranks that agree in all settings do not agree in a digest of them, they compared different exchanges.

@@ -71,6 +71,7 @@ def merged(reports: Sequence[Report]) -> Report:
         applied=sum(each.applied for each in reports),
         traffic=sum((each.traffic for each in reports), Traffic()),
         seconds=seconds,
+        flags=int(np.bitwise_or.reduce([each.flags for each in reports])),
     )
 
 
@@ -150,18 +151,21 @@ class Buckets(Reducer):
         mean = self.step_mean.overwrite()
         for number, part in reversed(list(enumerate(self.slices))):
             self.propose_bucket(number, gradient[part], out=mean[part])
-        report = merged(self.reports)
-        self._stopwatch.seconds = report.seconds
+        report = self._merged()
         return Outcome(mean if report.finite else None, report.selected, report.applied)
 
     def _reduce_entries(self, gradient: SparseVector) -> Outcome:
         means: list[tuple[int, SparseVector]] = []
         for number, part in reversed(list(enumerate(self.slices))):
             means.insert(0, (part.start, self.propose_bucket(number, gradient.slice(part.start, part.stop))))
-        report = merged(self.reports)
-        self._stopwatch.seconds = report.seconds
+        report = self._merged()
         mean = self.step_mean.write(means) if report.finite else None
         return Outcome(mean, report.selected, report.applied)
+
+    def _merged(self) -> Report:
+        report = merged(self.reports)
+        self._stopwatch.seconds, self._flags = report.seconds, report.flags
+        return report
 
     def _together(self, gradient: Float32 | SparseVector) -> Outcome:
         return self._reduce(gradient)  # each bucket compares its own settings

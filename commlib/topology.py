@@ -1,6 +1,6 @@
 """Which ranks share a node, and the communicators that follow from it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -54,6 +54,10 @@ class Topology:
     uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
     part between the nodes.
 
+    ``flags``: a function that returns eight bits, which reducers send in each step with what they compare
+    anyway; :attr:`commlib.Report.flags` has those of all ranks. So ranks agree on something, such as to stop
+    after this step, without an exchange of its own.
+
     A context manager: ``close()`` frees ``node`` and ``stream``, and leaves the caller's ``world`` open.
     """
 
@@ -70,6 +74,7 @@ class Topology:
         self.streams = min(map(len, self.nodes))
         self.node = world.split(self.node_index)
         self.stream = world.split(self.local_rank)
+        self.flags: Callable[[], int] = lambda: 0
         self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
 
     def __enter__(self) -> "Topology":

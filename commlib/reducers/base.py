@@ -13,7 +13,16 @@ from typing import Any, ClassVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from commlib.agreement import CROSSED, check_settings, differences, differing, digest
+from commlib.agreement import (
+    CROSSED,
+    check_settings,
+    differences,
+    differing,
+    digest,
+    flags_of,
+    with_flags,
+    without_flags,
+)
 from commlib.arrays import to_host
 from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
@@ -63,6 +72,7 @@ class Reducer(ABC):
         self._is_synchronized = False
         self._shared: str | None = None  # the settings, written out once and not in every step
         self._comparison: Callable[[], npt.NDArray[np.int64]] | None = None  # that is under way
+        self._flags = 0  # of any rank, in the step that is under way
 
     @property
     def takes_entries(self) -> bool:
@@ -167,7 +177,8 @@ class Reducer(ABC):
         if not finite:
             self.discard()
         traffic = self.topology.traffic - before
-        self.last = Report(finite, outcome.selected, outcome.applied, traffic, self._stopwatch.seconds)
+        seconds, flags = self._stopwatch.seconds, self._flags
+        self.last = Report(finite, outcome.selected, outcome.applied, traffic, seconds, flags=flags)
         return outcome.mean
 
     @property
@@ -185,8 +196,9 @@ class Reducer(ABC):
         self._stopwatch.recorder = recorder
 
     def _together(self, gradient: Any) -> Outcome:
-        """Run the algorithm on two ranks or more, and compare settings meanwhile."""
-        self._comparison = self.topology.world.start_allgather_ints([self._digest()])
+        """Run the algorithm on two ranks or more; meanwhile compare settings, and exchange flags."""
+        own = with_flags(self._digest(), self.topology.flags())
+        self._comparison = self.topology.world.start_allgather_ints([own])
         outcome = self._reduce(gradient)
         self.wait_for_comparison()
         return outcome
@@ -208,6 +220,7 @@ class Reducer(ABC):
 
     def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
         """Apply everything: the step of a single rank."""
+        self._flags = self.topology.flags()
         if isinstance(gradient, SparseVector):
             mean = self.step_mean.write([(0, gradient)]) if gradient.is_finite else None
             return Outcome(mean, selected=gradient.nnz, applied=gradient.nnz)
@@ -292,8 +305,9 @@ class Reducer(ABC):
         comparison, self._comparison = self._comparison, None
         if comparison is not None:
             with self.measure(self.topology.slowest_link):
-                digests = comparison()[:, 0]
-            self._expect_equal(digests)
+                everyone = comparison()[:, 0]
+            self._flags = flags_of(everyone)
+            self._expect_equal(without_flags(everyone))
 
     def _digest(self) -> int:
         if self._shared is None:

@@ -110,6 +110,10 @@ class Watch:
         finally:
             del self._waits[thread]
 
+    def waiting_since(self) -> float | None:
+        """Return when the oldest wait that is not over began, by the monotonic clock."""
+        return min((wait.since for wait in list(self._waits.values())), default=None)
+
     def fail(self, error: BaseException, report: Callable[[], object]) -> None:
         """Abort the job for an error of this rank, which ``report`` prints below a line that names the rank.
 

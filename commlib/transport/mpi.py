@@ -167,7 +167,7 @@ class MPICommunicator(Communicator):
 
     def watchdog(self, seconds: float) -> Watchdog:
         """See :meth:`Communicator.watchdog`."""
-        self._watchdogs.append(watchdog_of(self._comm, seconds))
+        self._watchdogs.append(watchdog_of(self._comm, seconds, self._watch.waiting_since))
         return self._watchdogs[-1]
 
     def _send(self, array: Array, destination: int) -> Request:

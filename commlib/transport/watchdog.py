@@ -8,7 +8,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,17 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """Bound the wait of the body for other ranks; an error names ``place``, such as ``step 7``."""
+        """Bound the time of the body, a wait for other ranks; an error names ``place``, such as ``step 7``.
+
+        From the first call on, each exchange outside of such a body is bounded, too.
+        """
         yield
 
     def close(self) -> None:  # noqa: B027 - this one holds nothing
         """Free what the watchdog holds; called when the communicator that made it is closed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Wait:
     place: str
     since: float
@@ -68,13 +71,15 @@ class Stall:
 class MPIWatchdog(Watchdog):
     """Ends the MPI job when this rank has waited longer than ``seconds``.
 
-    ``comm``: used by the watchdog alone. A thread watches the thread that waits.
+    ``comm``: used by the watchdog alone. A thread watches the threads that wait. ``waiting_since``: returns
+    when the oldest exchange of this rank that is not over began, by the monotonic clock, if there is one.
     """
 
-    def __init__(self, comm: "MPI.Comm", seconds: float) -> None:
-        self._comm, self._seconds = comm, seconds
+    def __init__(self, comm: "MPI.Comm", seconds: float, waiting_since: Callable[[], float | None]) -> None:
+        self._comm, self._seconds, self._waiting_since = comm, seconds, waiting_since
         self._interval = min(LONGEST_INTERVAL_SECONDS, seconds / 10)
         self._wait: _Wait | None = None
+        self._latest = ""  # place
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
         self._sent: list[Any] = []
@@ -85,7 +90,7 @@ class MPIWatchdog(Watchdog):
         if self._thread is None and self._comm.Get_size() > 1:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
-        around, self._wait = self._wait, _Wait(place, time.monotonic())
+        around, self._wait, self._latest = self._wait, _Wait(place, time.monotonic()), place
         try:
             yield
         finally:
@@ -100,16 +105,23 @@ class MPIWatchdog(Watchdog):
 
     def _watch(self) -> None:
         while not self._is_over.wait(self._interval / 4):
-            wait = self._wait
+            wait = self._current()
             if wait is not None and time.monotonic() - wait.since > self._interval:
                 self._inspect(wait)
+
+    def _current(self) -> _Wait | None:
+        """Return the wait of the body that is under way, else that of an exchange outside of any."""
+        if (wait := self._wait) is not None:
+            return wait
+        since = self._waiting_since()
+        return None if since is None else _Wait(f"an exchange after {self._latest}", since)
 
     def _inspect(self, wait: _Wait) -> None:
         """Exchange places with the others that wait, until this wait is over or has to end."""
         self._received()  # discard reports of earlier waits
         reports: dict[int, tuple[str, float]] = {}
         reported = math.inf
-        while self._wait is wait:
+        while self._current() == wait:
             now = time.monotonic()
             if reported == math.inf or now - reported > self._interval:
                 self._report(wait.place)
@@ -119,7 +131,7 @@ class MPIWatchdog(Watchdog):
             stall = self._stall(wait, now, places)
             # Not earlier, even if all wait at different places: one may still be in an exchange that others
             # have left. The extra interval is for reports of ranks whose waits are as long.
-            if stall.seconds > self._seconds + self._interval and self._wait is wait:
+            if stall.seconds > self._seconds + self._interval and self._current() == wait:
                 self._abort(str(stall))
             time.sleep(self._interval / 4)
 
@@ -157,8 +169,8 @@ def check_seconds(seconds: float) -> float:
     return float(seconds)
 
 
-def watchdog_of(comm: "MPI.Comm", seconds: float) -> Watchdog:
-    """Return a watchdog of the ranks of ``comm``, which all call this together.
+def watchdog_of(comm: "MPI.Comm", seconds: float, waiting_since: Callable[[], float | None]) -> Watchdog:
+    """Return a watchdog of the ranks of ``comm``, which all call this together; see :class:`MPIWatchdog`.
 
     It does nothing where MPI may not be called by two threads at once.
     """
@@ -166,4 +178,4 @@ def watchdog_of(comm: "MPI.Comm", seconds: float) -> Watchdog:
 
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return Watchdog()
-    return MPIWatchdog(comm.Dup(), seconds)
+    return MPIWatchdog(comm.Dup(), seconds, waiting_since)

@@ -14,6 +14,7 @@ import numpy as np
 from commlib import Topology, transport
 from tests.extent import ALL
 from tests.launching import DIGITS
+from tests.training.small import settle
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.config.config import Config, load
@@ -166,6 +167,7 @@ class Run:
     def _noted(self, backward: Any, batch: Any, hyperparameters: Any) -> Any:
         at, learner = self.trainer.position, self.trainer.learner
         if at.steps == END and self.at_end is not None:
+            settle(self.trainer)
             self.at_end(self)
         if self.first is None:
             self.first = {"steps": at.steps, "residual": learner.gradients.reducer.residual}

@@ -44,6 +44,12 @@ def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4)
         del MODELS["linear"]
 
 
+def settle(run: Trainer) -> None:
+    """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
+    if run._saving is not None:
+        run._saving.finish()
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics of the only run in ``folder``."""
     (run,) = Path(folder).iterdir()

@@ -35,7 +35,11 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
             ["switch from hitopk to dense: the residual (norm 0.123 on rank 0) goes into the next step"],
         ),
         (events.Stalled(1, 0.25), []),
-        (events.CheckpointSaved(43, 0.5), []),
+        (events.CheckpointSaved(43, 0.5, 2.5, 0.0), []),
+        (
+            events.Terminated(43),
+            ["SIGTERM: stopped after step 43, with a checkpoint of it; resume=auto goes on"],
+        ),
         (
             Traced("runs/x/trace.json", 3, 2e-5),
             ["trace of 3 steps: runs/x/trace.json (for https://ui.perfetto.dev)"],

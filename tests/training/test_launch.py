@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from tests.launching import DIGITS, ENVIRONMENT, launch, tail
 from training.commands.main import app
 from training.process import start_rank
-from training.process.launch import Ranks, cloudtrain, command_line, environment_of
+from training.process.hosts import Ranks
+from training.process.launch import cloudtrain, command_line, environment_of
 from training.process.program import check_program
 from training.process.start_rank import PRELOAD, PRELOADED
 

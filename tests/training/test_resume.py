@@ -187,6 +187,7 @@ def fit_until(step, folder, *words):
 
     def broken(*args):
         if run.position.steps == step:
+            small.settle(run)
             raise Stopped
         return whole(*args)
 

@@ -20,7 +20,8 @@ from training.commands.main import app
 from training.commands.tune import Request
 from training.config.config import load
 from training.process.devices import gpus_here
-from training.process.launch import Ranks, cloudtrain, command_line
+from training.process.hosts import Ranks
+from training.process.launch import cloudtrain, command_line
 from training.run import autotune
 from training.run.autotune import choose_reducers, default_path, profile_for
 

@@ -24,8 +24,9 @@ from training.bench.options import BASELINE, Options
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, with_peers
 from training.bench.tables import table_of
+from training.process.hosts import Ranks
 from training.process.job import usage_error
-from training.process.launch import Ranks, cloudtrain, command_line
+from training.process.launch import cloudtrain, command_line
 
 SCRIPT = Path(emulated.__file__).with_name("__main__.py")
 

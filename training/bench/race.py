@@ -22,8 +22,9 @@ from training.bench.race_tables import A_STEP, TO_ACCURACY, race_tables
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on
 from training.bench.timing import Seconds
+from training.process.hosts import Ranks
 from training.process.job import usage_error
-from training.process.launch import Ranks, cloudtrain, command_line
+from training.process.launch import cloudtrain, command_line
 
 BENCH = "race"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py

@@ -68,8 +68,8 @@ class Callback:
     def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
         """Hear of an epoch that has ended, with its test; ``run.stop`` ends the run here."""
 
-    def on_checkpoint(self, run: "Trainer") -> None:
-        """Hear of a checkpoint that was written."""
+    def on_checkpoint(self, run: "Trainer", step: int) -> None:
+        """Hear of the checkpoint of a step that is complete: the run may have made others since."""
 
     def on_phase_end(self, run: "Trainer", phase: "PhaseRun") -> None:
         """Hear of a phase that has ended."""
@@ -77,8 +77,8 @@ class Callback:
     def on_run_end(self, run: "Trainer") -> None:
         """Hear of the end of the run: its weights are saved, ``run.summary`` is complete."""
 
-    def on_error(self, run: "Trainer", error: Exception) -> None:
-        """Hear of an error that ends the run on this rank, perhaps alone: exchange nothing."""
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
+        """Hear of an error that ends the run on this rank, perhaps alone, or of SIGTERM: exchange nothing."""
 
     def on_event(self, run: "Trainer", event: Event) -> None:
         """Hear of what ``metrics.jsonl`` records; on rank 0 alone: exchange nothing."""

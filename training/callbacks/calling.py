@@ -39,7 +39,7 @@ class Callbacks:
             with _named(place, name):
                 getattr(callback, name)(*arguments)
 
-    def end(self, run: "Trainer", error: Exception) -> None:
+    def end(self, run: "Trainer", error: BaseException) -> None:
         """Call ``on_error`` of all; what that raises is left out, since ``error`` was first."""
         for callback in (*self._own, *self._given.values()):
             with suppress(Exception):

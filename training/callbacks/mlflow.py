@@ -50,7 +50,7 @@ class MLflow(Writer):
         if self._mlflow is not None:
             self._mlflow.end_run()
 
-    def on_error(self, run: "Trainer", error: Exception) -> None:
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
         """Mark the run there as failed."""
         if self._mlflow is not None:
             self._mlflow.end_run("FAILED")

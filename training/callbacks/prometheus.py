@@ -48,7 +48,7 @@ class Prometheus(Writer):
             self._server.shutdown()
             self._server.server_close()
 
-    def on_error(self, run: "Trainer", error: Exception) -> None:
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
         """Free the port."""
         self.on_run_end(run)
 

@@ -44,6 +44,6 @@ class TensorBoard(Writer):
         if self._writer is not None:
             self._writer.close()
 
-    def on_error(self, run: "Trainer", error: Exception) -> None:
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
         """Close the file."""
         self.on_run_end(run)

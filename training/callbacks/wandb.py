@@ -58,7 +58,7 @@ class WeightsAndBiases(Writer):
         if self._run is not None:
             self._run.finish()
 
-    def on_error(self, run: "Trainer", error: Exception) -> None:
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
         """Mark the run there as failed."""
         if self._run is not None:
             self._run.finish(exit_code=1)

@@ -4,11 +4,17 @@ A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one 
 each rank, and ``COMPLETE``, the manifest with the length and digest of every file. The folder is written
 under a temporary name, synced and renamed, so a crash never damages an earlier checkpoint. Damage to a file
 is found by its digest, and the checkpoint before it is used instead.
+
+Files are written by a thread of each rank, and the folder is completed by one of rank 0. Neither exchanges
+anything: the ranks agree on what the threads have done where the caller has them.
 """
 
 import secrets
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,38 +56,102 @@ class Checkpoint:
         return read_tree(self.path / own_file(rank), self.files[own_file(rank)])
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete; ``write_seconds``: from when its trees were given until then."""
+
+    step: int
+    write_seconds: float
+
+
+@dataclass
+class _Writing:
+    """A checkpoint that is being written. ``work``: what this rank does for it in the background.
+
+    First its files; then, when those of all ranks are written, rank 0 completes the folder.
+    """
+
+    step: int
+    best: bool
+    folder: Path
+    work: "Future[Any]"
+    is_completing: bool = False
+    since: float = field(default_factory=time.perf_counter)
+
+
 class Checkpoints:
     """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; created when needed.
 
     The last ``keep`` checkpoints stay, and the last one that was saved as the best. All ranks call every
-    method together. Two runs must not save into one folder at the same time. Checkpoints of another ``run``
-    than rank 0's are neither found nor removed.
+    method together, but for the properties. Two runs must not save into one folder at the same time.
+    Checkpoints of another ``run`` than rank 0's are neither found nor removed.
     """
 
     def __init__(self, folder: Path, comm: Communicator, *, run: str = "", keep: int = 3) -> None:
         if keep < 1:
             raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
         self.folder, self._comm, self._run, self._keep = Path(folder), comm, run, keep
+        self._writing: _Writing | None = None
 
-    def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
-        """Write a checkpoint: ``shared`` as rank 0 has it, ``own`` of every rank; both are only read.
+    def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> Saved | None:
+        """Write a checkpoint as :meth:`start` does, and return when it is complete."""
+        self.start(step, shared, own, best=best)
+        return self.finish()
 
-        If any rank cannot write, all raise :class:`CheckpointFailed`, nothing of it stays, and earlier
-        checkpoints are unchanged. When the call returns, the files are synced to the disk. A step that is
-        saved again, or an earlier step, becomes the newest checkpoint.
+    def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
+        """Begin to write a checkpoint in the background: ``shared`` as rank 0 has it, ``own`` of every rank.
+
+        The trees are only read, and must not change until it is complete; the one before is. If any rank
+        cannot write, all raise :class:`CheckpointFailed`, here or from the calls that follow; nothing of it
+        stays, and earlier checkpoints are unchanged. A step that is saved again, or an earlier step, becomes
+        the newest checkpoint.
         """
         if step < 0:
             raise InvalidArgument(f"step: expected at least 0, got {step}")
+        assert self._writing is None
         self._agree(step, best)
-        unfinished = self._begin(step)
+        folder = self._begin(step)
+        first = self._first(lambda: shared)  # so that others can free theirs
+        work = _in_background(lambda: self._write(folder, first, own))
+        self._writing = _Writing(step, best, folder, work)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a checkpoint was started and is not complete; equal on all ranks."""
+        return self._writing is not None
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this rank still has something to do for it in the background."""
+        return self._writing is not None and not self._writing.work.done()
+
+    def proceed(self) -> Saved | None:
+        """Wait until no rank is working, and begin what follows; return the checkpoint if it is complete.
+
+        The files are then synced to the disk.
+        """
+        writing = self._writing
+        assert writing is not None
         try:
-            files: dict[str, Written] = {}
-            for written in self._all(step, lambda: self._write(unfinished, shared, own)):
-                files |= written
-            self._all(step, lambda: self._first(lambda: self._finish(unfinished, step, best, files)))
+            results = self._all(writing.step, writing.work.result)
         except CheckpointFailed:
-            self._first(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+            self._writing = None
+            self._first(lambda: shutil.rmtree(writing.folder, ignore_errors=True))
             raise
+        if writing.is_completing:
+            self._writing = None
+            return Saved(writing.step, time.perf_counter() - writing.since)
+        files = {name: written for each in results for name, written in each.items()}
+        writing.work = _in_background(lambda: self._first(lambda: self._complete(writing, files)))
+        writing.is_completing = True
+        return None
+
+    def finish(self) -> Saved | None:
+        """Wait for the checkpoint that is under way, and return it; ``None`` if none is."""
+        saved = None
+        while self._writing is not None:
+            saved = self.proceed()
+        return saved
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that all ranks can read, the same on each; ``None`` if there is none.
@@ -145,14 +215,14 @@ class Checkpoints:
             written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
-    def _finish(self, unfinished: Path, step: int, best: bool, files: Mapping[str, Written]) -> None:
+    def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
         found, _ = self._scan()
         number = 1 + max((manifest.number for _, manifest in found), default=0)
-        manifest = Manifest(self._run, step, number, self._comm.size, best, files)
-        manifest.write(unfinished)
-        sync_folder(unfinished)
-        path = self._free_name(step)
-        unfinished.rename(path)
+        manifest = Manifest(self._run, writing.step, number, self._comm.size, writing.best, files)
+        manifest.write(writing.folder)
+        sync_folder(writing.folder)
+        path = self._free_name(writing.step)
+        writing.folder.rename(path)
         sync_folder(self.folder)
         self._remove_old([(path, manifest), *found])
 
@@ -229,6 +299,20 @@ class Checkpoints:
             if each is not None:
                 raise CheckpointFailed(f"{self.folder}: step {step} is not saved: rank {rank}: {each}")
         return [result for result, _ in results]
+
+
+def _in_background(function: Callable[[], Result]) -> "Future[Result]":
+    """Call a function in a thread, for which the end of the process does not wait; return its future."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 def taken_over(world_size: int, rank: int, size: int) -> range:

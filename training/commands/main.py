@@ -32,6 +32,12 @@ LaunchedConfig = Annotated[
 ]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
 Hosts = Annotated[str | None, Option("-H", help="host:slots,… (this machine without it)")]
+Restarts = Annotated[
+    int, Option("--restarts", min=0, help="start a job that fails again, from its newest checkpoint")
+]
+Grace = Annotated[
+    float, Option("--grace", min=0, help="seconds in which ranks may end by themselves after SIGTERM")
+]
 Interface = Annotated[
     str | None, Option(help="which connects the hosts, such as eth0 (found out without it)")
 ]
@@ -96,11 +102,15 @@ def launch(
     network_interface: Interface = None,
     dry_run: DryRun = False,
     metrics_port: MetricsPort = None,
+    restarts: Restarts = 0,
+    grace: Grace = 30,
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
     from training.config.config import load_with_warnings
-    from training.process.launch import Ranks, cloudtrain
+    from training.process.hosts import Ranks
+    from training.process.launch import Care, cloudtrain
     from training.process.launch import launch as run
+    from training.process.supervisor import check_restarts
     from training.run.dry_run import generated
 
     arguments, change = _with_port(overrides, metrics_port), generated if dry_run else dict
@@ -108,13 +118,18 @@ def launch(
     program = context.meta.get(PROGRAM)
     if program is not None:
         others = [*([config] if config else []), *arguments, *flags]
-        raise typer.Exit(run(there, program, check=lambda: check_program(program, others)))
+        care = Care(restarts, grace)
+        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), care=care))
     if config is None:
         raise typer.BadParameter(
             "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
         )
     command = cloudtrain("train", config, *arguments, *flags)
-    raise typer.Exit(run(there, command, check=lambda: load_with_warnings(config, arguments, change)))
+
+    def check() -> None:
+        check_restarts(restarts, load_with_warnings(config, arguments, change).config, is_dry=dry_run)
+
+    raise typer.Exit(run(there, command, check=check, care=Care(restarts, grace, goes_on=True)))
 
 
 @app.command()
@@ -142,8 +157,9 @@ def tune(
     """
     from training.commands.tune import Request
     from training.commands.tune import tune as run
+    from training.process.hosts import Ranks
     from training.process.job import usage_error
-    from training.process.launch import Ranks, cloudtrain, launch
+    from training.process.launch import cloudtrain, launch
 
     request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:

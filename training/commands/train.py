@@ -16,7 +16,9 @@ from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
 from training.process.job import (
     FAILURE,
+    PREEMPTED,
     LocalRank,
+    Preempted,
     all_or_exit,
     as_rank,
     exit_all,
@@ -24,7 +26,7 @@ from training.process.job import (
     log_error,
     on_rank0,
 )
-from training.process.progress import Progress, print_line
+from training.process.progress import Progress, announce_folder, print_line
 from training.process.tf_logging import import_tensorflow
 from training.run.data import Data, load_data
 from training.run.dry_run import checked, generated, tiny
@@ -62,6 +64,8 @@ def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | 
     if is_dry:
         trainer.callbacks.leave_out_given()
     folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
+    if folder is not None:
+        announce_folder(folder.path)
     with folder or nullcontext():
         summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
     if folder is not None:
@@ -109,6 +113,8 @@ def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: 
             if is_dry:
                 trainer.progress = Progress(silent=True)  # losses on generated data are meaningless
             return trainer.run()
+    except Preempted:  # on all ranks, after the same step
+        exit_all(comm, PREEMPTED)
     # On all ranks, in the same step.
     except (TrainingDiverged, WeightsDiffer, CheckpointFailed, WeightsNotSaved) as error:
         if folder is not None:

@@ -139,6 +139,9 @@ class Config(ReducerKeys):
     always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
     verify: bool = False
     """Whether a 64-bit digest checks every message between ranks, to find hardware that alters data."""
+    stall_timeout: Positive = 1800.0
+    """Seconds that a rank waits in an exchange before it ends the job and names the ranks that have not come:
+    more than those by which one rank can be later than the others."""
     cache: Cache = Cache()
     profile: str | None = None
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""

@@ -14,13 +14,14 @@ from typing import NoReturn, TypeVar
 from commlib import Communicator, transport
 from commlib.errors import LaunchError
 from datacache.escaping import escaped
-from training.process.start_rank import FIRST_SPEAKS_WITHIN_SECONDS
+from training.process.start_rank import ASKS_TO_END, FIRST_SPEAKS_WITHIN_SECONDS
 
 Result = TypeVar("Result")
 
 USAGE_ERROR = 2
 FAILURE = 1
 INTERRUPTED = 130
+PREEMPTED = os.EX_TEMPFAIL  # 75
 
 # Environment variables in which launchers set the rank.
 WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
@@ -66,6 +67,33 @@ def _interrupts() -> Iterator[list[int]]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class Preempted(SystemExit):
+    """SIGTERM has stopped the run after ``step``, of which there is a checkpoint: status 75 unless caught."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(PREEMPTED)
+        self.step = step
+
+
+@contextmanager
+def terminations() -> Iterator[list[int]]:
+    """Record SIGTERM, or what launchers send for it, inside the block, in place of ending this process.
+
+    Only the main thread can.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = (signal.SIGTERM, ASKS_TO_END)
+    before = [signal.signal(number, lambda number, frame: received.append(number)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def is_first() -> bool:

@@ -1,6 +1,7 @@
 """``cloudtrain launch`` and ``cloudtrain tune -np``: ``horovodrun`` with the flags that Open MPI 5 needs.
 
-Its output is cleaned up, and when this process ends, in any way, its ranks end with it.
+Its output is cleaned up, and when this process ends, in any way, its ranks end with it. A job that fails is
+started again if that is asked for (:mod:`training.process.supervisor`).
 """
 
 import json
@@ -10,34 +11,43 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from commlib.tf_logging import NOISE
 from training.process import guard as guarding
 from training.process import start_rank
-from training.process.job import INTERRUPTED, USAGE_ERROR, log_error
+from training.process.hosts import Ranks, check_hosts
+from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR, log_error
 from training.process.loopback import preloading
-from training.process.progress import LIVE_MARK, LIVE_VARIABLE, Screen
+from training.process.progress import FOLDER_MARK, FOLDER_VARIABLE, LIVE_MARK, LIVE_VARIABLE, Screen
+from training.process.supervisor import Ended, GiveUp, Supervisor, resumed
 
 RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 ENDED = r"prterun (has exited due to|detected that one or more) process"
+SIGNALLED = re.compile(r"prterun noticed that process")
 SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
 # printed occasionally by mpirun when it ends ranks of which one has just exited
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
-HOSTS = re.compile(r"[\w.-]+:[1-9]\d*(,[\w.-]+:[1-9]\d*)*")
 PATIENCE_SECONDS = 10
+LINES_SAID = 200  # that are searched for why a job has ended
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The ranks to start: ``count`` on ``hosts``, as host:slots,…, connected by a network interface."""
+class Care:
+    """What to do for a job that is about to end. ``restarts``: how often it is started again, if it fails.
 
-    count: int
-    hosts: str | None = None
-    interface: str | None = None
+    ``grace_seconds``: for the ranks to end by themselves, such as with a checkpoint, after SIGTERM to this
+    process. ``goes_on``: it is a run that can go on with its checkpoints; else it begins anew.
+    """
+
+    restarts: int = 0
+    grace_seconds: float = 30.0
+    goes_on: bool = False
 
 
 def cloudtrain(*arguments: str) -> list[str]:
@@ -61,27 +71,21 @@ def command_line(ranks: Ranks, command: Sequence[str]) -> list[str]:
     ]
 
 
-def check_hosts(hosts: str, ranks: int) -> None:
-    """Raise ``ValueError`` where ``hosts`` is no list of host:slots, or has fewer slots than ranks."""
-    if not HOSTS.fullmatch(hosts):
-        raise ValueError(f"-H: expected host:slots,host:slots,…, got {hosts!r}")
-    slots = sum(int(entry.rpartition(":")[2]) for entry in hosts.split(","))
-    if slots < ranks:
-        raise ValueError(f"-H: expected slots for {ranks} ranks, got {slots} in {hosts}")
-
-
-def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) -> int:
+def launch(
+    ranks: Ranks, command: Sequence[str], check: Callable[[], object], care: Care | None = None
+) -> int:
     """Run a command on all ranks, its arguments unchanged, and return the exit status of the job.
 
     ``check`` raises ``ValueError`` if they are invalid, before anything is started. When this process ends,
-    in any way, the job ends with it. An interrupt (Ctrl-C) is one line and status 130.
+    in any way, the job ends with it. An interrupt (Ctrl-C) is one line and status 130. SIGTERM is passed on,
+    see :class:`Termination`: the status is 75 if the ranks have made a checkpoint, else 143.
     """
+    care = care or Care()
     try:
         check()
         if ranks.hosts:
             check_hosts(ranks.hosts, ranks.count)
-        signal.signal(signal.SIGTERM, _end)
-        return _run(command_line(ranks, command), environment_of(ranks))
+        return _supervise(ranks, command, care)
     except ValueError as error:
         log_error(str(error))
     except FileNotFoundError:
@@ -92,11 +96,57 @@ def launch(ranks: Ranks, command: Sequence[str], check: Callable[[], object]) ->
     return USAGE_ERROR
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _supervise(ranks: Ranks, command: Sequence[str], care: Care) -> int:
+    """Run a job, and start it again as the supervisor decides; return the status of the last."""
+    termination, supervisor = Termination(care.grace_seconds), Supervisor(ranks, care.restarts)
+    signal.signal(signal.SIGTERM, termination)
+    folder: Path | None = None
+    while True:
+        words = resumed(command, folder)
+        environment = environment_of(supervisor.ranks)
+        if care.goes_on and care.restarts:
+            environment[FOLDER_VARIABLE] = "1"
+        ended = _run(command_line(supervisor.ranks, words), environment, termination)
+        folder = ended.folder or folder
+        if termination.is_received:
+            return ended.status if ended.status == PREEMPTED else 128 + signal.SIGTERM
+        decision = supervisor.after(replace(ended, folder=folder))
+        if decision.line:
+            log_error(decision.line)
+        if isinstance(decision, GiveUp):
+            return ended.status
+        time.sleep(decision.delay_seconds)
+
+
+class Termination:
+    """The handler of SIGTERM: ask a job to end, and end it after some seconds; without a job, exit.
+
+    mpirun passes SIGUSR1 on to the ranks of all hosts, and SIGTERM to none: it ends them at once.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.is_received = False
+        self.job: subprocess.Popen[str] | None = None
+        self._grace_seconds = grace_seconds
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal; a second one, also the timer's, ends the job at once."""
+        if self.is_received or self.job is None:
+            sys.exit(128 + number)
+        self.is_received = True
+        os.killpg(self.job.pid, start_rank.ASKS_TO_END)
+        timer = threading.Timer(self._grace_seconds, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], termination: Termination) -> Ended:
     launcher = os.getpid()
 
     def end_with_launcher() -> None:
         start_rank.end_with_parent(signal.SIGTERM)  # until the guard runs
+        # It is for the ranks: horovodrun and the shell around mpirun leave it alone, mpirun passes it on.
+        signal.signal(start_rank.ASKS_TO_END, signal.SIG_IGN)
         if os.getppid() != launcher:  # it has ended just before
             os._exit(INTERRUPTED)
 
@@ -116,11 +166,15 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
+    termination.job = process
+    output = Output(termination)
     try:
-        return _follow(process)
+        status = output.follow(process)
     finally:
+        termination.job = None
         _stop(process)
         guard.communicate(b"over")
+    return Ended(status, "".join(output.said), output.folder)
 
 
 def environment_of(ranks: Ranks) -> dict[str, str]:
@@ -140,17 +194,6 @@ def environment_of(ranks: Ranks) -> dict[str, str]:
     return environment
 
 
-def _follow(process: "subprocess.Popen[str]") -> int:
-    """Forward the output of the job until it ends; return its status."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    errors = threading.Thread(target=_forward_errors, args=(process.stderr,), daemon=True)
-    errors.start()
-    _forward_output(process.stdout)
-    errors.join()
-    return process.wait()
-
-
 def _stop(process: "subprocess.Popen[str]") -> None:
     """End the remaining processes of the job: SIGTERM, then SIGKILL; a second Ctrl-C has no effect."""
     if process.poll() is None:
@@ -165,41 +208,82 @@ def _stop(process: "subprocess.Popen[str]") -> None:
             continue
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+class Output:
+    """What a job prints: forwarded, but for what only this process needs. ``said``: the last of it.
 
+    ``folder``: of its run, once it has said so.
+    """
 
-def _forward_output(lines: Iterable[str]) -> None:
-    if not sys.stdout.isatty():
-        for line in lines:
-            print(RANK_TAG.sub("", line), end="", flush=True)
-        return
-    with Screen() as screen:
+    def __init__(self, termination: Termination) -> None:
+        self.said: deque[str] = deque(maxlen=LINES_SAID)
+        self.folder: Path | None = None
+        self._termination = termination
+
+    def follow(self, process: "subprocess.Popen[str]") -> int:
+        """Forward until the job ends; return its status."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = threading.Thread(target=self.forward_errors, args=(process.stderr,), daemon=True)
+        errors.start()
+        self.forward_output(process.stdout)
+        errors.join()
+        process.stdout.close()
+        process.stderr.close()
+        return process.wait()
+
+    def _for_user(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield lines without their tags; take note of the run's folder."""
         for tagged in lines:
-            line = RANK_TAG.sub("", tagged.rstrip("\n"))
-            if line.startswith(LIVE_MARK):
-                screen.update(line.removeprefix(LIVE_MARK))
-            else:
-                screen.say(line)
+            line = RANK_TAG.sub("", tagged)
+            if line.startswith(FOLDER_MARK):
+                self.folder = Path(json.loads(line.removeprefix(FOLDER_MARK)))
+                continue
+            if not line.startswith(LIVE_MARK):
+                self.said.append(line)
+            yield line
+
+    def forward_output(self, lines: Iterable[str]) -> None:
+        """Forward standard output, without the tags of ranks."""
+        if not sys.stdout.isatty():
+            for line in self._for_user(lines):
+                print(line, end="", flush=True)
+            return
+        with Screen() as screen:
+            for line in self._for_user(lines):
+                stripped = line.rstrip("\n")
+                if stripped.startswith(LIVE_MARK):
+                    screen.update(stripped.removeprefix(LIVE_MARK))
+                else:
+                    screen.say(stripped)
+
+    def forward_errors(self, lines: Iterable[str]) -> None:
+        """Forward standard error, without noise."""
+        # Open MPI ends its last line with a NUL instead of a newline
+        untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
+        for line in _without_banners(self._noted(untagged), self._is_known):
+            if line and not NOISE.search(line.encode()) and not LEFT_ALREADY.search(line):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+    def _noted(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self.said.append(line)
+            yield line
+
+    def _is_known(self, line: str) -> bool:
+        """Return whether a message that begins with this line says what the user knows already."""
+        asked = self._termination.is_received and SIGNALLED.match(line)
+        return bool(asked or SAID_ALREADY.match(line))
 
 
-def _forward_errors(lines: Iterable[str]) -> None:
-    # Open MPI ends its last line with a NUL instead of a newline
-    untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
-    for line in _without_banners(untagged):
-        if line and not NOISE.search(line.encode()) and not LEFT_ALREADY.search(line):
-            sys.stderr.write(line)
-            sys.stderr.flush()
-
-
-def _without_banners(lines: Iterable[str]) -> Iterator[str]:
+def _without_banners(lines: Iterable[str], is_known: Callable[[str], bool]) -> Iterator[str]:
     """Drop Open MPI's message, between two rules, on a rank that exited: the rank has printed the reason."""
     held, is_inside = "", False
     for line in lines:
         is_rule = line.strip("-\n") == "" and len(line) > 70
         if is_inside:
             is_inside = not is_rule
-        elif held and SAID_ALREADY.match(line):
+        elif held and is_known(line):
             held, is_inside = "", True
         else:
             yield held

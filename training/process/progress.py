@@ -5,11 +5,13 @@ is no better). There ``cloudtrain launch`` has the terminal: it sets ``CLOUDTRAI
 marks the lines that may be replaced, and the launcher shows them live.
 """
 
+import json
 import os
 import statistics
 import sys
 import time
 from collections import deque
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +21,10 @@ from datacache.escaping import escaped
 
 LIVE_VARIABLE = "CLOUDTRAIN_LIVE"
 LIVE_MARK = "\x1fcloudtrain-live\x1f"
+
+# Set by a launcher that wants to know the run's folder, and how rank 0 says it.
+FOLDER_VARIABLE = "CLOUDTRAIN_FOLDER"
+FOLDER_MARK = "\x1fcloudtrain-folder\x1f"
 
 PLAIN_SECONDS = 5.0  # between plain lines: the log file of a week-long run stays small
 LIVE_SECONDS = 0.5
@@ -31,6 +37,12 @@ def print_line(line: str) -> None:
     """Print one line to standard output; characters that its encoding lacks are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     print(escaped(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def announce_folder(path: Path) -> None:
+    """Say to the launcher which folder the run has, if it wants to know."""
+    if os.environ.get(FOLDER_VARIABLE):
+        print(f"{FOLDER_MARK}{json.dumps(str(path.absolute()))}", flush=True)
 
 
 class TimeLeft:

@@ -15,6 +15,7 @@ COMMAND_NOT_FOUND = 127
 FIRST_SPEAKS_WITHIN_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 PRELOAD, PRELOADED = "LD_PRELOAD", "cloudtrain-loopback.so"  # see loopback.py
+ASKS_TO_END = signal.SIGUSR1  # what cloudtrain launch makes of SIGTERM: see launch.py
 BTL = "OMPI_MCA_btl"  # Open MPI's transports
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     """Replace this process by the program."""
     end_with_parent(signal.SIGKILL)  # of mpirun, or its daemon on this node: who would end this rank is gone
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would preserve that
+    signal.signal(ASKS_TO_END, signal.SIG_DFL)  # mpirun may have been started with it ignored
     if os.environ.get(ON_ONE_MACHINE):
         os.environ[BTL] = "self,sm"  # its TCP listens on all interfaces, used or not
         libraries = os.environ.pop(PRELOAD, "").split(":")

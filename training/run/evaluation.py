@@ -23,7 +23,8 @@ def evaluate(learner: Learner, batches: Iterable[Batch]) -> Tested:
     ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
     """
     world = learner.topology.world
-    average_statistics(learner.model, world)
+    with learner.watchdog.waiting("a test"):  # Horovod's exchanges are not known to it
+        average_statistics(learner.model, world)
     check_equal_weights(learner.model, world, "before the test")
     with learner.tested():
         return learner.evaluation.evaluate(batches, world)

@@ -348,11 +348,30 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint was written after ``steps`` of the run."""
+    """The checkpoint after ``steps`` of the run is complete.
+
+    ``copy_seconds``: in which the loop stood still for a copy of the state. ``write_seconds``: from then
+    until all files were there, in the background. ``wait_seconds``: of these, in which the loop stood still,
+    since the next checkpoint was due or the run ended.
+    """
 
     kind = "checkpoint"
     steps: int
-    save_seconds: float
+    copy_seconds: float
+    write_seconds: float
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class Terminated(Event):
+    """The run ends before its time, after ``steps``, because a rank was sent SIGTERM."""
+
+    kind = "terminated"
+    steps: int
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield f"SIGTERM: stopped after step {self.steps}, with a checkpoint of it; resume=auto goes on"
 
 
 @dataclass(frozen=True)

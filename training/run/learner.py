@@ -37,7 +37,7 @@ class Learner:
     """Model, optimizer and reducer of one rank, and the task of ``data``, which tells what a batch is.
 
     ``config`` has the choices made from ``profile`` written out, ``choices`` their reasons. ``stopwatch``
-    adds up the time of steps until it is restarted.
+    adds up the time of steps until it is restarted. ``watchdog`` bounds how long a rank waits for others.
     """
 
     def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
@@ -60,6 +60,7 @@ class Learner:
             overlap=self.config.overlap and self.config.accumulate == 1,
             tables=self.tables.sparse,
         )
+        self.watchdog = topology.world.watchdog(self.config.stall_timeout)
         self.scale = LossScale() if config.precision == "float16" else None
         self.average = Average(self.variables, config.average) if config.average is not None else None
         self._step_norms = self._norms_of_steps()

@@ -1,5 +1,6 @@
 """The checkpoints of a run: when one is due, what it contains, and how the run resumes from it."""
 
+import copy
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from training.callbacks.calling import Callbacks
-from training.checkpoint.folders import Checkpoint, Checkpoints
+from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.serialization import Damaged, parsed
 from training.config.records import Checkpointing
@@ -32,8 +33,16 @@ class Resumption:
     event: Resumed
 
 
+# Flags of a step (see commlib.Topology): this rank was sent SIGTERM; it still writes a checkpoint.
+TERMINATED, WRITING = 1, 2
+
+
 class Saving:
     """Writes the checkpoints of a run to the folder ``path``, and restores the newest.
+
+    They are written in the background, one at a time. The loop is held up by a copy of the state, and by a
+    checkpoint that is not complete when the next one is due or the run ends. In between, ranks agree that all
+    have written their files by the flags of the steps.
 
     ``run``: the identity of the run; that of rank 0 is used. ``callbacks``: whose states are saved, too.
     """
@@ -43,27 +52,54 @@ class Saving:
     ) -> None:
         self._settings, self._learner, self._callbacks = settings, learner, callbacks
         self._checkpoints = Checkpoints(path, learner.topology.world, run=run, keep=settings.keep)
+        self._copy_seconds = 0.0  # of the latest
 
-    def is_due_after_step(self, phase: PhaseRun, at: Position) -> bool:
+    @property
+    def flags(self) -> int:
+        """The flags of this rank's next step."""
+        return WRITING if self._checkpoints.is_working else 0
+
+    def is_due_after_step(self, phase: PhaseRun, at: Position, *, terminated: bool) -> bool:
         """Return whether a checkpoint is made after this step; an epoch's last waits for the test."""
         ends = at.step == phase.epoch_steps or at.phase_steps == phase.steps
-        return _divides(self._settings.every_steps, at.steps) and not ends
+        return (terminated or _divides(self._settings.every_steps, at.steps)) and not ends
 
     def is_due_after_epoch(self, number: int) -> bool:
         """Return whether a checkpoint is made after epoch ``number`` of the run, the first of which is 1."""
         return _divides(self._settings.every_epochs, number)
 
-    def save(
+    def start(
         self, position: Position, summary: Summary, accumulator: EpochAccumulator, *, best: bool
-    ) -> CheckpointSaved:
-        """Write a checkpoint; collective."""
-        start = time.perf_counter()
+    ) -> CheckpointSaved | None:
+        """Begin to write a checkpoint; return the one before if that was not complete. Collective."""
+        before, start = self.finish(), time.perf_counter()
         shared = shared_state(self._learner)
         shared |= {"position": as_tree(position), "summary": asdict(summary)}
-        shared["callbacks"] = self._callbacks.state_dict()
+        shared["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
         own = own_state(self._learner) | {"accumulator": accumulator.as_tree()}
-        self._checkpoints.save(position.steps, shared, own, best=best)
-        return CheckpointSaved(position.steps, time.perf_counter() - start)
+        self._copy_seconds = time.perf_counter() - start
+        self._checkpoints.start(position.steps, shared, own, best=best)
+        return before
+
+    def proceed(self, flags: int) -> CheckpointSaved | None:
+        """Go on with a checkpoint after a step with these flags of all ranks; return it if it is complete.
+
+        Collective; no rank waits for another one's disk.
+        """
+        if flags & WRITING or not self._checkpoints.is_under_way:
+            return None
+        return self._event(self._checkpoints.proceed(), 0.0)
+
+    def finish(self) -> CheckpointSaved | None:
+        """Wait for the checkpoint that is under way, and return it, if there is one; collective."""
+        start = time.perf_counter()
+        saved = self._checkpoints.finish()
+        return self._event(saved, time.perf_counter() - start)
+
+    def _event(self, saved: Saved | None, wait_seconds: float) -> CheckpointSaved | None:
+        if saved is None:
+            return None
+        return CheckpointSaved(saved.step, self._copy_seconds, saved.write_seconds, wait_seconds)
 
     def resume(self, phases: Sequence[PhaseRun], summary: Summary) -> Resumption | None:
         """Restore learner and ``summary`` from the newest usable checkpoint, if there is one.

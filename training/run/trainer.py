@@ -1,8 +1,8 @@
 """A run: the loop over phases and epochs, with tests, checkpoints, and callbacks for all else."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from training.config.config import Config, load
 from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
-from training.process.job import LocalRank, all_or_raise, on_rank0
+from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0, terminations
 from training.process.progress import Progress
 from training.run import events
 from training.run.autotune import profile_for
@@ -34,7 +34,7 @@ from training.run.learner import Learner
 from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
-from training.run.saving import Saving
+from training.run.saving import TERMINATED, Saving
 from training.run.stages import Step
 from training.run.state import Position
 from training.run.step_reports import StepReports
@@ -79,6 +79,8 @@ class Trainer:
         self.task = data.task
         self.config = self.learner.config
         self.model = self.learner.model
+        watchdog = self.learner.watchdog
+        self.learner.gradients.guard = lambda: watchdog.waiting(f"step {self.position.steps + 1}")
         phases = enumerate(self.config.phases)
         self.phases = [PhaseRun(number, phase, data, self.learner) for number, phase in phases]
         self.position = Position()
@@ -146,22 +148,35 @@ class Trainer:
         self._prepare()
 
     def run(self) -> Summary:
-        """Train all remaining phases."""
+        """Train all remaining phases.
+
+        With checkpoints, SIGTERM to any rank ends it after the step, with a checkpoint: all ranks raise
+        :class:`training.process.job.Preempted`.
+        """
         self._began = time.perf_counter() - self.summary.seconds
         try:
             self._train_phases()
             return self._end()
-        except Exception as error:
+        except (Exception, Preempted) as error:
             self.callbacks.end(self, error)
             raise
 
     def _train_phases(self) -> None:
         try:
-            while not self.summary.is_over and self.position.phase < len(self.phases):
-                self._train_phase(self.phases[self.position.phase])
+            with ExitStack() as stack:
+                received = [] if self._saving is None else stack.enter_context(terminations())
+                self.topology.flags = lambda: self._flags(received)
+                while not self.summary.is_over and self.position.phase < len(self.phases):
+                    self._train_phase(self.phases[self.position.phase])
         finally:
             for phase in self.phases:
                 phase.close()
+        if self._saving is not None:
+            self._report_saved(self._saving.finish())
+
+    def _flags(self, received: Sequence[int]) -> int:
+        """Return the flags of this rank's next step."""
+        return (TERMINATED if received else 0) | (0 if self._saving is None else self._saving.flags)
 
     def stop(self, reason: str) -> None:
         """End the run after this epoch, on all ranks, as one that has ended; ``reason`` is recorded."""
@@ -263,9 +278,8 @@ class Trainer:
             self._first_step_end = self._last
         self.position = at.after_step(phase.global_batch)
         self._call(Callback.on_step_end, step)
-        if self._saving is not None and self._saving.is_due_after_step(phase, self.position):
-            self._save()
-            self.restart_step_clock()
+        if self._saving is not None:
+            self._save_after_step(self._saving, phase, report.flags)
 
     def restart_step_clock(self) -> None:
         """Let the seconds of the next step begin now: what was done since the last one is no part of it."""
@@ -312,12 +326,29 @@ class Trainer:
             self.report(events.Stopped(epoch, self.summary.stopped))
 
     def _save(self, *, best: bool = False) -> None:
-        """Write a checkpoint; collective."""
+        """Begin to write a checkpoint; collective."""
         if self._saving is None:
             return
         self.summary.seconds = time.perf_counter() - self._began
-        self.report(self._saving.save(self.position, self.summary, self.accumulator, best=best))
-        self._call(Callback.on_checkpoint)
+        self._report_saved(self._saving.start(self.position, self.summary, self.accumulator, best=best))
+
+    def _save_after_step(self, saving: Saving, phase: PhaseRun, flags: int) -> None:
+        """Go on with a checkpoint, and begin one that is due, after a step with these flags; collective."""
+        self._report_saved(saving.proceed(flags))
+        terminated = bool(flags & TERMINATED)
+        if not saving.is_due_after_step(phase, self.position, terminated=terminated):
+            return
+        self._save()
+        if terminated:
+            self._report_saved(saving.finish())
+            self.report(events.Terminated(self.position.steps))
+            raise Preempted(self.position.steps)
+        self.restart_step_clock()
+
+    def _report_saved(self, saved: events.CheckpointSaved | None) -> None:
+        if saved is not None:
+            self.report(saved)
+            self._call(Callback.on_checkpoint, saved.steps)
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""

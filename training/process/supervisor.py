@@ -1,0 +1,237 @@
+"""Start a failed job again, from its newest checkpoint: when, on which hosts, and how often.
+
+Nothing here starts anything: :mod:`training.process.launch` does, and says how each job ended.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.process.hosts import Ranks
+from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
+
+if TYPE_CHECKING:
+    from training.config.config import Config
+
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
+FAILURES_OF_A_HOST = 2  # after which it is left out
+FAILURES_OF_A_STEP = 3  # after which it is hopeless
+# Of the user, who also interrupts, and of a program that cannot be executed.
+HOPELESS = {USAGE_ERROR: "a usage error", INTERRUPTED: "an interrupt"} | dict.fromkeys(
+    (126, 127), "a program that cannot be started"
+)
+
+# What ranks, mpirun and horovodrun print of a rank or host with which a job has ended.
+RANK_ENDED = re.compile(r"\brank (?P<rank>\d+) of \d+ on (?P<host>\S+) (?P<how>failed|has ended)")
+RANK_KILLED = re.compile(
+    r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+(?P<how>signal \d+)"
+)
+RANKS_MISSING = re.compile(r"\branks \[(?P<rank>\d+)[\d, ]*\] (?P<how>have not come)")
+HOST_LOST = re.compile(r"Remote daemon: .* on node (?P<host>\S+)")
+HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
+CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANK_KILLED, RANKS_MISSING, RANK_ENDED)
+# Another process still has the run's lock, such as a rank on a host that is not reached any more.
+IS_ALIVE = "expected a run that has stopped"
+
+TAIL_BYTES = 1 << 16  # of metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job has ended: its exit status, the last it has printed, and the folder of its run, if any."""
+
+    status: int
+    said: str = ""
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The rank with which a job has ended, if known, its host, and how it ended."""
+
+    rank: int | None
+    host: str | None
+    how: str
+
+    def __str__(self) -> str:
+        """Return what is known of them.
+
+        >>> print(Culprit(1, "node2", "signal 9"))
+        rank 1 on node2: signal 9
+        """
+        who = " on ".join(
+            [*([] if self.rank is None else [f"rank {self.rank}"]), *([self.host] if self.host else [])]
+        )
+        return f"{who}: {self.how}"
+
+
+def culprit(said: str, ranks: Ranks) -> Culprit | None:
+    """Return the rank or host with which a job of ``ranks`` has ended, by what it has printed."""
+    for pattern in CULPRITS:
+        found = pattern.search(said)
+        if found is None:
+            continue
+        parts = found.groupdict()
+        rank = None if parts.get("rank") is None else int(parts["rank"])
+        known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
+        return Culprit(rank, known or parts.get("host"), parts.get("how", "not reached"))
+    return None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: the newest checkpoint, and the step that was last recorded, with its epoch."""
+
+    checkpoint: int | None
+    step: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, folder: Path | None) -> "Progress | None":
+        """Return that of the run in a folder; ``None`` where it is not known."""
+        if folder is None or not folder.is_dir():
+            return None
+        names = (folder / "checkpoints").glob("step-*")
+        steps = [int(path.name.split("-")[1]) for path in names]
+        return cls(max(steps, default=None), _last_step(folder / "metrics.jsonl"))
+
+    def __str__(self) -> str:
+        """Return where it is.
+
+        >>> print(Progress(40, (3, 50)))
+        epoch 4, step 50 of its phase
+        """
+        return (
+            "its beginning"
+            if self.step is None
+            else f"epoch {self.step[0] + 1}, step {self.step[1]} of its phase"
+        )
+
+
+def _last_step(metrics: Path) -> tuple[int, int] | None:
+    try:
+        with metrics.open("rb") as file:
+            file.seek(-min(TAIL_BYTES, metrics.stat().st_size), 2)
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+            if record["kind"] == "step":
+                return int(record["epoch"]), int(record["step"])
+        except (ValueError, KeyError, TypeError):  # half a line
+            continue
+    return None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start the job again on ``ranks`` after so many seconds; ``line``: says so, and why."""
+
+    ranks: Ranks
+    delay_seconds: float
+    line: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Leave it at that; ``line``: says why, unless there is nothing to say."""
+
+    line: str | None = None
+
+
+class Supervisor:
+    """Decides what follows when a job of ``ranks`` has ended; it is started again at most ``restarts`` times.
+
+    A host with which it failed twice is left out. A job that fails three times in a row at the same step is
+    given up, and so is one that fails by what no restart mends. One that was pre-empted, and had got on, is
+    started again at once, and does not count.
+    """
+
+    def __init__(self, ranks: Ranks, restarts: int) -> None:
+        self._all = self.ranks = ranks
+        self._restarts, self._made = restarts, 0
+        self._failures_of: Counter[str] = Counter()  # hosts
+        self._left_out: set[str] = set()
+        self._at: Progress | None = None  # when it last ended
+        self._failures_here = self._failures_in_a_row = 0
+
+    def after(self, ended: Ended) -> Restart | GiveUp:
+        """Return what to do after a job that has ended."""
+        if ended.status == 0 or self._restarts == 0:
+            return GiveUp()
+        is_alive = self._made > 0 and ended.status == USAGE_ERROR and IS_ALIVE in ended.said
+        if ended.status in HOPELESS and not is_alive:
+            return GiveUp(f"not started again after {HOPELESS[ended.status]} (status {ended.status})")
+        before, self._at = self._at, Progress.of(ended.folder)
+        if ended.status == PREEMPTED and self._at is not None and self._at != before:
+            return Restart(self.ranks, 0, f"the job was pre-empted at {self._at}: starting it again")
+        return self._after_failure(ended, before)
+
+    def _after_failure(self, ended: Ended, before: Progress | None) -> Restart | GiveUp:
+        at, found = self._at, culprit(ended.said, self.ranks)
+        is_same = at is not None and at == before
+        has_checkpoint = at is not None and (before is None or at.checkpoint != before.checkpoint)
+        self._failures_here = self._failures_here + 1 if is_same else 1
+        self._failures_in_a_row = 1 if has_checkpoint else self._failures_in_a_row + 1
+        why = f"the job has failed with status {ended.status}{'' if found is None else f' ({found})'}"
+        where = "" if at is None else f" at {at}"
+        if self._failures_here == FAILURES_OF_A_STEP:
+            return GiveUp(f"{why}{where}: given up after {FAILURES_OF_A_STEP} failures there")
+        if self._made == self._restarts:
+            return GiveUp(f"{why}{where}: given up after {self._made} restarts")
+        left_out = self._leave_out(found)
+        ranks = self._all.without(self._left_out)
+        if ranks is None:
+            return GiveUp(
+                f"{why}{where}: given up, no host is left that has not failed {FAILURES_OF_A_HOST} times"
+            )
+        self.ranks = ranks
+        self._made += 1
+        delay = min(FIRST_DELAY_SECONDS * 2 ** (self._failures_in_a_row - 1), LONGEST_DELAY_SECONDS)
+        how = f"restart {self._made} of {self._restarts} in {delay} s{left_out}"
+        return Restart(ranks, delay, f"{why}{where}: {how}")
+
+    def _leave_out(self, found: Culprit | None) -> str:
+        """Count a failure of a host; return what to say if it is left out from now on."""
+        if found is None or found.host is None or self._all.hosts is None:
+            return ""
+        self._failures_of[found.host] += 1
+        if self._failures_of[found.host] != FAILURES_OF_A_HOST:
+            return ""
+        self._left_out.add(found.host)
+        ranks = self._all.without(self._left_out)
+        return (
+            ""
+            if ranks is None
+            else f", with {ranks.count} ranks, without {found.host}, which has failed twice"
+        )
+
+
+def check_restarts(restarts: int, config: "Config", *, is_dry: bool) -> None:
+    """Raise ``ValueError`` where a run of this configuration could not go on after a restart."""
+    if restarts and is_dry:
+        raise ValueError(f"--restarts: expected 0 for a dry run, got {restarts}")
+    if restarts and config.checkpoints is None:
+        raise ValueError(
+            f"--restarts: expected 0 where there are no checkpoints, got {restarts}; with checkpoints: "
+            "checkpoints={every_epochs: 1}"
+        )
+
+
+def resume_word(folder: Path) -> str:
+    """Return the override with which a run in a folder goes on.
+
+    >>> resume_word(Path("/runs/a: b"))
+    'resume="/runs/a: b"'
+    """
+    return f"resume={json.dumps(str(folder), ensure_ascii=False)}"
+
+
+def resumed(command: Sequence[str], folder: Path | None) -> list[str]:
+    """Return the command of ``cloudtrain train`` that goes on with the run in a folder, once there is one."""
+    return [*command, *([] if folder is None else [resume_word(folder)])]
