@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections import OrderedDict, namedtuple
 
@@ -340,6 +341,40 @@ def test_the_state_of_a_reducer_goes_through_unchanged(tmp_path, reducer):
         )
 
     assert transport.simulated.run(body, 4, 2) == [True] * 4
+
+
+def held(monkeypatch, *names):
+    """Let the files of these names wait; return the event that lets them go."""
+    go = threading.Event()
+
+    def write(path, tree):
+        if path.name in names:
+            assert go.wait(60)
+        return write_tree(path, tree)
+
+    monkeypatch.setattr(checkpoints, "write_tree", write)
+    return go
+
+
+def test_a_checkpoint_is_written_in_the_background_and_is_there_when_all_have_written(tmp_path, monkeypatch):
+    go = held(monkeypatch, OWN.format(1))
+
+    def body(comm):
+        store = Checkpoints(tmp_path, comm)
+        store.start(1, shared_tree(1), own_tree(1, comm.rank))
+        comm.barrier()
+        assert store.is_under_way
+        assert comm.rank == 0 or store.is_working
+        assert list(tmp_path.glob("step-*")) == []
+        comm.barrier()
+        go.set()
+        assert store.proceed() is None  # all files are there
+        saved = store.proceed()
+        assert not store.is_under_way
+        assert store.finish() is None
+        return saved.step, saved.write_seconds > 0, is_right(store.newest(), comm, 1)
+
+    assert transport.simulated.run(body, 2) == [(1, True, True)] * 2
 
 
 # --- damage
@@ -685,6 +720,31 @@ def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, 
             save(store, comm, 2)
         comm.barrier()
         return steps(tmp_path), is_right(store.newest(), comm, 1)
+
+    assert transport.simulated.run(body, 2) == [([1], True)] * 2
+
+
+def test_an_error_in_the_background_is_all_ranks_and_the_next_one_is_written(tmp_path, monkeypatch):
+    def body(comm):
+        store = Checkpoints(tmp_path, comm)
+        save(store, comm, 1)
+        comm.barrier()
+        monkeypatch.setattr(checkpoints.Manifest, "write", broken)  # which rank 0 does, when all have written
+        store.start(2, {}, {})
+        assert store.proceed() is None
+        with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank 0: .*Input/output error"):
+            store.proceed()
+        assert not store.is_under_way
+        comm.barrier()
+        left = steps(tmp_path)
+        comm.barrier()
+        monkeypatch.undo()
+        comm.barrier()
+        save(store, comm, 3)
+        return left, is_right(store.newest(), comm, 3)
+
+    def broken(manifest, folder):
+        raise OSError(5, "Input/output error")
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
 

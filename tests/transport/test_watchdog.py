@@ -65,6 +65,29 @@ def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(jobs, stal
     assert re.search(line, result.stderr), tail(result)
 
 
+OUTSIDE = """
+import threading
+from commlib.transport import mpi
+
+comm = mpi.world()
+watchdog = comm.watchdog(2)
+with watchdog.waiting("step 6"):
+    comm.allgather_ints([1])
+if comm.rank == 1:
+    threading.Event().wait()
+comm.allgather_objects(comm.rank)
+"""
+
+
+@pytest.mark.launch
+def test_an_exchange_outside_of_steps_is_bounded_as_well():
+    result = python_on_ranks(2, OUTSIDE)
+    assert result.returncode != 0
+    place = r"at an exchange after step 6; ranks \[1\] have not come"
+    line = rf"rank 0 of 2 on \S+ has waited \d s for other ranks {place}\n"
+    assert re.search(line, result.stderr), tail(result)
+
+
 def test_the_line_names_ranks_and_places():
     stall = Stall(300.4, "step 7", {1: "the end of fit", 3: "the end of fit", 2: "step 8"}, [4])
     assert str(stall) == (

@@ -1,0 +1,153 @@
+"""What ends or holds up a run: SIGTERM, disks that are slow or full."""
+
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from tests.training import small
+from training.checkpoint import folders
+from training.checkpoint.folders import CheckpointFailed
+from training.checkpoint.serialization import write_tree
+from training.process.job import Preempted, terminations
+from training.process.start_rank import ASKS_TO_END
+
+CHECKPOINTED = "checkpoints={every_steps: 3, every_epochs: null}"
+
+
+def trainer(folder, *words, steps=8):
+    return small.trainer(folder, *words, phases=(small.phase(steps=steps, batch=200),))
+
+
+def before_step(run, number, function):
+    """Call a function before a step of a run."""
+    whole = run.learner.step
+
+    def step(*args):
+        if run.position.steps == number:
+            function()
+        return whole(*args)
+
+    run.learner.step = step
+
+
+def recorded(folder, kind):
+    return [line for line in small.metrics_of(folder) if line["kind"] == kind]
+
+
+def same_weights(one, other):
+    pairs = zip(one.model.weights, other.model.weights, strict=True)
+    return all(np.array_equal(first.numpy(), second.numpy()) for first, second in pairs)
+
+
+# ----------------------------------------------------------------------------------- SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, ASKS_TO_END])
+def test_a_run_that_is_to_end_stops_with_a_checkpoint_and_goes_on_to_the_bit(tmp_path, capsys, number):
+    whole = trainer(tmp_path / "whole")
+    whole.fit()
+    run = trainer(tmp_path / "stopped", CHECKPOINTED)
+    before_step(run, 4, lambda: os.kill(os.getpid(), number))
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, ASKS_TO_END)]
+    with pytest.raises(Preempted) as caught:
+        run.fit()
+    assert (caught.value.code, caught.value.step) == (75, 5)
+    assert (
+        "SIGTERM: stopped after step 5, with a checkpoint of it; resume=auto goes on"
+        in capsys.readouterr().out
+    )
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, ASKS_TO_END)] == handlers
+    assert [line["steps"] for line in recorded(tmp_path / "stopped", "checkpoint")] == [3, 5]
+    again = trainer(tmp_path / "stopped", CHECKPOINTED, "resume=auto")
+    again.fit()
+    assert [line["steps"] for line in recorded(tmp_path / "stopped", "resume")] == [5]
+    assert same_weights(whole, again)
+
+
+def test_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
+    run = trainer(tmp_path, CHECKPOINTED, steps=16)
+    before_step(run, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))  # seven steps are an epoch
+    with pytest.raises(Preempted) as caught:
+        run.fit()
+    assert caught.value.step == 8
+    assert len(recorded(tmp_path, "epoch")) == 1
+
+
+def test_outside_of_the_main_thread_nothing_is_caught():
+    caught = []
+
+    def body():
+        with terminations() as received:
+            caught.append((received, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert caught == [([], signal.getsignal(signal.SIGTERM))]
+
+
+# ------------------------------------------------------------------------------ in the background
+
+
+def held(monkeypatch, go):
+    def write(path, tree):
+        assert go.wait(60)
+        return write_tree(path, tree)
+
+    monkeypatch.setattr(folders, "write_tree", write)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_as_it_was(tmp_path, monkeypatch):
+    """The files are written after two more steps, and hold the state from before them."""
+    words = ("model=vgg_tiny", "optimizer=adam", "phases.0.learning_rate=0.001", "average=0.5")
+    whole = trainer(tmp_path / "whole", *words)
+    whole.fit()
+    words += (CHECKPOINTED,)
+    go, run = threading.Event(), trainer(tmp_path / "held", *words)
+    held(monkeypatch, go)
+    seen = []
+
+    def stop():
+        seen.append((run._saving.flags, list((tmp_path / "held").glob("*/checkpoints/step-*"))))
+        go.set()
+        small.settle(run)
+        raise KeyboardInterrupt
+
+    before_step(run, 5, stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit()
+    assert seen == [(2, [])]
+    again = trainer(tmp_path / "held", *words, "resume=auto")
+    again.fit()
+    assert [line["steps"] for line in recorded(tmp_path / "held", "resume")] == [3]
+    assert same_weights(whole, again)
+
+
+def test_the_next_checkpoint_and_the_end_wait_for_the_one_before(tmp_path, monkeypatch):
+    go, run = threading.Event(), trainer(tmp_path, CHECKPOINTED)
+    held(monkeypatch, go)
+    before_step(run, 5, lambda: threading.Timer(0.3, go.set).start())
+    run.fit()
+    first, *others = recorded(tmp_path, "checkpoint")
+    assert [each["steps"] for each in (first, *others)] == [3, 6, 7, 8]  # the first test is the best so far
+    assert first["write_seconds"] >= first["wait_seconds"] > 0
+    assert (next(tmp_path.iterdir()) / "summary.json").exists()
+
+
+def test_an_error_in_the_background_ends_the_run_in_a_later_step(tmp_path, monkeypatch):
+    def full(path, tree):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_tree", full)
+    run = trainer(tmp_path, CHECKPOINTED)
+    with pytest.raises(CheckpointFailed, match=r"step 3 is not saved: rank 0: .*No space left on device"):
+        run.fit()
+    assert 3 < run.position.steps <= 6
+    (folder,) = tmp_path.iterdir()
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert not (folder / "summary.json").exists()
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["kind"] == "run"
