@@ -3,7 +3,7 @@
 # others from running.
 # usage: scripts/test.sh             what a change has to pass: ten minutes on two cores
 #        scripts/test.sh ci          the same, longer runs of real ranks, and the tests on a cluster of namespaces
-#        scripts/test.sh all         the same as ci, with large tables and many drawn examples
+#        scripts/test.sh all         the same as ci, with large tables, many drawn examples, and faults of real ranks
 #        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ esac
 unset PYTHONDONTWRITEBYTECODE # a hundred processes would compile our modules again
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
 stage ./scripts/check.sh
-stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and not cluster"
+stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and not cluster and not faults"
 # The others start processes of their own. Only the files that have such tests: to collect all takes a while.
 marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
 # Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
@@ -31,5 +31,7 @@ if [ $# -gt 0 ]; then
     # These measure what passes the links of a cluster, and want the cores for themselves.
     # shellcheck disable=SC2046
     stage "${pytest[@]}" -m cluster $(marked cluster)
+    # shellcheck disable=SC2046
+    [ "$1" = ci ] || stage "${pytest[@]}" -m faults $(marked faults)
 fi
 report

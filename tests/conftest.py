@@ -56,10 +56,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that take long to a run of all."""
-    large = [] if ALL else [item for item in items if item.get_closest_marker("large")]
-    if large:
-        config.hook.pytest_deselected(items=large)
-        items[:] = [item for item in items if not item.get_closest_marker("large")]
+    long = [] if ALL else [item for item in items if any(map(item.get_closest_marker, ("large", "faults")))]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 def leave_out_of_collections() -> None:

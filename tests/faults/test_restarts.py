@@ -1,0 +1,142 @@
+"""Ranks that are killed, stopped or sent SIGTERM, under ``cloudtrain launch --restarts``."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.faults.jobs import Job, assert_same, failures, started, undisturbed, weights_of
+
+KILLS = 20  # at random moments
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return undisturbed(tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def goes_on(job: Job, resumptions: int) -> bool:
+    """Tell whether a job has made steps after it was resumed so many times."""
+    for path in job.folder.glob("runs/*/metrics.jsonl"):
+        kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines() if line.endswith("}")]
+        if kinds.count("resume") >= resumptions:
+            last = len(kinds) - 1 - kinds[::-1].index("resume") if resumptions else 0
+            return kinds[last:].count("step") > 20
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_are_the_same(
+    expected, tmp_path
+):
+    folder = tmp_path / "run"
+    with started(folder) as job:
+        job.wait_until(lambda: goes_on(job, 0))
+        job.rank(1).kill()
+        job.wait_until(lambda: goes_on(job, 1))
+        job.rank(1).terminate()  # one of the two: both stop after the same step
+        job.wait_until(lambda: goes_on(job, 2))
+        job.process.terminate()
+        assert job.end() == 75
+        killed, preempted = failures(job.said)
+        assert killed.startswith("has failed with status 137 (rank 1 on ")
+        assert "signal 9) at epoch " in killed
+        assert killed.endswith("restart 1 of 3 in 1 s")
+        assert preempted.startswith("was pre-empted at epoch ")
+    output = (folder / "output").read_text()
+    assert output.count("SIGTERM: stopped after step ") == 2
+    with started(folder, "resume=auto") as job:
+        assert job.end() == 0
+    assert (folder / "output").read_text().count("resumed from step-") == 3
+    assert_same(weights_of(folder), expected)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(KILLS))
+def test_ranks_that_are_killed_at_any_moment_end_with_the_same_weights(expected, tmp_path, number):
+    """While ranks start, at steps, tests, boundaries, while checkpoints are written, and at the end."""
+    generator = random.Random(SEED * KILLS + number)
+    folder = tmp_path / "run"
+    with started(folder) as job:
+        rank = job.rank(generator.randrange(2))
+        steps = generator.randrange(396)  # there are as many
+        job.wait_until(lambda: job.steps >= steps)
+        try:
+            job.process.wait(generator.random() * 0.1)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+        assert job.end() == 0, job.said
+        assert len(failures(job.said)) <= 1
+    assert_same(weights_of(folder), expected)
+    left = [path.name for path in next((folder / "runs").iterdir()).glob("checkpoints/unfinished-*")]
+    assert left == []
+
+
+@pytest.mark.faults
+def test_a_rank_that_hangs_is_named_and_the_job_goes_on_without_that_process(expected, tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, "stall_timeout=5") as job:
+        job.wait_until(lambda: goes_on(job, 0))
+        job.rank(1).send_signal(signal.SIGSTOP)
+        assert job.end() == 0, job.said
+        (line,) = failures(job.said)
+        assert line.startswith("has failed with status 1 (rank 1: have not come) at epoch ")
+        assert " has waited " in job.said
+    assert_same(weights_of(folder), expected)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_is_left_out_after_a_kill(expected, tmp_path, damage):
+    folder = tmp_path / "run"
+    with started(folder) as job:
+        job.wait_until(lambda: goes_on(job, 0))
+        for process in (job.rank(0), job.rank(1)):
+            process.send_signal(signal.SIGSTOP)
+        newest = sorted(folder.glob("runs/*/checkpoints/step-*"))[-1]
+        assert newest.exists()
+        spoil(newest / "shared.safetensors", damage)
+        job.rank(0).kill()
+        assert job.end() == 0, job.said
+        assert f"the checkpoint of step {int(newest.name[5:])} is left out: " in job.said
+    assert_same(weights_of(folder), expected)
+
+
+def spoil(path: Path, damage: str) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content[: len(content) // 3] if damage == "truncated" else content)
+
+
+@pytest.mark.faults
+def test_a_disk_that_is_full_ends_the_job_and_what_there_was_is_gone_on_with(expected, tmp_path):
+    """A file system of 6 MiB in memory, which root can mount: a fault that no restart mends by itself."""
+    folder = tmp_path / "run"
+    (folder / "runs").mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder / "runs")]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting a file system takes root")
+    try:
+        with started(folder) as job:
+            job.wait_until(lambda: goes_on(job, 0))
+            (run,) = (folder / "runs").iterdir()
+            filler = folder / "runs" / "filler"
+            with filler.open("wb") as file, pytest.raises(OSError, match="No space left"):
+                while True:
+                    file.write(bytes(1 << 16))
+                    file.flush()
+            job.wait_until(lambda: "is not saved: " in job.said)
+            filler.unlink()
+            assert job.end() == 0, job.said
+        assert "No space left on device" in job.said
+        shutil.copytree(run, tmp_path / "kept" / "runs" / run.name)
+    finally:
+        subprocess.run(["umount", "-l", str(folder / "runs")], check=True)
+    assert_same(weights_of(tmp_path / "kept"), expected)
