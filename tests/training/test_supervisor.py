@@ -264,10 +264,11 @@ sys.exit(launching.launch(Ranks(2), [sys.executable, "-c", program], lambda: Non
     ("handler", "grace", "status"),
     [
         ("signal.signal(signal.SIGUSR1, lambda *words: sys.exit(75))", 60, 75),
-        ("signal.signal(signal.SIGUSR1, lambda *words: sys.exit(0))", 60, 143),
+        ("signal.signal(signal.SIGUSR1, lambda *words: sys.exit(0))", 60, 0),
+        ("signal.signal(signal.SIGUSR1, lambda *words: sys.exit(1))", 60, 143),
         ("signal.signal(signal.SIGUSR1, lambda *words: None)", 0.2, 143),
     ],
-    ids=["saves-and-ends", "ends", "does-not-end"],
+    ids=["saves-and-ends", "is-done", "fails", "does-not-end"],
 )
 def test_a_launch_that_is_to_end_asks_its_job_and_does_not_start_it_again(handler, grace, status):
     program = ASKED.format(handler=handler, grace=grace)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -78,7 +79,8 @@ def launch(
 
     ``check`` raises ``ValueError`` if they are invalid, before anything is started. When this process ends,
     in any way, the job ends with it. An interrupt (Ctrl-C) is one line and status 130. SIGTERM is passed on,
-    see :class:`Termination`: the status is 75 if the ranks have made a checkpoint, else 143.
+    see :class:`Termination`: the status is 75 if the ranks have made a checkpoint, 0 if they are done, else
+    143.
     """
     care = care or Care()
     try:
@@ -109,7 +111,7 @@ def _supervise(ranks: Ranks, command: Sequence[str], care: Care) -> int:
         ended = _run(command_line(supervisor.ranks, words), environment, termination)
         folder = ended.folder or folder
         if termination.is_received:
-            return ended.status if ended.status == PREEMPTED else 128 + signal.SIGTERM
+            return ended.status if ended.status in (0, PREEMPTED) else 128 + signal.SIGTERM
         decision = supervisor.after(replace(ended, folder=folder))
         if decision.line:
             log_error(decision.line)
@@ -134,7 +136,8 @@ class Termination:
         if self.is_received or self.job is None:
             sys.exit(128 + number)
         self.is_received = True
-        os.killpg(self.job.pid, start_rank.ASKS_TO_END)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self.job.pid, start_rank.ASKS_TO_END)
         timer = threading.Timer(self._grace_seconds, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
