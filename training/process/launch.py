@@ -23,7 +23,7 @@ from commlib.tf_logging import NOISE
 from training.process import guard as guarding
 from training.process import start_rank
 from training.process.hosts import Ranks, check_hosts
-from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR, log_error
+from training.process.job import FAILURE, INTERRUPTED, PREEMPTED, USAGE_ERROR, log_error
 from training.process.loopback import preloading
 from training.process.progress import FOLDER_MARK, FOLDER_VARIABLE, LIVE_MARK, LIVE_VARIABLE, Screen
 from training.process.supervisor import Ended, GiveUp, Supervisor, resumed
@@ -34,6 +34,10 @@ SIGNALLED = re.compile(r"prterun noticed that process")
 SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
 # printed occasionally by mpirun when it ends ranks of which one has just exited
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
+# The job is over; mpirun then waits for its daemon on a host that is lost, perhaps for ever.
+IS_ENDING = re.compile(
+    r"Remote daemon: \S+ on node |has waited \d+ s for other ranks at |prterun noticed that process rank "
+)
 PATIENCE_SECONDS = 10
 LINES_SAID = 200  # that are searched for why a job has ended
 
@@ -177,7 +181,14 @@ def _run(command: Sequence[str], environment: Mapping[str, str], termination: Te
         termination.job = None
         _stop(process)
         guard.communicate(b"over")
-    return Ended(status, "".join(output.said), output.folder)
+    return Ended(_status(status, output), "".join(output.said), output.folder)
+
+
+def _status(status: int, output: "Output") -> int:
+    """Return the exit status of a job as a shell has it; mpirun's is 0 when it has lost a host."""
+    if status < 0:
+        return 128 - status
+    return FAILURE if status == 0 and output.is_ending else status
 
 
 def environment_of(ranks: Ranks) -> dict[str, str]:
@@ -214,22 +225,28 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 class Output:
     """What a job prints: forwarded, but for what only this process needs. ``said``: the last of it.
 
-    ``folder``: of its run, once it has said so.
+    ``folder``: of its run, once it has said so. ``is_ending``: it has said that it ends by a failure.
     """
 
     def __init__(self, termination: Termination) -> None:
         self.said: deque[str] = deque(maxlen=LINES_SAID)
         self.folder: Path | None = None
         self._termination = termination
+        self._group: int | None = None  # of the job's processes
+        self._ending: threading.Timer | None = None
+        self.is_ending = False
 
     def follow(self, process: "subprocess.Popen[str]") -> int:
         """Forward until the job ends; return its status."""
         assert process.stdout is not None
         assert process.stderr is not None
+        self._group = process.pid
         errors = threading.Thread(target=self.forward_errors, args=(process.stderr,), daemon=True)
         errors.start()
         self.forward_output(process.stdout)
         errors.join()
+        if self._ending is not None:
+            self._ending.cancel()
         process.stdout.close()
         process.stderr.close()
         return process.wait()
@@ -271,7 +288,18 @@ class Output:
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
             self.said.append(line)
+            if not self.is_ending and IS_ENDING.search(line):
+                self.is_ending = True
+                self._end_soon()
             yield line
+
+    def _end_soon(self) -> None:
+        """End the job if it does not end by itself in a while."""
+        if self._group is None:
+            return
+        self._ending = threading.Timer(PATIENCE_SECONDS, guarding.end, (self._group,))
+        self._ending.daemon = True
+        self._ending.start()
 
     def _is_known(self, line: str) -> bool:
         """Return whether a message that begins with this line says what the user knows already."""
