@@ -244,6 +244,33 @@ def test_without_restarts_a_failure_is_the_end_and_nothing_is_said_of_it(job, ca
     assert capfd.readouterr().err == ""
 
 
+LOST = "PRTE has lost communication.\n\n  Remote daemon: [prterun-a-1@0,2] on node b\n"
+    "PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-a-1@0,2] on node b\\n"
+)
+STALLED = "rank 0 of 2 on a has waited 6 s for other ranks at step 7; ranks [1] have not come\n"
+HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def test_a_job_that_has_lost_a_host_has_failed_although_mpirun_says_nothing_of_it(job, capfd):
+    status, starts = job(f"sys.stderr.write({LOST!r})", restarts=1)
+    assert (status, len(starts)) == (1, 2)
+    assert "the job has failed with status 1 (b: not reached): restart 1 of 1" in capfd.readouterr().err
+
+
+def test_a_job_that_mpirun_cannot_end_is_ended_with_what_keeps_its_output_open(job, monkeypatch, capfd):
+    """Like mpirun that waits for its daemon on a lost host, and the ssh to that, which ignore SIGTERM."""
+    monkeypatch.setattr(launching, "ENDS_WITHIN_SECONDS", 0.2)
+    body = (
+        "import subprocess\n"
+        f"subprocess.Popen([sys.executable, '-c', {HANGS!r}], preexec_fn=os.setpgrp)\n"
+        f"if count == 1: sys.stderr.write({STALLED!r}); sys.stderr.flush()\n"
+        f"if count == 1: exec({HANGS!r})"
+    )
+    status, starts = job(body, restarts=1)
+    assert (status, len(starts)) == (0, 2)
+    assert "has failed with status 1 (rank 1: have not come): restart 1 of 1" in capfd.readouterr().err
+
+
 ASKED = """
 import signal, sys
 from training.process import launch as launching

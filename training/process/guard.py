@@ -7,22 +7,31 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 PATIENCE_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 
 
-def end(group: int) -> None:
+def end(group: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """End a process group: SIGTERM first, so that mpirun ends ranks on other machines, then SIGKILL."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, number)
-            until = time.monotonic() + PATIENCE_SECONDS
+            until = time.monotonic() + patience_seconds
             while time.monotonic() < until:
                 os.killpg(group, 0)  # raises where nothing of it is left
                 time.sleep(LOOK_SECONDS)
     except ProcessLookupError:
         return
+
+
+def end_session(session: int) -> None:
+    """Kill what is left of a session: mpirun's ssh, in another group, may wait for a host that is lost."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(ProcessLookupError):
+            if os.getsid(int(entry)) == session:
+                os.kill(int(entry), signal.SIGKILL)
 
 
 if __name__ == "__main__":

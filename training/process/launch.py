@@ -34,10 +34,9 @@ SIGNALLED = re.compile(r"prterun noticed that process")
 SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
 # printed occasionally by mpirun when it ends ranks of which one has just exited
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
-# The job is over; mpirun then waits for its daemon on a host that is lost, perhaps for ever.
-IS_ENDING = re.compile(
-    r"Remote daemon: \S+ on node |has waited \d+ s for other ranks at |prterun noticed that process rank "
-)
+# The job is over. mpirun may then wait for its daemon on a host that is lost, for ever.
+IS_ENDING = re.compile(r"Remote daemon: \S+ on node |has waited \d+ s for other ranks at ")
+ENDS_WITHIN_SECONDS = 5.0
 PATIENCE_SECONDS = 10
 LINES_SAID = 200  # that are searched for why a job has ended
 
@@ -185,10 +184,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str], termination: Te
 
 
 def _status(status: int, output: "Output") -> int:
-    """Return the exit status of a job as a shell has it; mpirun's is 0 when it has lost a host."""
-    if status < 0:
-        return 128 - status
-    return FAILURE if status == 0 and output.is_ending else status
+    """Return the exit status of a job as a shell has it, for mpirun's, which is 0 when it has lost a host."""
+    status = 128 - status if status < 0 else status
+    ended_here = status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    return FAILURE if output.is_ending and ended_here else status
 
 
 def environment_of(ranks: Ranks) -> dict[str, str]:
@@ -235,16 +234,19 @@ class Output:
         self._group: int | None = None  # of the job's processes
         self._ending: threading.Timer | None = None
         self.is_ending = False
+        self._is_read = threading.Event()
 
     def follow(self, process: "subprocess.Popen[str]") -> int:
         """Forward until the job ends; return its status."""
         assert process.stdout is not None
         assert process.stderr is not None
         self._group = process.pid
+        threading.Thread(target=self._let_go, args=(process,), daemon=True).start()
         errors = threading.Thread(target=self.forward_errors, args=(process.stderr,), daemon=True)
         errors.start()
         self.forward_output(process.stdout)
         errors.join()
+        self._is_read.set()
         if self._ending is not None:
             self._ending.cancel()
         process.stdout.close()
@@ -293,11 +295,17 @@ class Output:
                 self._end_soon()
             yield line
 
+    def _let_go(self, process: "subprocess.Popen[str]") -> None:
+        """When the job has ended, end what keeps its output open."""
+        process.wait()
+        if not self._is_read.wait(ENDS_WITHIN_SECONDS):
+            guarding.end_session(process.pid)
+
     def _end_soon(self) -> None:
         """End the job if it does not end by itself in a while."""
         if self._group is None:
             return
-        self._ending = threading.Timer(PATIENCE_SECONDS, guarding.end, (self._group,))
+        self._ending = threading.Timer(ENDS_WITHIN_SECONDS, guarding.end, (self._group, ENDS_WITHIN_SECONDS))
         self._ending.daemon = True
         self._ending.start()
 
