@@ -245,8 +245,6 @@ def test_without_restarts_a_failure_is_the_end_and_nothing_is_said_of_it(job, ca
 
 
 LOST = "PRTE has lost communication.\n\n  Remote daemon: [prterun-a-1@0,2] on node b\n"
-    "PRTE has lost communication with a remote daemon.\\n\\n  Remote daemon: [prterun-a-1@0,2] on node b\\n"
-)
 STALLED = "rank 0 of 2 on a has waited 6 s for other ranks at step 7; ranks [1] have not come\n"
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
