@@ -5,8 +5,10 @@ import random
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.jobs import Job, assert_same, failures, started, undisturbed, weights_of
@@ -71,7 +73,8 @@ def test_ranks_that_are_killed_at_any_moment_end_with_the_same_weights(expected,
         try:
             job.process.wait(generator.random() * 0.1)
         except subprocess.TimeoutExpired:
-            rank.kill()
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                rank.kill()
         assert job.end() == 0, job.said
         assert len(failures(job.said)) <= 1
     assert_same(weights_of(folder), expected)

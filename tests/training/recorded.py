@@ -43,9 +43,12 @@ def epoch(number: int, *, steps: int = 4, seconds: float = 0.0, **more: Any) -> 
     return {"kind": "epoch", "seconds": seconds, **metrics, "epoch": number, **values, **more}
 
 
-def checkpoint(steps: int, seconds: float, save_seconds: float = 0.0) -> dict[str, Any]:
-    """Return the record of a checkpoint, written until ``seconds``."""
-    return {"kind": "checkpoint", "seconds": seconds, "steps": steps, "save_seconds": save_seconds}
+def checkpoint(
+    steps: int, seconds: float, *, copied: float = 0.0, written: float = 0.0, waited: float = 0.0
+) -> dict[str, Any]:
+    """Return the record of a checkpoint that was complete after ``seconds``."""
+    values = {"copy_seconds": copied, "write_seconds": written, "wait_seconds": waited}
+    return {"kind": "checkpoint", "seconds": seconds, "steps": steps, **values}
 
 
 def resumed(steps: int, run_epoch: int, phase_steps: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_a_resumed_run_goes_on_at_its_checkpoint_and_what_is_trained_again_is_th
     records = [
         *begun(5.0),
         *(step(0, 4, seconds=9.0, loss=1.0), epoch(0, steps=4, seconds=4.0)),
-        *(step(1, 5, seconds=10.0, loss=2.0), checkpoint(6, seconds=12.0, save_seconds=0.5)),
+        *(step(1, 5, seconds=10.0, loss=2.0), checkpoint(6, seconds=12.0, copied=0.2, written=0.3)),
         step(1, 8, seconds=14.0, loss=3.0),  # lost, as is the epoch after it
         epoch(1, steps=4, seconds=9.0, loss=7.0),
         *begun(2.0),
@@ -289,8 +289,14 @@ def test_the_exchange_is_set_beside_what_auto_predicted(tmp_path):
 def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     late = [{"rank": 1, "excess": 0.1}, {"rank": 1, "excess": 0.3}, {"rank": 0, "excess": 0.9}]
     records = [*begun(), *(epoch(place, slowest=each) for place, each in enumerate(late))]
-    records += [{"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25}, checkpoint(4, 1.0, 0.1)]
-    records += [checkpoint(8, 1.0, 0.3), {"kind": "stop", "seconds": 2.0, "reason": "loss no better"}]
+    records += [
+        {"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25},
+        checkpoint(4, 1.0, copied=0.1),
+    ]
+    records += [
+        checkpoint(8, 1.0, copied=0.1, written=5.0, waited=0.2),
+        {"kind": "stop", "seconds": 2.0, "reason": "loss no better"},
+    ]
     path = folder(tmp_path / "a", records)
     (path / "summary.json").write_text(
         '{"seconds": 4.0, "phases": [{"skipped_steps": 2}, {"skipped_steps": 1}]}'

@@ -186,9 +186,13 @@ def _skipped(run: Run) -> str:
 
 
 def checkpoints(run: Run) -> str:
-    """Return how many checkpoints were written, and what they cost."""
-    told = [number(each.record, "save_seconds") for each in run.all_of("checkpoint")]
-    costs = [each for each in told if each is not None]
+    """Return how many checkpoints were written, and what they cost the loop."""
+    told = [each.record for each in run.all_of("checkpoint")]
+    costs = [
+        copied + (number(record, "wait_seconds") or 0.0)  # in which the loop stood still
+        for record in told
+        if (copied := number(record, "copy_seconds")) is not None
+    ]
     if not told or not costs:
         return f"{len(told)}" if told else ""
     share = f", {sum(costs) / run.seconds:.1%} of the time" if run.seconds else ""

@@ -76,7 +76,8 @@ def _resumed_at(before: Sequence[_Timed], resumption: Record) -> float:
     own = next((each for each in reversed(saved) if whole(each.record, "steps") == steps), None)
     if own is None:
         return max(each.seconds for each in before)
-    return max(0.0, own.seconds - (number(own.record, "save_seconds") or 0.0))
+    taken = sum(number(own.record, key) or 0.0 for key in ("copy_seconds", "write_seconds"))
+    return max(0.0, own.seconds - taken)
 
 
 def _is_repeated(record: Record, resumption: Record) -> bool:
