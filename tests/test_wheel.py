@@ -48,7 +48,7 @@ print(commlib.__file__)
 def wheel(tmp_path_factory):
     """Return the wheel of the clone as it is, which is not written to."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "configs"):
+    for name in (*PACKAGES, "configs", "clusters"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, source)
