@@ -72,6 +72,16 @@ def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any)
     return cost.traffic(step, rank)
 
 
+def bytes_of_nodes(reducer: str, nodes: Nodes, size: int, **options: Any) -> list[LinkBytes]:
+    """Return the payload bytes that the ranks of each node send together in one step: see ``bytes_sent``.
+
+    >>> bytes_of_nodes("dense", [[0, 1], [2, 3]], size=1000)
+    [LinkBytes(intra=6000, inter=6000), LinkBytes(intra=6000, inter=6000)]
+    """
+    cost, step = _step(reducer, nodes, size, options, Network())
+    return [sum((cost.traffic(step, rank) for rank in node), LinkBytes()) for node in nodes]
+
+
 def _step(
     reducer: str, nodes: Nodes, size: int, options: Mapping[str, Any], network: Network
 ) -> tuple[Cost, Step]:

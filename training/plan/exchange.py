@@ -1,0 +1,78 @@
+"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commlib import LinkBytes, bytes_of_nodes, predict
+from commlib.reducers import reducer_class, reducer_options
+from training.plan.site import Site
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a gradient whose buckets have ``sizes`` entries.
+
+    ``options``: of the reducer, without wrappers: they cost no message.
+    """
+
+    site: Site
+    sizes: Sequence[int]
+    reducer: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the reducer declares what it costs."""
+        return reducer_class(self.reducer).cost is not None
+
+    def at(self, density: float) -> "Exchange":
+        """Return the same at another density."""
+        return replace(self, options={**self.options, "density": density})
+
+    def dense(self) -> "Exchange":
+        """Return that of the same gradient by ``dense``."""
+        return Exchange(self.site, self.sizes, "dense")
+
+    def resized(self, size: int) -> "Exchange":
+        """Return that of a gradient of so many entries in one piece."""
+        return replace(self, sizes=[size])
+
+    def node_bytes(self) -> list[int]:
+        """Return what each node sends over the slow link, all its ranks together; one node: inside it."""
+        if self.site.ranks == 1:
+            return [0]
+        sent = [LinkBytes()] * len(self.site.nodes)
+        for size in self.sizes:
+            more = bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options)
+            sent = [a + b for a, b in zip(sent, more, strict=True)]
+        return [each.inter if len(sent) > 1 else each.intra for each in sent]
+
+    def rank_bytes(self) -> LinkBytes | None:
+        """Return what a rank sends at most, of the whole gradient; ``None`` where that is not known."""
+        if not self.is_known:
+            return None
+        return predict(self.reducer, self.site.nodes, sum(self.sizes), **self.options).sent
+
+    def seconds(self) -> tuple[float, list[float]]:
+        """Return the seconds of the whole gradient in one piece, and of each bucket."""
+        if self.site.ranks == 1:
+            return 0.0, [0.0] * len(self.sizes)
+        whole, *parts = (self._seconds(size) for size in (sum(self.sizes), *self.sizes))
+        return whole, parts
+
+    def messages_seconds(self) -> float:
+        """Return the seconds of the whole gradient's messages alone, without computing."""
+        step = predict(
+            self.reducer, self.site.nodes, sum(self.sizes), network=self.site.network, **self.options
+        )
+        return step.intra + step.inter
+
+    def _seconds(self, size: int) -> float:
+        site, options = self.site, dict(self.options)
+        speeds = site.speeds
+        if speeds is not None and "wire" in reducer_options(self.reducer):
+            wire = options.get("wire", reducer_options(self.reducer)["wire"])
+            if wire not in speeds.code:  # that was not measured: messages alone
+                speeds = None
+        return predict(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options).seconds
