@@ -43,6 +43,11 @@ def plan(
         log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
     found = [] if simulate is None else list(simulations(made, simulate))
+    notes += [
+        f"{each.reducer} on {simulate:,} ranks would send too many messages: simulated on {each.ranks:,}"
+        for each in found
+        if each.ranks != simulate
+    ]
     if as_json:
         print(json.dumps(_record(made, notes, found)))
         return
@@ -142,7 +147,7 @@ def _step(plan: Plan) -> Table:
         rows.append(
             [
                 str(phase.number),
-                f"{phase.dense_bytes / 1e6:,.3g}",
+                _shown(phase.dense_bytes, 1e-6),
                 _shown(phase.slow_bytes, 1e-6),
                 times(phase.dense_bytes / phase.slow_bytes if phase.slow_bytes else None),
                 *(NONE if each is None else milliseconds(each) for each in (phase.messages, phase.computing)),
@@ -158,7 +163,14 @@ def _step(plan: Plan) -> Table:
 
 
 def _shown(value: float | None, unit: float) -> str:
-    return NONE if value is None else f"{value * unit:,.3g}"
+    """Return a number of bytes in a unit, with three digits or all before the point.
+
+    >>> _shown(30_650_000, 1e-6), _shown(1_318_000_000_000, 1e-9), _shown(None, 1)
+    ('30.6', '1,318', '–')
+    """
+    if value is None:
+        return NONE
+    return f"{value * unit:,.0f}" if value * unit >= 100 else f"{value * unit:.3g}"
 
 
 def _time(seconds: float | None) -> str:
@@ -176,7 +188,7 @@ def _totals(plan: Plan) -> Iterator[str]:
     """Yield the line on the whole run."""
     parts = [] if plan.seconds is None else [f"{_time(plan.seconds)} without tests and checkpoints"]
     if plan.traffic_bytes:
-        parts.append(f"{plan.traffic_bytes / 1e9:,.3g} GB over the slow link from all nodes")
+        parts.append(f"{_shown(plan.traffic_bytes, 1e-9)} GB over the slow link from all nodes")
     if plan.cost is not None:
         parts.append(f"{plan.cost:,.2f} for {len(plan.site.nodes)} nodes")
     if parts:
@@ -207,8 +219,8 @@ def _simulated(found: Sequence[Simulation]) -> Table:
             milliseconds(each.seconds),
             milliseconds(each.expected_seconds),
             times(each.seconds / each.expected_seconds if each.expected_seconds else None),
-            f"{each.sent / 1e6:,.3g}",
-            f"{each.expected_sent / 1e6:,.3g}",
+            _shown(each.sent, 1e-6),
+            _shown(each.expected_sent, 1e-6),
         ]
         for each in found
     ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib import LinkBytes, bytes_of_nodes, predict
+from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict
 from commlib.reducers import reducer_class, reducer_options
 from training.plan.site import Site
 
@@ -38,6 +38,10 @@ class Exchange:
         """Return that of a gradient of so many entries in one piece."""
         return replace(self, sizes=[size])
 
+    def among(self, ranks: int) -> "Exchange":
+        """Return that among so many ranks, on nodes of the same size."""
+        return replace(self, site=self.site.with_ranks(ranks))
+
     def node_bytes(self) -> list[int]:
         """Return what each node sends over the slow link, all its ranks together; one node: inside it."""
         if self.site.ranks == 1:
@@ -49,10 +53,13 @@ class Exchange:
         return [each.inter if len(sent) > 1 else each.intra for each in sent]
 
     def rank_bytes(self) -> LinkBytes | None:
-        """Return what a rank sends at most, of the whole gradient; ``None`` where that is not known."""
+        """Return what a rank sends of the whole gradient, on average; ``None`` where that is not known."""
         if not self.is_known:
             return None
-        return predict(self.reducer, self.site.nodes, sum(self.sizes), **self.options).sent
+        nodes = self.site.nodes
+        sent = bytes_of_nodes(self.reducer, nodes, sum(self.sizes), **self.options)
+        total = sum(sent, LinkBytes())
+        return LinkBytes(total.intra // self.site.ranks, total.inter // self.site.ranks)
 
     def seconds(self) -> tuple[float, list[float]]:
         """Return the seconds of the whole gradient in one piece, and of each bucket."""
@@ -61,12 +68,16 @@ class Exchange:
         whole, *parts = (self._seconds(size) for size in (sum(self.sizes), *self.sizes))
         return whole, parts
 
-    def messages_seconds(self) -> float:
-        """Return the seconds of the whole gradient's messages alone, without computing."""
-        step = predict(
-            self.reducer, self.site.nodes, sum(self.sizes), network=self.site.network, **self.options
-        )
+    def messages_seconds(self, network: Network | None = None) -> float:
+        """Return the seconds of the whole gradient's messages alone, over other links if they are given."""
+        links = network or self.site.network
+        step = predict(self.reducer, self.site.nodes, sum(self.sizes), network=links, **self.options)
         return step.intra + step.inter
+
+    def messages(self) -> int:
+        """Return about how many messages all ranks send: as many each as latencies follow each other."""
+        second = Link(1.0, 0.0)
+        return round(self.site.ranks * self.messages_seconds(Network(second, second)))
 
     def _seconds(self, size: int) -> float:
         site, options = self.site, dict(self.options)

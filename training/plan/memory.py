@@ -5,13 +5,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from commlib import LinkBytes
-from commlib.reducers import SelectingReducer, reducer_class
+from commlib.reducers import SelectingReducer, reducer_class, reducer_options
 from commlib.selection import EVERYTHING
 from commlib.vectors import VALUE_BYTES
 
 GRADIENTS = 2  # the layers' tensors, and the flat vector of them
 RESIDUALS = 2  # that of the step before, and the next one, which is made in it
 SELECTING = 0.25  # of the vector that is selected from
+SELECTED = 10  # numbers for each entry that is selected
 HELD = 3  # times what is sent: messages, what is decoded from them, their sum
 MOST_HELD = 2  # dense vectors: a sum of many entries turns dense
 
@@ -67,9 +68,13 @@ def kept_by(
     wrappers = [each["name"] for each in options.get("wrappers", ())]
     residual = RESIDUALS * own * has_residual + vector * wrappers.count("momentum_correction")
     shards = vector - vector // streams if of_node or reducer == "torus2d" else 0
-    selecting = int(SELECTING * own) * kind.sparse
+    selecting = int((SELECTING + SELECTED * _density(reducer, options)) * own) * kind.sparse
     held = 0
     if kind.sparse and sent is not None:
         entries = sent.intra + sent.inter - (shards if of_node else 0)
-        held = min(HELD * entries, MOST_HELD * vector)
+        held = max(min(HELD * entries, MOST_HELD * vector), entries)  # an all-gather holds all messages
     return Kept(residual, vector + shards + selecting + held)
+
+
+def _density(reducer: str, options: Mapping[str, Any]) -> float:
+    return float((reducer_options(reducer) | dict(options)).get("density", 0.0))

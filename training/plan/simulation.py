@@ -19,8 +19,9 @@ from training.plan.memory import kept_by
 from training.plan.plan import PhasePlan, Plan
 
 REUSED = "reused"  # the selector whose thresholds of one step are reused in the next, which then counts
-MOST_BYTES = 14 << 30  # of all ranks together
-SHARE = 0.7  # of the free memory
+MOST_MESSAGES = 1_200_000  # of all ranks: some minutes
+MOST_BYTES = 16 << 30  # of all ranks together
+SHARE = 0.9  # of the free memory
 LEAST_SIZE = 1_000
 SEED = 5
 
@@ -30,7 +31,7 @@ class Simulation:
     """A step on simulated ranks and by closed forms: bytes of the busiest node on the slow link, seconds.
 
     ``phases``: numbers of those that it stands for. ``size``: entries, fewer than the model's where memory is
-    short.
+    short. ``ranks``: fewer than asked for where they would send too many messages, one after the other.
     """
 
     phases: list[int]
@@ -45,21 +46,27 @@ class Simulation:
 
 
 def simulations(plan: Plan, ranks: int) -> Iterator[Simulation]:
-    """Yield a simulation of each phase's reducer on so many ranks, of the largest gradient that fits."""
-    site = plan.site.with_ranks(ranks)
+    """Yield a simulation of each phase's reducer on so many ranks, of the largest gradient that fits.
+
+    Reducers that declare no cost are left out: there is nothing to compare them with.
+    """
     alike: dict[str, list[PhasePlan]] = {}
     for phase in plan.phases:
         alike.setdefault(repr((phase.reducer, phase.options)), []).append(phase)
     for phases in alike.values():
         first = phases[0]
         options = {key: value for key, value in first.options.items() if key != "wrappers"}
-        exchange = Exchange(site, [plan.weights], first.reducer, options)
+        exchange = Exchange(plan.site, [plan.weights], first.reducer, options)
         if exchange.is_known:
-            yield _simulate([phase.number for phase in phases], _fitting(exchange))
+            yield _simulate([phase.number for phase in phases], _fitting(exchange, ranks))
 
 
-def _fitting(exchange: Exchange) -> Exchange:
-    """Return the exchange of as many entries as there is memory for."""
+def _fitting(exchange: Exchange, ranks: int) -> Exchange:
+    """Return the exchange of as many ranks as do not send too much, and entries as there is memory for."""
+    exchange = exchange.among(ranks)
+    while _steps(exchange) * exchange.messages() > MOST_MESSAGES:
+        ranks //= 2
+        exchange = exchange.among(ranks)
     room = min(MOST_BYTES, int(SHARE * free_memory_bytes()))
     size = sum(exchange.sizes)
     while size > LEAST_SIZE and exchange.site.ranks * _rank_bytes(exchange.resized(size)) > room:
@@ -68,11 +75,11 @@ def _fitting(exchange: Exchange) -> Exchange:
 
 
 def _rank_bytes(exchange: Exchange) -> int:
-    """Return the bytes of a simulated rank: of its reducer, its gradient, and messages on their way."""
-    (size,), sent = exchange.sizes, exchange.rank_bytes() or LinkBytes()
-    kept = kept_by(exchange.reducer, exchange.options, exchange.site.nodes, size, sent)
+    """Return the bytes of a simulated rank: of its reducer, and of its gradient."""
+    (size,) = exchange.sizes
+    kept = kept_by(exchange.reducer, exchange.options, exchange.site.nodes, size, exchange.rank_bytes())
     gradient = VALUE_BYTES * size * (_steps(exchange) > 1)  # that of a single step is a view of the noise
-    return kept.residual + kept.reducer + gradient + sent.intra + sent.inter
+    return kept.residual + kept.reducer + gradient
 
 
 def _steps(exchange: Exchange) -> int:
@@ -102,7 +109,6 @@ def _simulate(phases: list[int], exchange: Exchange) -> Simulation:
     found: list[Any] = simulated.run(body, site.ranks, counts, site.network)
     of_nodes = [sum((found[rank][1] for rank in node), LinkBytes()) for node in site.nodes]
     sent = [each.inter if len(of_nodes) > 1 else each.intra for each in of_nodes]
-    messages = exchange.messages_seconds()
     return Simulation(
         phases=phases,
         reducer=exchange.reducer,
@@ -110,7 +116,7 @@ def _simulate(phases: list[int], exchange: Exchange) -> Simulation:
         nodes=len(site.nodes),
         size=size,
         seconds=max(seconds for seconds, _ in found),
-        expected_seconds=messages,
+        expected_seconds=exchange.messages_seconds(),
         sent=max(sent),
         expected_sent=max(exchange.node_bytes()),
     )
