@@ -189,7 +189,9 @@ def report(
 def plan(
     config: ConfigPath,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="ranks [all of the cluster or profile]")] = None,
+    ranks: Annotated[
+        int | None, Option("-np", min=1, max=4096, help="ranks [all of the cluster or profile]")
+    ] = None,
     cluster: Annotated[
         str | None, Option(metavar="FILE", help="a YAML file, or the name of one that ships: tencent_v100")
     ] = None,

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 from datacache.capacity import readable
@@ -181,7 +180,10 @@ def _time(seconds: float | None) -> str:
     """
     if seconds is None:
         return NONE
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _totals(plan: Plan) -> Iterator[str]:

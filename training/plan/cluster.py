@@ -25,6 +25,7 @@ from training.config.schema import (
 from training.config.shipped import folder_of, located
 
 FOLDER = folder_of("clusters")
+MOST_RANKS = 4096  # what each sends is added up
 PAIRS = (("alpha", "beta"), ("microseconds", "gbit_per_second"))
 
 Incast = Annotated[float, expect("a number from 1", lambda value: is_number(value) and value >= 1)]
@@ -113,6 +114,12 @@ class ClusterFile(Record):
     """Of a node, for ``cache.disk``."""
     price_per_node_hour: Rate | None = None
     """In any currency."""
+
+    @model_validator(mode="after")
+    def _can_be_planned_for(self) -> "ClusterFile":
+        if self.ranks > MOST_RANKS:
+            raise problem(f"expected at most {MOST_RANKS:,} ranks in all, got {self.ranks:,}", key="nodes")
+        return self
 
     @model_validator(mode="after")
     def _has_the_links_that_it_uses(self) -> "ClusterFile":

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict
+from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
 from commlib.reducers import reducer_class, reducer_options
 from training.plan.site import Site
 
@@ -29,10 +29,6 @@ class Exchange:
     def at(self, density: float) -> "Exchange":
         """Return the same at another density."""
         return replace(self, options={**self.options, "density": density})
-
-    def dense(self) -> "Exchange":
-        """Return that of the same gradient by ``dense``."""
-        return Exchange(self.site, self.sizes, "dense")
 
     def resized(self, size: int) -> "Exchange":
         """Return that of a gradient of so many entries in one piece."""
@@ -71,8 +67,7 @@ class Exchange:
     def messages_seconds(self, network: Network | None = None) -> float:
         """Return the seconds of the whole gradient's messages alone, over other links if they are given."""
         links = network or self.site.network
-        step = predict(self.reducer, self.site.nodes, sum(self.sizes), network=links, **self.options)
-        return step.intra + step.inter
+        return predict_seconds(self.reducer, self.site.nodes, sum(self.sizes), network=links, **self.options)
 
     def messages(self) -> int:
         """Return about how many messages all ranks send: as many each as latencies follow each other."""
@@ -86,4 +81,4 @@ class Exchange:
             wire = options.get("wire", reducer_options(self.reducer)["wire"])
             if wire not in speeds.code:  # that was not measured: messages alone
                 speeds = None
-        return predict(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options).seconds
+        return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from commlib.errors import one_line
@@ -40,7 +42,7 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
         chosen = chosen.model_copy(update={"bucket_mib": most})
     planner = _Planner(chosen, site, listing, weights, choices)
     phases = [planner.phase(number, phase) for number, phase in enumerate(chosen.phases)]
-    return Plan(
+    plan = Plan(
         name=config.name,
         site=site,
         weights=weights.size,
@@ -51,6 +53,9 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
         price=_price(config, site),
         missing=_missing(config, site, phases),
     )
+    if not isfinite(plan.seconds or 0):
+        raise ValueError(f"{site.source}: expected numbers that give a finite time, got {plan.seconds}")
+    return plan
 
 
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
@@ -119,6 +124,11 @@ class _Planner:
         bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)
         return [high - low for low, high in pairwise(bounds)]
 
+    @cached_property
+    def dense_bytes(self) -> int:
+        """Return what the busiest node sends in a step of ``dense``."""
+        return max(Exchange(self.site, self.bucket_sizes, "dense").node_bytes())
+
     def phase(self, number: int, phase: Phase) -> PhasePlan:
         """Return the plan of a phase."""
         config, epoch, task = self.config, self.listing.epochs[number], self.config.task.make()
@@ -148,7 +158,7 @@ class _Planner:
             buckets=len(exchange.sizes),
             memory=self._memory(exchanges[0], wrappers),
             slow_bytes=None if sent[-1] is None else max(sent[-1]),
-            dense_bytes=max(exchange.dense().node_bytes()),
+            dense_bytes=self.dense_bytes,
             traffic_bytes=_whole(total([None if each is None else sum(each) for each in sent], counts)),
             messages=seconds[-1][0],
             computing=computing,
