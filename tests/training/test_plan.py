@@ -447,6 +447,34 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(capsys, monkeypatch, words,
     assert refused(capsys, *words, **options).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("memory_gib: 1", "memory_gib: 1.0e+308"),
+        ("alpha: 1.0e-4", "alpha: 1.0e+308"),
+        ("beta: 1.0e-8", "beta: 1.0e+308"),
+        ("{alpha: 1.0e-4, beta: 1.0e-8}", "{microseconds: 0, gbit_per_second: 5.0e-324}"),
+        ("per_second: 500", "per_second: 5.0e-324"),
+        ("nodes: 2", "nodes: 1000000000000"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused_in_one_line(
+    old, new, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([1000]))
+    path = tmp_path / "wrong.yaml"
+    path.write_text(SMALL.replace(old, new, 1))
+    assert "expected" in refused(capsys, cluster=str(path))
+
+
+def test_links_that_cost_nothing_can_be_planned_for(tmp_path):
+    path = tmp_path / "free.yaml"
+    path.write_text(
+        SMALL.replace("1.0e-4, beta: 1.0e-8", "0, beta: 0").replace("1.0e-6, beta: 1.0e-9", "0, beta: 0")
+    )
+    assert [phase.efficiency for phase in planned(cluster=str(path)).phases] == [1.0, 1.0]
+
+
 def test_a_node_without_room_is_refused(cluster):
     def line(**listed):
         plan = planned(cluster=cluster, sizes=[listed.pop("size", 1000)])

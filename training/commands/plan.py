@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from commlib.errors import one_line
 from datacache.capacity import readable
 from training.commands.printing import Table, milliseconds, times
 from training.plan.plan import PhasePlan, Plan, check_room
@@ -38,6 +39,10 @@ def plan(
         check_room(made)
     except ValueError as error:
         usage_error(str(error))
+    except ArithmeticError as error:
+        usage_error(
+            one_line(f"{cluster or path}: expected numbers that steps can be computed with ({error})")
+        )
     for line in loaded.warnings:
         log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
