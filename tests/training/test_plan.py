@@ -31,6 +31,7 @@ from training.plan.planner import make_plan
 from training.plan.samples import Epoch, Listing, listing_of, load_countable
 from training.plan.simulation import simulations
 from training.plan.site import Site, nodes_of, site_of
+from training.plan.step import Bucket, Workload, step_seconds
 from training.plan.weights import Weights, weights_of
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
@@ -180,6 +181,15 @@ def test_buckets_hide_their_messages_behind_the_layers_that_come_later(cluster):
     assert dense.step == pytest.approx(computing + bucket)
     off = planned([*words, "overlap=false"], cluster=cluster, sizes=sizes).phases[1]
     assert off.step == pytest.approx(computing + 2 * bucket)
+
+
+def test_messages_wait_for_the_layers_of_their_bucket_and_for_the_bucket_before():
+    early, late = Bucket(100, share=1 / 3), Bucket(200, share=2 / 3)
+    step = step_seconds(Workload("mine", 9.0, (early, late)), whole=5.5, messages=[1.0, 5.0])
+    # forward to 3, the late layers to 7, their messages to 12, the early layers to 9, their messages to 13
+    assert step.overlapped == pytest.approx(13.0)
+    assert (step.plain, step.undivided, step.messages) == (15.0, 14.5, 6.0)
+    assert step.hidden == pytest.approx(2 / 6)
 
 
 def test_gradients_on_gpus_are_one_bucket_unless_they_go_by_mpi(tmp_path):
@@ -371,9 +381,8 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_steps_and_cache_are_those_of_the_list_of_samples(tmp_path):
-    config = load(
-        DIGITS, ["ranks_per_node=null", f"cache={{disk: {tmp_path / 'disk'}, memory: {tmp_path / 'shm'}}}"]
-    )
+    cache = f"cache={{disk: {tmp_path / 'disk'}, memory: {tmp_path / 'shm'}}}"
+    config = load(DIGITS, ["ranks_per_node=null", cache])
     listing = listing_of(config, nodes_of(4, 2), is_counted=False)
     assert [(each.steps, each.global_batch) for each in listing.epochs] == [(1437 // 64, 64)] * 2
     # all samples to train on, and those that the two ranks of a node test on, half of 360; 64 bytes each
@@ -383,6 +392,8 @@ def test_steps_and_cache_are_those_of_the_list_of_samples(tmp_path):
 
     assert listing.disk == stored(64)
     assert listing.memory == stored(36) + stored(64)  # one phase's are 6 × 6 pixels, the other's as they come
+    alike = load(DIGITS, ["ranks_per_node=null", cache, "phases.1.input_size=6"])
+    assert listing_of(alike, nodes_of(4, 2), is_counted=False).memory == stored(36)  # phases share it
     assert not (tmp_path / "shm").exists()
 
 
