@@ -342,8 +342,8 @@ def test_fewer_ranks_fill_node_after_node(cluster):
 # ------------------------------------------------------------- profiles, and neither
 
 
-def profile_at(path):
-    job = Job(("node1", "node2"), ("a processor",), (2, 2))
+def profile_at(path, processor="2 cores of a processor"):
+    job = Job(("node1", "node2"), (processor,), (2, 2))
     profile = Profile(job, Network(INTRA, INTER), SPEEDS)
     profile.save(path)
     return profile
@@ -361,6 +361,13 @@ def test_a_profile_gives_ranks_links_and_the_speeds_of_kernels(tmp_path):
     assert one_piece.seconds()[0] > one_piece.messages_seconds()  # with the time of the kernels
     assert plan.phases[0].step is None
     assert any(line.startswith("no computing in phases [1, 2]") for line in plan.missing)
+
+
+@pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])
+def test_gradients_of_a_profile_of_gpus_are_one_bucket(tmp_path, processor, buckets):
+    profile_at(tmp_path / "profile.json", processor)
+    words = [f"profile={tmp_path / 'profile.json'}", "phases.0.reducer=auto", "bucket_mib=0.0016"]
+    assert planned(words, sizes=[400, 400]).phases[0].buckets == buckets
 
 
 def test_without_cluster_and_profile_bytes_and_memory_are_there_and_one_line_says_what_is_missing():
@@ -526,6 +533,16 @@ def test_the_reducers_own_code_takes_as_long_as_the_closed_form(cluster):
     # its selections are real ones, of which the closed form has the expected number
     assert sparse.seconds == pytest.approx(sparse.expected_seconds, rel=0.1)
     assert sparse.sent == pytest.approx(sparse.expected_sent, rel=0.3)
+
+
+def test_fewer_ranks_than_asked_for_and_default_links_are_said(monkeypatch):
+    from training.plan import simulation
+
+    monkeypatch.setattr(simulation, "MOST_MESSAGES", 500)
+    words = ["digits", "ranks_per_node=2", "reducer=dense", "density=null", "cache={}", "-np", "4"]
+    printed = run(monkeypatch, *words, "--simulate", "24")
+    assert "dense on 24 ranks would send too many messages: simulated on 12\n" in printed
+    assert "simulated over the default links, of commlib.Network(), as none are known\n" in printed
 
 
 def test_phases_of_one_reducer_are_simulated_once(cluster):

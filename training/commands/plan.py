@@ -47,6 +47,8 @@ def plan(
         log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
     found = [] if simulate is None else list(simulations(made, simulate))
+    if found and site.network is None:
+        notes.append("simulated over the default links, of commlib.Network(), as none are known")
     notes += [
         f"{each.reducer} on {simulate:,} ranks would send too many messages: simulated on {each.ranks:,}"
         for each in found

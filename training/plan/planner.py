@@ -117,8 +117,7 @@ class _Planner:
     @property
     def bucket_sizes(self) -> list[int]:
         """Return the entries of each bucket: one where ranks are alone, or gradients stay on GPUs."""
-        file = self.site.file
-        on_gpus = file is not None and file.gpu_memory_gib is not None and self.config.transport != "mpi"
+        on_gpus = self.site.has_gpus and self.config.transport != "mpi"
         if self.site.ranks == 1 or on_gpus:
             return [self.weights.size]
         bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)

@@ -1,5 +1,6 @@
 """Where a run is planned to be: its ranks by node, the links between them, and what a node has."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from training.plan.cluster import ClusterFile, load_cluster
 from training.run.autotune import path_for
 
 GIB = 1 << 30
+ON_GPUS = re.compile(" by (nccl|mpi)$")  # of a profile's processors, see commlib.tuning.probe.job_of
 SHM_SHARE = 0.5  # of its memory, that Linux gives to a tmpfs without a size
 # A cluster file has none: messages alone take time.
 NO_SPEEDS = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=dict.fromkeys(WIRES, 0.0))
@@ -65,6 +67,13 @@ class Site:
     def speeds(self) -> Speeds | None:
         """Return the speeds of the reducers' kernels, if they were measured."""
         return None if self.profile is None or self.file is not None else self.profile.speeds
+
+    @property
+    def has_gpus(self) -> bool:
+        """Return whether each rank has a GPU on which gradients can stay."""
+        if self.file is not None:
+            return self.file.gpu_memory_gib is not None
+        return self.profile is not None and any(map(ON_GPUS.search, self.profile.job.processors))
 
     def with_ranks(self, ranks: int) -> "Site":
         """Return a site of so many ranks with the same links, on nodes as large as the largest one."""
