@@ -1,5 +1,6 @@
 """``cloudtrain plan``: closed forms by hand, the papers' efficiencies, refusals, and what it prints."""
 
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -376,6 +377,20 @@ def test_without_cluster_and_profile_bytes_and_memory_are_there_and_one_line_say
     assert plan.phases[0].dense_bytes == 4 * 6000  # all inside the only node
     assert plan.phases[0].memory.total > 0
     assert plan.missing[0].startswith("no seconds: expected --cluster, or a profile")
+
+
+def test_a_reducer_that_declares_no_cost_has_no_bytes_and_seconds(cluster, monkeypatch, tmp_path):
+    program = "from commlib import Reducer\n\nclass Mine(Reducer):\n    sparse = True\n    _reduce = None\n"
+    (tmp_path / "my_costless.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("my_costless")
+    plan = planned(["phases.0.reducer=my_costless:Mine", "density=null"], cluster=cluster)
+    first, second = plan.phases
+    assert (first.slow_bytes, first.messages, first.density) == (None, None, None)
+    assert first.memory.residual == 2 * 4000  # as of any that is sparse
+    assert second.seconds is not None
+    assert (plan.seconds, plan.traffic_bytes, plan.cost) == (None, None, None)
+    assert "phase 1: my_costless:Mine declares no cost: no bytes and no seconds" in plan.missing
 
 
 def test_one_rank_exchanges_nothing():

@@ -18,7 +18,7 @@ from training.config.reducers import AUTO
 from training.config.schedules import Span
 from training.plan.curves import Curve, densities_of, rate_of
 from training.plan.exchange import Exchange
-from training.plan.memory import GRADIENTS, Kept, Memory, kept_by
+from training.plan.memory import GRADIENTS, Memory, kept_by
 from training.plan.plan import PhasePlan, Plan, total
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
@@ -134,11 +134,11 @@ class _Planner:
         span = Span(phase.steps or (phase.epochs or 0) * epoch.steps, epoch.steps, epoch.global_batch)
         options = config.reducer_config(phase)
         name, wrappers = options.pop("name"), options.pop("wrappers", [])
-        is_sparse = reducer_class(name).sparse
+        selects = "density" in options
         densities = densities_of(config, phase, number, span)
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
-        exchanges = [exchange.at(density) if is_sparse else exchange for density, _ in densities]
+        exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
         computing = self._computing(number, task.describe(phase), epoch)
         seconds = [self._seconds(each, computing) for each in exchanges]
         sent = [each.node_bytes() if each.is_known else None for each in exchanges]
@@ -151,7 +151,7 @@ class _Planner:
             batch=task.describe_batch(phase),
             input=task.describe(phase),
             rate=rate_of(phase, number, span),
-            density=Curve.of_values([density for density, _ in densities]) if is_sparse else None,
+            density=Curve.of_values([density for density, _ in densities]) if selects else None,
             reducer=name,
             options={**options, **({"wrappers": wrappers} if wrappers else {})},
             buckets=len(exchange.sizes),
@@ -201,7 +201,7 @@ class _Planner:
         """Return the memory of a rank in the exchange of the largest density."""
         config, size, site = self.config, self.weights.size, self.site
         options = {**exchange.options, "wrappers": wrappers}
-        kept: Kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
+        kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
         is_sharded = config.optimizer.sharded and not reducer_class(exchange.reducer).sparse
         slots = VALUE_BYTES * size * slots_of(config)
         averages = size if config.average is not None else 0
