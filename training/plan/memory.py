@@ -14,7 +14,7 @@ RESIDUALS = 2  # that of the step before, and the next one, which is made in it
 SELECTING = 0.25  # of the vector that is selected from
 SELECTED = 10  # numbers for each entry that is selected
 HELD = 3  # times what is sent: messages, what is decoded from them, their sum
-MOST_HELD = 2  # dense vectors: a sum of many entries turns dense
+MOST_HELD = 1  # dense vectors: a sum of many entries turns dense
 
 
 @dataclass(frozen=True)
