@@ -10,6 +10,7 @@ import sysconfig
 import venv
 from importlib.metadata import distribution, requires
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -128,6 +129,14 @@ def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp
     missing = "tensorflow, keras, matplotlib, pydantic, rich, sacrebleu, sentencepiece, sklearn, typer, yaml"
     assert result.stderr == f"cloudtrain: {missing} not installed: pip install 'cloudtrain[train]'\n"
     assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("folder", ["configs", "clusters"])
+def test_the_wheel_holds_all_that_is_found_by_name(wheel, folder):
+    there = {f"training/{folder}/{path.name}" for path in (ROOT / folder).glob("*.yaml")}
+    assert len(there) > 2
+    assert there <= set(ZipFile(wheel).namelist())
 
 
 @pytest.mark.launch
