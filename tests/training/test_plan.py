@@ -300,6 +300,7 @@ def test_the_first_throughput_that_fits_counts(cluster):
     facts = {"model": "resnet8", "configuration": "digits", "unit": "samples"}
     assert file.per_second(**facts, phase=1, input="6 px") == 1000
     assert file.per_second(**facts, phase=2, input="8 px") == 500
+    assert file.per_second(**facts, phase=2, input="6 px") == 1000  # both fit
     assert file.per_second(**facts, phase=1, input="8 px") is None
 
 
