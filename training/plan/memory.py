@@ -39,10 +39,20 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank keeps for a gradient, in bytes: residual, and what the reducer works with."""
+    """What a rank keeps for a gradient, in bytes: residual, and what the reducer works with.
+
+    That are ``vectors``, the mean and what other ranks of the node sent to be added up, and ``entries``, what
+    is selected and messages.
+    """
 
     residual: int
-    reducer: int
+    vectors: int
+    entries: int = 0
+
+    @property
+    def reducer(self) -> int:
+        """Return the bytes that the reducer works with."""
+        return self.vectors + self.entries
 
 
 def kept_by(
@@ -73,7 +83,7 @@ def kept_by(
     if kind.sparse and sent is not None:
         entries = sent.intra + sent.inter - (shards if of_node else 0)
         held = max(min(HELD * entries, MOST_HELD * vector), entries)  # an all-gather holds all messages
-    return Kept(residual, vector + shards + selecting + held)
+    return Kept(residual, vector + shards, selecting + held)
 
 
 def _density(reducer: str, options: Mapping[str, Any]) -> float:

@@ -21,7 +21,7 @@ from training.plan.plan import PhasePlan, Plan
 REUSED = "reused"  # the selector whose thresholds of one step are reused in the next, which then counts
 MOST_MESSAGES = 1_200_000  # of all ranks: some minutes
 MOST_BYTES = 16 << 30  # of all ranks together
-SHARE = 0.9  # of the free memory
+SHARE = 0.75  # of the free memory
 LEAST_SIZE = 1_000
 SEED = 5
 
@@ -75,11 +75,14 @@ def _fitting(exchange: Exchange, ranks: int) -> Exchange:
 
 
 def _rank_bytes(exchange: Exchange) -> int:
-    """Return the bytes of a simulated rank: of its reducer, and of its gradient."""
-    (size,) = exchange.sizes
-    kept = kept_by(exchange.reducer, exchange.options, exchange.site.nodes, size, exchange.rank_bytes())
-    gradient = VALUE_BYTES * size * (_steps(exchange) > 1)  # that of a single step is a view of the noise
-    return kept.residual + kept.reducer + gradient
+    """Return the bytes of a simulated rank: of its reducer, its gradient, and messages on their way."""
+    (size,), sent = exchange.sizes, exchange.rank_bytes() or LinkBytes()
+    kept = kept_by(exchange.reducer, exchange.options, exchange.site.nodes, size, sent)
+    vector = VALUE_BYTES * size
+    gradient = vector if _steps(exchange) > 1 else 0  # that of a single step is a view of the noise
+    # Copies of what ranks send are under way at the same time, before anything has arrived.
+    on_their_way = min(sent.intra + sent.inter, vector)
+    return kept.residual + kept.vectors + gradient + max(kept.entries, on_their_way)
 
 
 def _steps(exchange: Exchange) -> int:
