@@ -2,7 +2,9 @@
 
 from setuptools import find_packages, setup
 
+FILES = {"training.configs": "configs", "training.clusters": "clusters"}
+
 setup(
-    packages=[*find_packages(include=["commlib*", "datacache*", "pto*", "training*"]), "training.configs"],
-    package_dir={"training.configs": "configs"},
+    packages=[*find_packages(include=["commlib*", "datacache*", "pto*", "training*"]), *FILES],
+    package_dir=FILES,
 )

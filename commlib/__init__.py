@@ -23,7 +23,7 @@ from commlib.errors import (
 )
 from commlib.fusion import Buckets
 from commlib.network import Link, Network
-from commlib.prediction import Prediction, bytes_sent, predict
+from commlib.prediction import Prediction, bytes_of_nodes, bytes_sent, predict, predict_seconds
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
 from commlib.selection import SELECTORS, Selector, select
 from commlib.topology import LinkBytes, Topology, Traffic
@@ -58,10 +58,12 @@ __all__ = [
     "Traffic",
     "UnknownName",
     "__version__",
+    "bytes_of_nodes",
     "bytes_sent",
     "cost",
     "make_reducer",
     "predict",
+    "predict_seconds",
     "select",
     "transport",
 ]

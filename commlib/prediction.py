@@ -1,13 +1,13 @@
 """What a step of a reducer is predicted to cost, by the :class:`commlib.cost.Cost` that it declares."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from commlib.cost import Cost, Nodes, Speeds, Step
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
-from commlib.network import Network
+from commlib.network import Link, Network
 from commlib.reducers import check_reducer_options, reducer_class, reducer_options
 from commlib.topology import LinkBytes
 
@@ -56,10 +56,30 @@ def predict(
     busiest = max(sent, key=lambda each: (each.inter, each.intra))
     if len(ranks) == 1:
         return Prediction(0.0, 0.0, busiest)
+    intra, inter, computing = _seconds(cost, step, speeds)
+    return Prediction(intra, inter, busiest, computing)
+
+
+def predict_seconds(
+    reducer: str,
+    nodes: Nodes,
+    size: int,
+    *,
+    network: Network | None = None,
+    speeds: Speeds | None = None,
+    **options: Any,
+) -> float:
+    """Return the seconds of :func:`predict` alone, which is quick for thousands of ranks, too."""
+    cost, step = _step(reducer, nodes, size, options, network or Network())
+    return 0.0 if step.ranks == 1 else sum(_seconds(cost, step, speeds))
+
+
+def _seconds(cost: Cost, step: Step, speeds: Speeds | None) -> tuple[float, float, float]:
+    """Return the seconds inside the node, between nodes and of computing."""
     intra, inter = cost.seconds(step)
     more_intra, more_inter = step.rest_of_comparison(intra + inter)
     computing = cost.work(step).seconds(speeds, step.options.get("wire", "fp32")) if speeds else 0.0
-    return Prediction(intra + more_intra, inter + more_inter, busiest, computing)
+    return intra + more_intra, inter + more_inter, computing
 
 
 def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any) -> LinkBytes:
@@ -70,6 +90,24 @@ def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any)
     """
     cost, step = _step(reducer, nodes, size, options, Network())
     return cost.traffic(step, rank)
+
+
+def bytes_of_nodes(reducer: str, nodes: Nodes, size: int, **options: Any) -> list[LinkBytes]:
+    """Return the payload bytes that the ranks of each node send together in an average step.
+
+    Where a reducer's traffic is a bound, they are those that its seconds are predicted from, with the few
+    integers that ranks agree on; these take all nodes to be as large as the largest.
+
+    >>> bytes_of_nodes("dense", [[0, 1], [2, 3]], size=1000)
+    [LinkBytes(intra=6000, inter=6000), LinkBytes(intra=6000, inter=6000)]
+    """
+    cost, step = _step(reducer, nodes, size, options, Network())
+    if cost.is_exact or step.ranks == 1:
+        return [sum((cost.traffic(step, rank) for rank in node), LinkBytes()) for node in nodes]
+    free, byte_a_second = Link(0.0, 0.0), Link(0.0, 1.0)
+    intra, _ = cost.seconds(replace(step, network=Network(byte_a_second, free)))  # of each rank's own link
+    _, inter = cost.seconds(replace(step, network=Network(free, byte_a_second)))  # of the node's card
+    return [LinkBytes(round(len(node) * intra), round(inter)) for node in nodes]
 
 
 def _step(

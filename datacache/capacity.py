@@ -43,6 +43,11 @@ def free_bytes(path: Path) -> int:
     return tightest(path).free
 
 
+def free_memory_bytes(system: Path = Path("/")) -> int:
+    """Return how much memory processes can still take: of the machine, and of its control groups."""
+    return min(limit.free for limit in (_machine_limit(system), *_group_limits(system)))
+
+
 def check_room(path: Path, needed: int, what: str) -> None:
     """Raise :class:`CacheFull` unless ``needed`` bytes are free in ``path``."""
     limit = tightest(path)

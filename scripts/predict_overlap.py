@@ -3,9 +3,8 @@
     python scripts/predict_overlap.py --simulate   # by the engine, into benchmarks/results: some minutes
     python scripts/predict_overlap.py              # the tables and the picture of docs/, with the last of it
 
-A rank has two resources. Computing takes as long as one GPU did in the paper: a third of it is the forward
-pass, and the layers share the rest by their multiply-adds. The messages of a bucket, by closed forms, begin
-when its last gradient is computed, and when those of the buckets before are over. ``--simulate``: the same by
+Computing takes as long as one GPU did in the paper, and its layers share it by their multiply-adds; see
+training/plan/step.py for what follows from that, by closed forms. ``--simulate``: the same by
 ``commlib.Engine`` and the reducers themselves, on simulated ranks.
 """
 
@@ -16,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +26,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from commlib import REDUCERS, Buckets, Communicator, Engine, Link, Network, Topology, make_reducer
-from commlib.fusion import bucket_bounds
 from commlib.transport import simulated
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
@@ -47,12 +44,12 @@ from scripts.validate import RESULTS, newest
 from training.bench.record import command, machine
 from training.bench.shapes import Shape, resnet50, vgg19
 from training.config.config import DEFAULT_BUCKET_MIB
+from training.plan.step import FORWARD, Bucket, StepSeconds, Workload, buckets_of, step_seconds
 
 TRAINING_PAGE = PAGE.with_name("training.md")
 PICTURE, RECORD = FOLDER / "overlap.svg", "overlap-papers.json"
 RATES = (25.0, 10.0, 1.0)  # Gbit/s of a node's card: the paper's, and slower ones
 SHOWN = ("dense", "torus2d", "hitopk", "hioktopk", "oktopk")
-FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
 SIMULATED_SIZE = 125_000
 SIMULATED = (
     *(("ResNet-50 (96)", 25.0, reducer) for reducer in ("dense", "torus2d", "hitopk", "hioktopk")),
@@ -64,32 +61,6 @@ SIMULATED = (
 
 
 # ------------------------------------------------------------- what is trained
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A part of the gradient: its entries, and the share of the backward pass that ends with them."""
-
-    size: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A training of table 3: the seconds that one GPU computes a step, and the buckets of its gradient."""
-
-    name: str
-    computing: float
-    buckets: tuple[Bucket, ...]
-
-    @property
-    def forward(self) -> float:
-        """Return the seconds of the forward pass."""
-        return FORWARD * self.computing
-
-    def backward(self, bucket: Bucket) -> float:
-        """Return the seconds of the layers that end with a bucket."""
-        return (1 - FORWARD) * self.computing * bucket.share
 
 
 def resnet50_sides() -> list[int]:
@@ -131,21 +102,17 @@ def transformer() -> tuple[list[Shape], list[int]]:
     return [*embedding, *layer * 12], [0] * len(embedding) + operations(layer, []) * 12
 
 
-def buckets_of(shapes: Sequence[Shape], work: Sequence[int]) -> tuple[Bucket, ...]:
+def buckets(shapes: Sequence[Shape], work: Sequence[int]) -> tuple[Bucket, ...]:
     """Return the buckets of a gradient, of 25 MiB where nothing else is configured."""
-    sizes = [prod(shape) for shape in shapes]
-    ends = [0, *np.cumsum(sizes).tolist()]
-    bounds = bucket_bounds(sizes, DEFAULT_BUCKET_MIB << 20)
-    parts = pairwise(ends.index(bound) for bound in bounds)
-    return tuple(Bucket(ends[last] - ends[first], sum(work[first:last]) / sum(work)) for first, last in parts)
+    return buckets_of([prod(shape) for shape in shapes], work, DEFAULT_BUCKET_MIB << 20)
 
 
 @cache
 def workloads() -> dict[str, Workload]:
     """Return the trainings of table 3, by name."""
-    resnet = buckets_of(resnet50(), operations(resnet50(), resnet50_sides()))  # at 96 × 96 in the same ratios
-    vgg = buckets_of(vgg19(), operations(vgg19(), vgg19_sides()))
-    parts = (resnet, resnet, vgg, buckets_of(*transformer()))
+    resnet = buckets(resnet50(), operations(resnet50(), resnet50_sides()))  # at 96 × 96 in the same ratios
+    vgg = buckets(vgg19(), operations(vgg19(), vgg19_sides()))
+    parts = (resnet, resnet, vgg, buckets(*transformer()))
     return {
         each.name: Workload(each.name, local_batch(each) / each.single_gpu, buckets)
         for each, buckets in zip(HITOPKCOMM.trainings, parts, strict=True)
@@ -155,40 +122,13 @@ def workloads() -> dict[str, Workload]:
 # ------------------------------------------------------------- a step
 
 
-@dataclass(frozen=True)
-class Step:
-    """The seconds of a step, of which ``computing`` are the GPU's own.
-
-    ``plain``: the same buckets without overlap; ``undivided``: without buckets and overlap.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Step(StepSeconds):
+    """The seconds of a step of a training, at a rate, with a reducer."""
 
     workload: str
     gbit: float
     reducer: str
-    computing: float
-    undivided: float
-    plain: float
-    overlapped: float
-
-    @property
-    def messages(self) -> float:
-        """Return the seconds of the messages."""
-        return self.plain - self.computing
-
-    @property
-    def share(self) -> float:
-        """Return the messages' share of the step without overlap."""
-        return self.messages / self.plain
-
-    @property
-    def hidden(self) -> float:
-        """Return the share of the messages during which the GPU computes."""
-        return 1 - (self.overlapped - self.computing) / self.messages
-
-    @property
-    def gain(self) -> float:
-        """Return how many times as long a step takes without overlap."""
-        return self.plain / self.overlapped
 
 
 def cluster(gbit: float, scale: float = 1.0) -> Cluster:
@@ -196,18 +136,6 @@ def cluster(gbit: float, scale: float = 1.0) -> Cluster:
     given = Network(inter=Link.of(microseconds=30, gbit_per_second=gbit))
     scaled = (Link(link.alpha, scale * link.beta) for link in (given.intra, given.inter))
     return Cluster(HITOPKCOMM.nodes, HITOPKCOMM.ranks_per_node, Network(*scaled))
-
-
-def overlapped(ready: Sequence[float], messages: Sequence[float]) -> float:
-    """Return when the last messages are over, which follow each other and begin when their bucket is ready.
-
-    >>> overlapped(ready=[1.0, 2.0, 6.0], messages=[3.0, 1.0, 0.5])
-    6.5
-    """
-    end = 0.0
-    for own, seconds in zip(ready, messages, strict=True):
-        end = max(end, own) + seconds
-    return end
 
 
 @cache
@@ -222,13 +150,8 @@ def step_of(workload: Workload, gbit: float, reducer: str, where: Cluster, sizes
     whole, *messages = (
         communication(reducer, where, size, HITOPKCOMM.density, HALF).seconds for size in (sum(sizes), *sizes)
     )
-    ready = np.cumsum([workload.backward(bucket) for bucket in reversed(workload.buckets)]) + workload.forward
-    return Step(
-        *(workload.name, gbit, reducer, workload.computing),
-        undivided=workload.computing + whole,
-        plain=workload.computing + sum(messages),
-        overlapped=overlapped(ready.tolist(), messages[::-1]),
-    )
+    seconds = asdict(step_seconds(workload, whole, messages))
+    return Step(workload=workload.name, gbit=gbit, reducer=reducer, **seconds)
 
 
 def steps() -> list[Step]:

@@ -1,7 +1,7 @@
 """Predict the papers' measurements on their own clusters, by the closed forms of commlib.cost.
 
 HiTopKComm: 16 nodes of 8 GPUs at 25 Gbit/s (figures 7 and 8, table 3); Ok-Topk: 256 nodes of one GPU (figure
-12). The papers' numbers are in ``papers.yaml``.
+12). The papers' numbers are in ``papers.yaml``, their clusters in ``clusters/``.
 
     python scripts/predict_papers.py [--json] [--simulate] [--write]
 
@@ -32,6 +32,8 @@ from commlib.transport import simulated
 from scripts.drawing.pages import with_block
 from scripts.drawing.style import PALETTE, docs_picture
 from training.commands.printing import markdown
+from training.plan.cluster import load_cluster
+from training.plan.step import Bucket, Workload, step_seconds
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
 PAGE = FOLDER.parent / "validation.md"
@@ -71,9 +73,15 @@ class Training:
 
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
 HITOPKCOMM = SimpleNamespace(**PAPERS["hitopkcomm"])
-HITOPKCOMM.cluster = Cluster(HITOPKCOMM.nodes, HITOPKCOMM.ranks_per_node, Network())
-HITOPKCOMM.trainings = [Training(**each) for each in HITOPKCOMM.trainings]
+TENCENT = load_cluster(HITOPKCOMM.cluster)
+HITOPKCOMM.nodes, HITOPKCOMM.ranks_per_node = TENCENT.nodes, TENCENT.ranks_per_node
+HITOPKCOMM.cluster = Cluster(TENCENT.nodes, TENCENT.ranks_per_node, TENCENT.network)
+HITOPKCOMM.trainings = [
+    Training(single_gpu=TENCENT.per_second(precision="float16", **each.pop("trained")), **each)
+    for each in HITOPKCOMM.trainings
+]
 OKTOPK = SimpleNamespace(**PAPERS["oktopk"])
+OKTOPK.link = load_cluster(OKTOPK.cluster).network.inter
 OKTOPK.step = OKTOPK.hours * 3600 / OKTOPK.iterations  # seconds on 32 GPUs
 OKTOPK.dense_step = OKTOPK.dense_hours * 3600 / OKTOPK.iterations
 ALGORITHMS = OKTOPK.algorithms
@@ -207,7 +215,8 @@ def cell(training: Training, reducer: str, slowdown: float = 1.0) -> Cell:
     seconds = slowdown * in_half(reducer, training.parameters)
     computing = batch / training.single_gpu
     paper = training.throughput[reducer]
-    throughput = world_size * batch / (computing + seconds)
+    whole = Workload(training.name, computing, (Bucket(training.parameters, 1.0),))
+    throughput = world_size * batch / step_seconds(whole, seconds, [seconds]).plain
     ideal = world_size * training.single_gpu
     return Cell(
         training.name,
@@ -312,7 +321,7 @@ def messages(algorithm: str, ranks: int, link: Link) -> float:
 
 def over(name: str, beta: float) -> Fit:
     """Return a step at so many seconds a byte; computing is the rest of Ok-Topk's step."""
-    link = Link(OKTOPK.latency, beta)
+    link = Link(OKTOPK.link.alpha, beta)
     return Fit(name, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
 
 
@@ -323,7 +332,7 @@ def fit(name: str, algorithm: str, step: float) -> Fit:
     """
 
     def difference(beta: float) -> float:
-        link = Link(OKTOPK.latency, beta)
+        link = Link(OKTOPK.link.alpha, beta)
         return messages(algorithm, OKTOPK.few, link) - messages("Ok-Topk", OKTOPK.few, link)
 
     at_zero = difference(0.0)
@@ -333,7 +342,7 @@ def fit(name: str, algorithm: str, step: float) -> Fit:
 def fits() -> list[Fit]:
     """Return the network's own rate, and those that two statements on 32 GPUs imply."""
     return [
-        over("the network's rate", 1 / OKTOPK.rate),
+        over("the network's rate", OKTOPK.link.beta),
         fit("fitted to DenseOvlp", "Dense", OKTOPK.dense_step),
         fit("fitted to Gaussiank", "Gaussiank", OKTOPK.over_gaussian * OKTOPK.step),
     ]

@@ -21,7 +21,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 PROMPTED = {"docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
 RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 6}
-WRITTEN_BY_USERS = ("my.yaml", "my.py")
+WRITTEN_BY_USERS = ("my.yaml", "my_cluster.yaml", "my.py")
 COMMANDS = {"cd", "git", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain"}
 OUTPUT = ""  # blocks without a language are pictures and what commands print
 

@@ -53,10 +53,14 @@ ROOMS = {
         *("training.models", "training.process", "training.tasks"),
     },
     "training.report": {"commlib", "datacache", *SCHEMA, "training.config", "training.tasks"},
+    # what a run will take: it imports no learner, see below
+    "training.plan": {
+        *(*LIBRARIES, *CONFIG, "training.datasets", "training.process", "training.run", "training.tasks"),
+    },
     "training": {"training.run"},
     "training.commands": {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
-        *("training.process", "training.report", "training.run"),
+        *("training.plan", "training.process", "training.report", "training.run"),
     },
     "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
     # the command line: names every command, imports one when it is asked for
@@ -164,6 +168,22 @@ def test_a_run_imports_nothing_of_the_benches():
 
 def test_no_two_rooms_import_each_other():
     assert circle(ROOMS) == []
+
+
+def reached(names: set[str]) -> set[str]:
+    """Return these modules and all of ours that they import, and that those import."""
+    found, waiting = set(), set(names)
+    while waiting:
+        found |= waiting
+        waiting = {other for name in waiting for other in IMPORTS[name] & SOURCES.keys()} - found
+    return found
+
+
+def test_a_plan_is_made_without_the_learner_and_its_steps():
+    of_plan = {name for name in SOURCES if inside(name, "training.plan")}
+    assert len(of_plan) > 5
+    assert reached(of_plan) & {"training.run.learner", "training.run.steps", "training.run.trainer"} == set()
+    assert "training.run.learner" in reached({"training.run.trainer"})
 
 
 @pytest.mark.parametrize("heavy", ADAPTERS)

@@ -7,17 +7,13 @@ import pytest
 from scripts import predict_overlap
 from scripts.drawing.pages import with_block
 from scripts.predict_overlap import (
-    FORWARD,
     HITOPKCOMM,
     PICTURE,
     RATES,
     SIMULATED,
-    Bucket,
-    Workload,
     asked_for,
     load,
     operations,
-    overlapped,
     pages,
     predicted,
     resnet50_sides,
@@ -27,6 +23,7 @@ from scripts.predict_overlap import (
     workloads,
 )
 from training.bench.shapes import resnet50, vgg19
+from training.plan.step import FORWARD, Bucket, Workload, overlapped
 
 
 def test_the_tables_of_the_pages_are_those_of_the_script_and_of_the_newest_record():

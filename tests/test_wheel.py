@@ -10,6 +10,7 @@ import sysconfig
 import venv
 from importlib.metadata import distribution, requires
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -48,7 +49,7 @@ print(commlib.__file__)
 def wheel(tmp_path_factory):
     """Return the wheel of the clone as it is, which is not written to."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "configs"):
+    for name in (*PACKAGES, "configs", "clusters"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, source)
@@ -128,6 +129,14 @@ def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp
     missing = "tensorflow, keras, matplotlib, pydantic, rich, sacrebleu, sentencepiece, sklearn, typer, yaml"
     assert result.stderr == f"cloudtrain: {missing} not installed: pip install 'cloudtrain[train]'\n"
     assert (result.returncode, result.stdout) == (2, "")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("folder", ["configs", "clusters"])
+def test_the_wheel_holds_all_that_is_found_by_name(wheel, folder):
+    there = {f"training/{folder}/{path.name}" for path in (ROOT / folder).glob("*.yaml")}
+    assert len(there) > 2
+    assert there <= set(ZipFile(wheel).namelist())
 
 
 @pytest.mark.launch

@@ -8,7 +8,7 @@ from typing import Any
 
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
-from commlib.prediction import Prediction, predict
+from commlib.prediction import predict_seconds
 from commlib.reducers import REDUCERS, reducer_class, reducer_options
 from commlib.registry import REQUIRED, names
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
@@ -106,15 +106,9 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
         return 1
 
     def seconds(buckets: int) -> float:
-        step = predict(
-            reducer,
-            case.nodes,
-            max(1, case.size // buckets),
-            network=profile.network,
-            speeds=profile.speeds,
-            **options,
-        )
-        return buckets * step.seconds
+        size, network, speeds = max(1, case.size // buckets), profile.network, profile.speeds
+        own = predict_seconds(reducer, case.nodes, size, network=network, speeds=speeds, **options)
+        return buckets * own
 
     buckets, most = 1, MOST_LONGER * seconds(1)
     while buckets < MOST_BUCKETS and seconds(2 * buckets) <= most:
@@ -135,13 +129,13 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     of the candidate that are nearest to this case in size and density; without any, in those of others.
     """
     predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in profile.trials}
-    ratios = {trial: trial.seconds / step.seconds for trial, step in predicted.items()}
+    ratios = {trial: trial.seconds / seconds for trial, seconds in predicted.items()}
     expected = {}
     for candidate in candidates():
         own = [trial for trial in ratios if trial.candidate == candidate]
         near = _nearest(own or list(ratios), case)
         ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
-        expected[candidate] = ratio * _predict(profile, case, candidate).seconds
+        expected[candidate] = ratio * _predict(profile, case, candidate)
     return expected
 
 
@@ -164,10 +158,10 @@ def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
 
 
-def _predict(profile: Profile, case: Case, candidate: Candidate) -> Prediction:
+def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
     speeds, network = profile.speeds, profile.network
     given = settings(case, candidate)
-    return predict(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)
+    return predict_seconds(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:

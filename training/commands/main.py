@@ -186,6 +186,27 @@ def report(
 
 
 @app.command()
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        int | None, Option("-np", min=1, max=4096, help="ranks [all of the cluster or profile]")
+    ] = None,
+    cluster: Annotated[
+        str | None, Option(metavar="FILE", help="a YAML file, or the name of one that ships: tencent_v100")
+    ] = None,
+    simulate: Annotated[
+        int | None, Option(metavar="RANKS", min=2, max=1024, help="run the reducers on simulated ranks, too")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Print what a run would take, of steps, memory, traffic, time and money; nothing is trained."""
+    from training.commands.plan import plan as run
+
+    run(config, overrides or [], cluster=cluster, ranks=ranks, simulate=simulate, as_json=as_json)
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine, and suggest remedies for what is missing."""
     from training.commands.doctor import examine

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ _ONE_RANK = Choice(reducer="dense", options={}, seconds=0.0, dense_seconds=0.0, 
 
 def default_path(topology: Topology) -> Path:
     """Return the default path of the profile of such ranks, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    name = f"profile-{topology.world.size}ranks-{len(topology.nodes)}nodes.json"
-    return user_cache() / name
+    return path_for(topology.world.size, len(topology.nodes))
+
+
+def path_for(ranks: int, nodes: int) -> Path:
+    """Return the default path of the profile of so many ranks and nodes."""
+    return user_cache() / f"profile-{ranks}ranks-{nodes}nodes.json"
 
 
 def profile_path(given: str | None, topology: Topology) -> Path:
@@ -113,18 +118,21 @@ def with_buckets(config: Config, topology: Topology, profile: Profile | None, si
         return config
 
     def largest() -> float | None:
-        if profile is None:
-            return None
-        counts = []
-        for phase in config.phases:
-            options = config.reducer_config(phase)
-            case = Case(topology.nodes, size, config.density_of(phase))
-            reducer = options.pop("name")
-            options.pop("wrappers", None)  # they cost no message
-            counts.append(choose_buckets(profile, case, reducer, options))
-        return -(-size // min(counts)) * VALUE_BYTES / 2**20
+        return None if profile is None else bucket_mib(config, topology.nodes, profile, size)
 
     return config.model_copy(update={"bucket_mib": on_rank0(topology.world, largest)})
+
+
+def bucket_mib(config: Config, nodes: Sequence[Sequence[int]], profile: Profile, size: int) -> float:
+    """Return the size of buckets of the phase that wants the largest."""
+    counts = []
+    for phase in config.phases:
+        options = config.reducer_config(phase)
+        case = Case(nodes, size, config.density_of(phase))
+        reducer = options.pop("name")
+        options.pop("wrappers", None)  # they cost no message
+        counts.append(choose_buckets(profile, case, reducer, options))
+    return -(-size // min(counts)) * VALUE_BYTES / 2**20
 
 
 def count_weights(model: Any) -> int:

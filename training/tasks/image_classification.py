@@ -62,7 +62,7 @@ class ImageClassification(Task):
 
     def tiny(self, config: "Config", ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated images of as many classes and channels."""
-        facts = _facts(config)
+        facts = facts_of(config)
         phases, epochs = [], []
         for number, phase in enumerate(_phases(config)):
             _check_batch(phase, number, facts.samples, ranks)
@@ -159,7 +159,7 @@ def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> No
         )
 
 
-def _facts(config: "Config") -> ImageFacts:
+def facts_of(config: "Config") -> ImageFacts:
     """Return the properties that generated data need; a user's own data set is loaded for that."""
     dataset = config.dataset
     if dataset.name == "synthetic":

@@ -1,0 +1,618 @@
+"""``cloudtrain plan``: closed forms by hand, the papers' efficiencies, refusals, and what it prints."""
+
+import importlib
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from commlib import REDUCERS, Link, Network, Topology, bytes_of_nodes, make_reducer, transport
+from commlib.tuning.gradients import Gradients
+from commlib.tuning.profile import Job, Profile
+from commlib.tuning.tuner import choose
+from datacache import CacheDirs
+from datacache.capacity import store_bytes
+from tests.launching import DIGITS, ROOT
+from tests.test_tuner import SPEEDS
+from training.bench.memory import dense_vectors, traced
+from training.bench.shapes import entries_of, resnet50
+from training.commands import plan as command
+from training.commands.main import app
+from training.config.config import load
+from training.config.schema import ConfigurationError
+from training.plan.cluster import FOLDER, ClusterFile, LinkRecord, load_cluster
+from training.plan.curves import Curve
+from training.plan.exchange import Exchange
+from training.plan.memory import kept_by
+from training.plan.plan import check_room
+from training.plan.planner import make_plan
+from training.plan.samples import Epoch, Listing, listing_of, load_countable
+from training.plan.simulation import simulations
+from training.plan.site import Site, nodes_of, site_of
+from training.plan.step import Bucket, Workload, step_seconds
+from training.plan.weights import Weights, weights_of
+
+PAGE = (ROOT / "docs" / "plan.md").read_text()
+ALONE = ("ranks_per_node=null", "cache={}")
+INTRA, INTER = Link(1e-6, 1e-9), Link(1e-4, 1e-8)
+SMALL = """
+nodes: 2
+ranks_per_node: 2
+memory_gib: 1
+disk_gib: 1
+intra: {alpha: 1.0e-6, beta: 1.0e-9}
+inter: {alpha: 1.0e-4, beta: 1.0e-8}
+price_per_node_hour: 3
+throughput:
+  - {model: resnet8, input: 6 px, per_second: 1000}
+  - {configuration: digits, phase: 2, unit: samples, per_second: 500}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Return the path of a small cluster's file."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def planned(words=(), *, cluster=None, ranks=None, sizes=(1000,), epochs=None, config=DIGITS, listing=None):
+    """Return the plan of a configuration whose gradient and epochs are given."""
+    given = load_countable(str(config), [*ALONE, *words])[0].config
+    site = site_of(given, cluster, ranks)
+    epochs = epochs or [Epoch(10, 64, "samples")] * len(given.phases)
+    listed = listing or Listing(None, epochs, 0, 0, CacheDirs())
+    return make_plan(given, site, listed, Weights(list(sizes)))
+
+
+def refused(capsys, *words, **options):
+    """Return the line with which the command refuses a plan."""
+    given = {"cluster": None, "ranks": None, "simulate": None, "as_json": False, **options}
+    with pytest.raises(SystemExit) as ended:
+        command.plan(*given.pop("config", [DIGITS]), [*ALONE, *words], **given)
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    (line,) = printed.err.splitlines()
+    return line.removeprefix("cloudtrain: ")
+
+
+# ------------------------------------------------------------- the papers' table
+
+
+def table_3():
+    """Return the rows of table 3 in docs/validation.md: training, scheme, and the predicted cells."""
+    page = (ROOT / "docs" / "validation.md").read_text()
+    (body,) = re.findall(r"<!-- table 3 -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
+    return [(row[0], row[1], row[3], row[6]) for row in rows if row[0] != "Transformer"]
+
+
+@pytest.mark.parametrize(("training", "scheme", "throughput", "efficiency"), table_3())
+def test_the_efficiencies_of_table_3_are_those_of_docs_validation(training, scheme, throughput, efficiency):
+    reducer = {"Dense-SGD": "dense", "2DTAR-SGD": "torus2d", "MSTopK-SGD": "hitopk"}[scheme]
+    model, side, size = {
+        "ResNet-50 (224)": ("resnet50", 224, 25_000_000),
+        "ResNet-50 (96)": ("resnet50", 96, 25_000_000),
+        "VGG-19": ("vgg19", 224, 143_667_240),
+    }[training]
+    # Values of 16 bits: half as many of the 32 that dense reducers send.
+    name = f"reducer={{name: {reducer}, wire: fp16}}" if reducer == "hitopk" else f"reducer={reducer}"
+    words = [name, *(["density=0.01"] if reducer == "hitopk" else []), f"model={model}", "precision=float16"]
+    phase = f"{{epochs: 1, input_size: {side}, batch_size: 256, learning_rate: 0.1}}"
+    plan = planned(
+        [*words, f"phases=[{phase}]"],
+        cluster="tencent_v100",
+        config="imagenet_resnet50_90epochs",
+        sizes=[size if reducer == "hitopk" else size // 2],
+        epochs=[Epoch(39, 128 * 256, "samples")],
+    )
+    (found,) = plan.phases
+    assert (f"{found.per_second:,.0f}", f"{found.efficiency:.1%}") == (throughput, efficiency)
+
+
+# ------------------------------------------------------------- closed forms by hand
+
+
+def test_a_dense_phase_on_two_nodes_of_two(cluster):
+    plan = planned(["phases.1.epochs=8"], cluster=cluster)
+    dense = plan.phases[1]
+    messages = 2 * 3 * (1e-4 + 4 * 1000 / 4 * 1e-8)  # 2·(P − 1)·(α + d/P·β)
+    computing = 64 / 4 / 500
+    assert dense.messages == pytest.approx(messages)
+    assert dense.computing == pytest.approx(computing)
+    assert dense.step == pytest.approx(computing + messages)  # one bucket: nothing overlaps
+    assert dense.per_second == pytest.approx(64 / (computing + messages))
+    assert dense.efficiency == pytest.approx(computing / (computing + messages))
+    assert dense.slow_bytes == dense.dense_bytes == 2 * 3 * 1000  # 2·d·(P − 1)/P values by the last rank
+    assert (dense.steps, dense.epochs) == (80, 8)
+    assert dense.traffic_bytes == 80 * 2 * 6000
+    assert dense.seconds == pytest.approx(80 * (computing + messages))
+
+
+def test_a_sparse_phase_sends_k_entries_of_each_shard_to_the_other_node(cluster):
+    sparse = planned(cluster=cluster).phases[0]
+    assert sparse.slow_bytes == 2 * 5 * 8  # two ranks, k/n of an index and a value each
+    assert sparse.dense_bytes == 6000
+    # scatter inside, the streams share the card, one agreement; then the selected entries inside
+    assert 1e-4 < sparse.messages < 3e-4
+    assert sparse.computing == pytest.approx(64 / 4 / 1000)
+
+
+def test_time_traffic_and_cost_are_sums_over_the_phases(cluster):
+    plan = planned(cluster=cluster)
+    assert plan.seconds == pytest.approx(sum(phase.seconds for phase in plan.phases))
+    assert plan.traffic_bytes == sum(phase.traffic_bytes for phase in plan.phases)
+    assert plan.cost == pytest.approx(2 * 3 * plan.seconds / 3600)
+
+
+def test_the_price_of_the_configuration_is_of_all_nodes(cluster, tmp_path):
+    (tmp_path / "free.yaml").write_text(SMALL.replace("price_per_node_hour: 3\n", ""))
+    plan = planned(["dawnbench.cost_per_hour=7"], cluster=str(tmp_path / "free.yaml"))
+    assert plan.cost == pytest.approx(7 * plan.seconds / 3600)
+    assert not any("cost" in line for line in plan.missing)
+
+
+def test_traffic_counts_each_epoch_at_its_own_density(cluster):
+    words = ["phases.0.density_warmup={start: 0.25, epochs: 2}", "phases.0.epochs=3", "phases.0.density=0.01"]
+    sparse = planned(words, cluster=cluster).phases[0]
+
+    def both_nodes(density):
+        nodes = bytes_of_nodes("hitopk", [[0, 1], [2, 3]], 1000, density=density)
+        return sum(each.inter for each in nodes)
+
+    # from 0.25 in equal ratios to 0.01, which the third epoch has: 0.25, 0.05, 0.01
+    assert sparse.traffic_bytes == 10 * (both_nodes(0.25) + both_nodes(0.05) + both_nodes(0.01))
+    assert (sparse.density.start, sparse.density.end) == (0.25, 0.01)
+    assert sparse.slow_bytes == both_nodes(0.01) / 2
+
+
+def test_buckets_hide_their_messages_behind_the_layers_that_come_later(cluster):
+    words = ["bucket_mib=0.0016", "phases.1.epochs=1"]  # 419 entries
+    sizes = [100, 300, 400]
+    dense = planned(words, cluster=cluster, sizes=sizes).phases[1]
+    assert dense.buckets == 2  # of 400 entries each
+    bucket = 6 * (1e-4 + 4 * 400 / 4 * 1e-8)
+    computing = 64 / 4 / 500
+    assert dense.messages == pytest.approx(2 * bucket)
+    # The last bucket's messages pass while the backward pass computes the other half.
+    assert dense.step == pytest.approx(computing + bucket)
+    off = planned([*words, "overlap=false"], cluster=cluster, sizes=sizes).phases[1]
+    assert off.step == pytest.approx(computing + 2 * bucket)
+
+
+def test_messages_wait_for_the_layers_of_their_bucket_and_for_the_bucket_before():
+    early, late = Bucket(100, share=1 / 3), Bucket(200, share=2 / 3)
+    step = step_seconds(Workload("mine", 9.0, (early, late)), whole=5.5, messages=[1.0, 5.0])
+    # forward to 3, the late layers to 7, their messages to 12, the early layers to 9, their messages to 13
+    assert step.overlapped == pytest.approx(13.0)
+    assert (step.plain, step.undivided, step.messages) == (15.0, 14.5, 6.0)
+    assert step.hidden == pytest.approx(2 / 6)
+
+
+def test_gradients_on_gpus_are_one_bucket_unless_they_go_by_mpi(tmp_path):
+    path = tmp_path / "gpus.yaml"
+    path.write_text(f"{SMALL}gpu_memory_gib: 8\n")
+    words = ["bucket_mib=0.0016"]
+    assert planned(words, cluster=str(path), sizes=[400, 400]).phases[1].buckets == 1
+    assert planned([*words, "transport=mpi"], cluster=str(path), sizes=[400, 400]).phases[1].buckets == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([0.1], "0.1"), ([0.0, 0.4, 0.2, 0.01], "0 → 0.4 → 0.01"), ([0.25, 0.001], "0.25 → 0.001")],
+)
+def test_a_curve_is_its_first_largest_and_last_value(values, text):
+    assert str(Curve.of_values(values)) == text
+
+
+def test_the_peak_of_a_warm_up_is_seen_in_a_phase_of_many_steps():
+    rate = "{start: 1.0, end: 0.0, warmup: {start: 0.0, steps: 7777}}"
+    phase = f"{{steps: 1000000, input_size: 8, batch_size: 16, learning_rate: {rate}}}"
+    curve = planned([f"phases=[{phase}]"]).phases[0].rate
+    assert (curve.start, curve.peak, curve.end) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["oktopk", "ssar_split", "hioktopk", "ssar_doubling", "dsar_split"])
+def test_bytes_of_reducers_whose_traffic_is_a_bound_are_about_those_that_they_send(name):
+    size, nodes = 100_000, nodes_of(8, 2)
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), size, density=0.01)
+        for step in range(2):  # thresholds of the first are used again in the second
+            noise = np.random.default_rng([comm.rank, step]).standard_normal(size, np.float32)
+            reducer.reduce(noise - reducer.residual)
+        return reducer.last.traffic.sent.inter
+
+    sent = transport.simulated.run(body, 8, 2)
+    found = [sum(sent[rank] for rank in node) for node in nodes]
+    expected = bytes_of_nodes(name, nodes, size, density=0.01)
+    # ranges of entries are not equally full; the integers that ranks agree on are among what is expected
+    assert max(each.inter for each in expected) == pytest.approx(max(found), rel=0.25)
+
+
+# ------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("words", "weights", "optimizer"),
+    [
+        (["optimizer={name: sgd, momentum: 0.9}"], 1, 1),
+        (["optimizer={name: sgd, momentum: 0}"], 1, 0),
+        (["optimizer={name: sgd, momentum: 0}", "phases.1.momentum=0.5"], 1, 1),
+        (["optimizer={name: lamb}"], 1, 2),
+        (["optimizer=lars", "average=0.9"], 2, 1),
+        (["optimizer={name: adam, sharded: true}"], 1, 2 / 4),
+    ],
+)
+def test_weights_and_slots_of_the_optimizer(words, weights, optimizer, cluster):
+    own = planned(words, cluster=cluster).phases[1].memory
+    assert (own.weights, own.optimizer) == (4000 * weights, 4000 * optimizer)
+    assert own.gradient == 8000
+    assert own.residual == 0  # of dense
+    assert own.total == own.weights + own.optimizer + own.gradient + own.reducer
+
+
+@pytest.mark.parametrize(("name", "share"), [("oktopk", 1), ("hitopk", 1 / 2), ("torus2d", 0)])
+def test_the_residual_is_that_of_what_a_rank_selects_from(name, share):
+    assert kept_by(name, {}, nodes_of(4, 2), 1000, None).residual == 2 * 4000 * share
+
+
+@pytest.mark.parametrize("name", ["torus2d", "allgather", "gtopk", "ssar_split", "oktopk", "hitopk"])
+@pytest.mark.parametrize("density", [0.01, 0.1])
+def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, density):
+    options = {"density": density} if REDUCERS[name].sparse else {}
+    noise, nodes = Gradients(50_000), nodes_of(8, 4)
+
+    def body(comm):
+        make = lambda own: make_reducer(name, Topology(own), noise.size, **options)  # noqa: E731
+        make(comm).reduce(noise.of(comm.rank, 0))  # loads the kernels, which takes memory, too
+        return dense_vectors(comm, make, noise)
+
+    with traced():
+        found = max(transport.simulated.run(body, 8, 4))
+    exchange = Exchange(Site("here", nodes), [noise.size], name, options)
+    kept = kept_by(name, options, nodes, noise.size, exchange.rank_bytes())
+    estimate = (kept.residual + kept.reducer) / (4 * noise.size)
+    assert found / 1.4 < estimate < found * 1.4
+
+
+# ------------------------------------------------------------- clusters
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_clusters_that_ship_load_by_name(path):
+    assert load_cluster(path.stem).ranks > 1
+    assert f"`{path.stem}`" in PAGE
+
+
+def test_a_link_is_given_in_either_way():
+    by_rate = LinkRecord(microseconds=30, gbit_per_second=25).link
+    assert (by_rate.alpha, by_rate.beta) == (pytest.approx(3e-5), pytest.approx(3.2e-10))
+    assert LinkRecord(alpha=0.1, beta=0.2, incast=2.0).link == Link(0.1, 0.2, 2.0)
+
+
+def test_the_first_throughput_that_fits_counts(cluster):
+    file = load_cluster(cluster)
+    facts = {"model": "resnet8", "configuration": "digits", "unit": "samples"}
+    assert file.per_second(**facts, phase=1, input="6 px") == 1000
+    assert file.per_second(**facts, phase=2, input="8 px") == 500
+    assert file.per_second(**facts, phase=2, input="6 px") == 1000  # both fit
+    assert file.per_second(**facts, phase=1, input="8 px") is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (("nodes: 2", "nodes: 0"), "nodes: expected a whole number from 1, got 0"),
+        (("memory_gib", "memory_gb"), 'memory_gb: unknown key, did you mean "memory_gib"?'),
+        (("beta: 1.0e-8", "gbit_per_second: 1"), "inter: expected alpha and beta or microseconds and "),
+        (("inter: {alpha: 1.0e-4, beta: 1.0e-8}\n", ""), "inter: missing, expected a link"),
+        (
+            ("model: resnet8", "precision: float16"),
+            "throughput[0]: expected model or configuration, got none",
+        ),
+        (
+            ("per_second: 500", "per_second: -5"),
+            "throughput[1].per_second: expected a number above 0, got -5",
+        ),
+        (("phase: 2", "phase: 0"), "throughput[1].phase: expected a whole number from 1, got 0"),
+        (("alpha: 1.0e-4", "alpha: fast"), "inter.alpha: expected a number from 0, got 'fast'"),
+    ],
+)
+def test_a_wrong_cluster_file_is_refused_in_one_line(tmp_path, changed, line):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(SMALL.replace(*changed, 1))
+    with pytest.raises(ConfigurationError) as refusal:
+        load_cluster(path)
+    assert str(refusal.value).startswith(f"{path}: {line}")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_node_without_neighbours_needs_no_link_to_them():
+    alone = ClusterFile(nodes=1, ranks_per_node=1)
+    assert alone.network == Network()
+
+
+def test_fewer_ranks_fill_node_after_node(cluster):
+    assert site_of(load(DIGITS, ALONE), cluster, 3).nodes == [[0, 1], [2]]
+
+
+# ------------------------------------------------------------- profiles, and neither
+
+
+def profile_at(path, processor="2 cores of a processor"):
+    job = Job(("node1", "node2"), (processor,), (2, 2))
+    profile = Profile(job, Network(INTRA, INTER), SPEEDS)
+    profile.save(path)
+    return profile
+
+
+def test_a_profile_gives_ranks_links_and_the_speeds_of_kernels(tmp_path):
+    profile = profile_at(tmp_path / "profile.json")
+    words = [f"profile={tmp_path / 'profile.json'}", "reducer=auto", "phases.0.reducer=auto"]
+    plan = planned(words, sizes=[1_000_000])
+    assert plan.site.nodes == [[0, 1], [2, 3]]
+    choice = choose(profile, plan.site.nodes, 1_000_000, 0.01)
+    assert plan.phases[0].reducer == choice.reducer
+    assert plan.phases[0].auto == choice.reason
+    one_piece = Exchange(plan.site, [1_000_000], choice.reducer, {"density": 0.01, **choice.options})
+    assert one_piece.seconds()[0] > one_piece.messages_seconds()  # with the time of the kernels
+    assert plan.phases[0].step is None
+    assert any(line.startswith("no computing in phases [1, 2]") for line in plan.missing)
+
+
+@pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])
+def test_gradients_of_a_profile_of_gpus_are_one_bucket(tmp_path, processor, buckets):
+    profile_at(tmp_path / "profile.json", processor)
+    words = [f"profile={tmp_path / 'profile.json'}", "phases.0.reducer=auto", "bucket_mib=0.0016"]
+    assert planned(words, sizes=[400, 400]).phases[0].buckets == buckets
+
+
+def test_without_cluster_and_profile_bytes_and_memory_are_there_and_one_line_says_what_is_missing():
+    plan = planned(ranks=4)
+    assert [phase.seconds for phase in plan.phases] == [None, None]
+    assert plan.phases[0].dense_bytes == 4 * 6000  # all inside the only node
+    assert plan.phases[0].memory.total > 0
+    assert plan.missing[0].startswith("no seconds: expected --cluster, or a profile")
+
+
+def test_a_reducer_that_declares_no_cost_has_no_bytes_and_seconds(cluster, monkeypatch, tmp_path):
+    program = "from commlib import Reducer\n\nclass Mine(Reducer):\n    sparse = True\n    _reduce = None\n"
+    (tmp_path / "my_costless.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("my_costless")
+    plan = planned(["phases.0.reducer=my_costless:Mine", "density=null"], cluster=cluster)
+    first, second = plan.phases
+    assert (first.slow_bytes, first.messages, first.density) == (None, None, None)
+    assert first.memory.residual == 2 * 4000  # as of any that is sparse
+    assert second.seconds is not None
+    assert (plan.seconds, plan.traffic_bytes, plan.cost) == (None, None, None)
+    assert "phase 1: my_costless:Mine declares no cost: no bytes and no seconds" in plan.missing
+
+
+def test_one_rank_exchanges_nothing():
+    plan = planned()
+    assert [phase.slow_bytes for phase in plan.phases] == [0, 0]
+    assert plan.phases[0].auto == "dense: one rank has no other to exchange with"
+
+
+# ------------------------------------------------------------- samples
+
+
+def test_steps_and_cache_are_those_of_the_list_of_samples(tmp_path):
+    cache = f"cache={{disk: {tmp_path / 'disk'}, memory: {tmp_path / 'shm'}}}"
+    config = load(DIGITS, ["ranks_per_node=null", cache])
+    listing = listing_of(config, nodes_of(4, 2), is_counted=False)
+    assert [(each.steps, each.global_batch) for each in listing.epochs] == [(1437 // 64, 64)] * 2
+    # all samples to train on, and those that the two ranks of a node test on, half of 360; 64 bytes each
+
+    def stored(sample_bytes):
+        return sum(store_bytes(np.full(count, sample_bytes)) for count in (1437, 180))
+
+    assert listing.disk == stored(64)
+    assert listing.memory == stored(36) + stored(64)  # one phase's are 6 × 6 pixels, the other's as they come
+    alike = load(DIGITS, ["ranks_per_node=null", cache, "phases.1.input_size=6"])
+    assert listing_of(alike, nodes_of(4, 2), is_counted=False).memory == stored(36)  # phases share it
+    assert not (tmp_path / "shm").exists()
+
+
+def test_images_that_are_not_here_count_as_many_as_they_are_known_to_be():
+    loaded, note = load_countable("imagenet_resnet50_dawnbench", [])
+    listing = listing_of(loaded.config, nodes_of(128, 8), is_counted=note is not None)
+    assert note == "dataset.path is not given: counted with the 1,281,167 training samples of imagenet"
+    assert [each.steps for each in listing.epochs] == [1_281_167 // 32_768] * 3 + [1_281_167 // 16_384]
+    assert listing.disk is None  # their files' sizes are not known
+    assert (listing.dataset.channels, listing.dataset.classes) == (3, 1000)
+
+
+def test_pictures_that_would_be_generated_are_only_counted():
+    config = load("synthetic", ["dataset.samples=2000000", "phases.0.batch_size=1000"])
+    listing = listing_of(config, nodes_of(1, 1), is_counted=False)
+    assert listing.epochs[0].steps == 2000
+    with pytest.raises(ValueError, match="samples: expected a whole number from 1, got 'many'"):
+        listing_of(load("synthetic", ["dataset.samples=many"]), nodes_of(1, 1), is_counted=False)
+
+
+def test_the_weights_are_those_of_the_model():
+    config = load(DIGITS, ALONE)
+    model = config.task.make().make_model(config, config.make_dataset())
+    found = weights_of(config, config.make_dataset())
+    assert found.size == sum(int(each.shape.num_elements()) for each in model.trainable_variables)
+    assert found.size + found.others == model.count_params()
+
+
+# ------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "line"),
+    [
+        (["phases.0.batch_size=400"], {"ranks": 4}, "phases[0].batch_size: expected at most the 1437 "),
+        (["phases.0.input_size=3", "model=vgg_tiny"], {}, f"{DIGITS}: phases[0].input_size: expected at "),
+        (
+            ["phases.0.density_warmup={start: 0.5, epochs: 99}"],
+            {},
+            "phases[0].density_warmup.epochs: expected",
+        ),
+        (["cache.shards=3"], {"ranks": 4}, "cache.shards: expected a divisor of the 64 samples"),
+        (
+            ["phases.0.learning_rate={start: 1, end: 0, warmup: {start: 0, epochs: 50}}"],
+            {},
+            "phases[0].learni",
+        ),
+        (["reducer=auto"], {"ranks": 4}, "phases[0].reducer: expected a name, --cluster or a profile"),
+        (
+            [],
+            {"cluster": "tencent_v100", "ranks": 129},
+            "-np: expected at most the 128 ranks of tencent_v100",
+        ),
+        ([], {"cluster": "tencent"}, "expected a YAML file or the name of one that ships: unknown cluster"),
+        (["ranks_per_node=4"], {"cluster": "tencent_v100"}, "ranks_per_node: expected 8 as on the nodes of "),
+        (["densty=1"], {}, f'{DIGITS}: densty: unknown key, did you mean "density"?'),
+        (["profile=/no/such.json"], {}, "/no/such.json: no such profile"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_one_line(capsys, monkeypatch, words, options, line):
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([1000]))
+    assert refused(capsys, *words, **options).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("memory_gib: 1", "memory_gib: 1.0e+308"),
+        ("alpha: 1.0e-4", "alpha: 1.0e+308"),
+        ("beta: 1.0e-8", "beta: 1.0e+308"),
+        ("{alpha: 1.0e-4, beta: 1.0e-8}", "{microseconds: 0, gbit_per_second: 5.0e-324}"),
+        ("per_second: 500", "per_second: 5.0e-324"),
+        ("nodes: 2", "nodes: 1000000000000"),
+    ],
+)
+def test_numbers_that_nothing_can_be_computed_with_are_refused_in_one_line(
+    old, new, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([1000]))
+    path = tmp_path / "wrong.yaml"
+    path.write_text(SMALL.replace(old, new, 1))
+    assert "expected" in refused(capsys, cluster=str(path))
+
+
+def test_links_that_cost_nothing_can_be_planned_for(tmp_path):
+    path = tmp_path / "free.yaml"
+    path.write_text(
+        SMALL.replace("1.0e-4, beta: 1.0e-8", "0, beta: 0").replace("1.0e-6, beta: 1.0e-9", "0, beta: 0")
+    )
+    assert [phase.efficiency for phase in planned(cluster=str(path)).phases] == [1.0, 1.0]
+
+
+def test_a_node_without_room_is_refused(cluster):
+    def line(**listed):
+        plan = planned(cluster=cluster, sizes=[listed.pop("size", 1000)])
+        with pytest.raises(ValueError, match="expected at most") as refusal:
+            check_room(replace(plan, **listed))
+        return str(refusal.value)
+
+    gib = 1 << 30
+    assert line(disk=2 * gib) == (
+        f"cache.disk: expected at most the 1.0 GiB that cluster {cluster} has, got 2.0 GiB"
+    )
+    assert line(memory=gib).startswith("cache.memory: expected at most the 512.0 MiB that ")  # half of it
+    own = "phases[0]: memory of 2 ranks on a node, and its cache.memory: expected at most the 1.0 GiB"
+    assert line(size=50_000_000).startswith(own)
+
+
+def test_a_model_too_large_for_a_gpu_is_refused(tmp_path):
+    path = tmp_path / "gpus.yaml"
+    path.write_text(SMALL.replace("memory_gib: 1\n", "memory_gib: 0.5\ngpu_memory_gib: 0.5\n"))
+    plan = planned(cluster=str(path), sizes=[50_000_000])
+    with pytest.raises(
+        ValueError, match=r"^phases\[0\]: memory of a rank on its GPU: expected at most the 512"
+    ):
+        check_room(plan)
+    check_room(planned(cluster=str(path), sizes=[15_000_000]))  # not in the node's memory
+
+
+# ------------------------------------------------------------- simulated ranks
+
+
+def test_the_reducers_own_code_takes_as_long_as_the_closed_form(cluster):
+    words = ["reducer={name: oktopk, density: 0.02}", "density=null"]
+    sparse, dense = simulations(planned(words, cluster=cluster, sizes=[20_000]), ranks=8)
+    assert (sparse.phases, dense.phases) == ([1], [2])
+    assert (dense.ranks, dense.nodes, dense.size) == (8, 4, 20_000)
+    assert dense.seconds == pytest.approx(dense.expected_seconds, rel=1e-3)
+    assert dense.sent == dense.expected_sent
+    # its selections are real ones, of which the closed form has the expected number
+    assert sparse.seconds == pytest.approx(sparse.expected_seconds, rel=0.1)
+    assert sparse.sent == pytest.approx(sparse.expected_sent, rel=0.3)
+
+
+def test_fewer_ranks_than_asked_for_and_default_links_are_said(monkeypatch):
+    from training.plan import simulation
+
+    monkeypatch.setattr(simulation, "MOST_MESSAGES", 500)
+    words = ["digits", "ranks_per_node=2", "reducer=dense", "density=null", "cache={}", "-np", "4"]
+    printed = run(monkeypatch, *words, "--simulate", "24")
+    assert "dense on 24 ranks would send too many messages: simulated on 12\n" in printed
+    assert "simulated over the default links, of commlib.Network(), as none are known\n" in printed
+
+
+def test_phases_of_one_reducer_are_simulated_once(cluster):
+    (found,) = simulations(planned(["phases.1.reducer=hitopk"], cluster=cluster), ranks=4)
+    assert found.phases == [1, 2]
+
+
+def test_a_gradient_that_does_not_fit_is_cut_and_too_many_messages_take_fewer_ranks(cluster, monkeypatch):
+    from training.plan import simulation
+
+    monkeypatch.setattr(simulation, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(simulation, "MOST_MESSAGES", 200)
+    plan = planned(["reducer=dense", "density=null"], cluster=cluster, sizes=[50_000])
+    (found,) = simulations(plan, ranks=16)
+    assert found.ranks == 8  # 2·15·16 messages are too many, 2·7·8 are not
+    assert 8 * 4 * found.size <= 400_000 < 8 * 4 * found.size / 0.9
+
+
+# ------------------------------------------------------------- what is printed
+
+
+def run(monkeypatch, *words, weights=None):
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: weights or Weights([1000]))
+    result = CliRunner().invoke(app, ["plan", *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_is_one_object_with_the_numbers_of_the_tables(monkeypatch, cluster):
+    words = ["digits", "ranks_per_node=null", "cache={}", "--cluster", cluster]
+    record = json.loads(run(monkeypatch, *words, "--json", "--simulate", "4"))
+    assert (record["ranks"], record["ranks_of_nodes"], record["weights"]) == (4, [2, 2], 1000)
+    assert [phase["steps"] for phase in record["phases"]] == [22 * 12, 22 * 8]
+    assert record["phases"][0]["slow_bytes"] == 80
+    assert record["phases"][1]["rate"] == {"start": 0.1, "peak": 0.1, "end": 0.0}
+    assert record["phases"][0]["memory"]["total"] == sum(
+        value for key, value in record["phases"][0]["memory"].items() if key != "total"
+    )
+    assert record["total"]["seconds"] == pytest.approx(sum(each["seconds"] for each in record["phases"]))
+    assert [each["reducer"] for each in record["simulated"]] == ["hitopk", "dense"]
+    printed = run(monkeypatch, *words)
+    assert "264     12 64 samples" in printed
+    assert f"{record['total']['cost']:,.2f} for 2 nodes" in printed
+
+
+def test_the_page_shows_what_is_printed(monkeypatch):
+    shown = re.search(r"^\$ cloudtrain plan ([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    weights = Weights([entries_of(shape) for shape in resnet50()], 53_120)
+    printed = run(monkeypatch, *shown[1].split(), weights=weights)
+    assert [line.rstrip() for line in printed.splitlines()] == shown[2].splitlines()
+
+
+def test_the_clusters_of_the_page_load(tmp_path):
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_cluster.yaml").write_text(text)
+    keys = load_cluster(tmp_path / "my_cluster.yaml").model_dump(exclude_none=True).keys()
+    assert keys == ClusterFile.model_fields.keys()  # the page shows them all

@@ -1,0 +1,84 @@
+"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
+from commlib.reducers import reducer_class, reducer_options
+from training.plan.site import Site
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a gradient whose buckets have ``sizes`` entries.
+
+    ``options``: of the reducer, without wrappers: they cost no message.
+    """
+
+    site: Site
+    sizes: Sequence[int]
+    reducer: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the reducer declares what it costs."""
+        return reducer_class(self.reducer).cost is not None
+
+    def at(self, density: float) -> "Exchange":
+        """Return the same at another density."""
+        return replace(self, options={**self.options, "density": density})
+
+    def resized(self, size: int) -> "Exchange":
+        """Return that of a gradient of so many entries in one piece."""
+        return replace(self, sizes=[size])
+
+    def among(self, ranks: int) -> "Exchange":
+        """Return that among so many ranks, on nodes of the same size."""
+        return replace(self, site=self.site.with_ranks(ranks))
+
+    def node_bytes(self) -> list[int]:
+        """Return what each node sends over the slow link, all its ranks together; one node: inside it."""
+        if self.site.ranks == 1:
+            return [0]
+        sent = [LinkBytes()] * len(self.site.nodes)
+        for size in self.sizes:
+            more = bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options)
+            sent = [a + b for a, b in zip(sent, more, strict=True)]
+        return [each.inter if len(sent) > 1 else each.intra for each in sent]
+
+    def rank_bytes(self) -> LinkBytes | None:
+        """Return what a rank sends of the whole gradient, on average; ``None`` where that is not known."""
+        if not self.is_known:
+            return None
+        nodes = self.site.nodes
+        sent = bytes_of_nodes(self.reducer, nodes, sum(self.sizes), **self.options)
+        total = sum(sent, LinkBytes())
+        return LinkBytes(total.intra // self.site.ranks, total.inter // self.site.ranks)
+
+    def seconds(self) -> tuple[float, list[float]]:
+        """Return the seconds of the whole gradient in one piece, and of each bucket."""
+        if self.site.ranks == 1:
+            return 0.0, [0.0] * len(self.sizes)
+        whole, *parts = (self._seconds(size) for size in (sum(self.sizes), *self.sizes))
+        return whole, parts
+
+    def messages_seconds(self, network: Network | None = None) -> float:
+        """Return the seconds of the whole gradient's messages alone, over other links if they are given."""
+        links = network or self.site.network
+        return predict_seconds(self.reducer, self.site.nodes, sum(self.sizes), network=links, **self.options)
+
+    def messages(self) -> int:
+        """Return about how many messages all ranks send: as many each as latencies follow each other."""
+        second = Link(1.0, 0.0)
+        return round(self.site.ranks * self.messages_seconds(Network(second, second)))
+
+    def _seconds(self, size: int) -> float:
+        site, options = self.site, dict(self.options)
+        speeds = site.speeds
+        if speeds is not None and "wire" in reducer_options(self.reducer):
+            wire = options.get("wire", reducer_options(self.reducer)["wire"])
+            if wire not in speeds.code:  # that was not measured: messages alone
+                speeds = None
+        return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)

@@ -1,0 +1,90 @@
+"""The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from commlib import LinkBytes
+from commlib.reducers import SelectingReducer, reducer_class, reducer_options
+from commlib.selection import EVERYTHING
+from commlib.vectors import VALUE_BYTES
+
+GRADIENTS = 2  # the layers' tensors, and the flat vector of them
+RESIDUALS = 2  # that of the step before, and the next one, which is made in it
+SELECTING = 0.25  # of the vector that is selected from
+SELECTED = 10  # numbers for each entry that is selected
+HELD = 3  # times what is sent: messages, what is decoded from them, their sum
+MOST_HELD = 1  # dense vectors: a sum of many entries turns dense
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank. Activations are not among them.
+
+    ``weights``: with those that are not trained, and with the moving average. ``reducer``: an estimate, of
+    the mean, what is selected from, and messages.
+    """
+
+    weights: int
+    optimizer: int
+    gradient: int
+    residual: int
+    reducer: int
+
+    @property
+    def total(self) -> int:
+        """Return the bytes of all."""
+        return sum(getattr(self, each.name) for each in fields(self))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a rank keeps for a gradient, in bytes: residual, and what the reducer works with.
+
+    That are ``vectors``, the mean and what other ranks of the node sent to be added up, and ``entries``, what
+    is selected and messages.
+    """
+
+    residual: int
+    vectors: int
+    entries: int = 0
+
+    @property
+    def reducer(self) -> int:
+        """Return the bytes that the reducer works with."""
+        return self.vectors + self.entries
+
+
+def kept_by(
+    reducer: str,
+    options: Mapping[str, Any],
+    nodes: Sequence[Sequence[int]],
+    size: int,
+    sent: LinkBytes | None,
+) -> Kept:
+    """Return what a reducer keeps for a gradient of ``size`` entries on the ranks of ``nodes``.
+
+    ``sent``: by one rank in a step, ``None`` where that is not known. The reducer's part is an estimate: the
+    mean, what is selected from, the shards of the other ranks of the node, and messages.
+    """
+    kind: type[Any] = reducer_class(reducer)
+    vector = VALUE_BYTES * size
+    if sum(map(len, nodes)) == 1:
+        return Kept(0, vector)
+    streams = min(map(len, nodes))
+    of_node = issubclass(kind, SelectingReducer) and kind.layout_type.of_node
+    own = vector // streams if of_node else vector
+    has_residual = kind.sparse and options.get("selector") != EVERYTHING
+    wrappers = [each["name"] for each in options.get("wrappers", ())]
+    residual = RESIDUALS * own * has_residual + vector * wrappers.count("momentum_correction")
+    shards = vector - vector // streams if of_node or reducer == "torus2d" else 0
+    selecting = int((SELECTING + SELECTED * _density(reducer, options)) * own) * kind.sparse
+    held = 0
+    if kind.sparse and sent is not None:
+        entries = sent.intra + sent.inter - (shards if of_node else 0)
+        held = max(min(HELD * entries, MOST_HELD * vector), entries)  # an all-gather holds all messages
+    return Kept(residual, vector + shards, selecting + held)
+
+
+def _density(reducer: str, options: Mapping[str, Any]) -> float:
+    return float((reducer_options(reducer) | dict(options)).get("density", 0.0))

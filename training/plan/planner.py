@@ -1,0 +1,218 @@
+"""Make the plan of a run from closed forms: its configuration, samples and weights, on a site."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from commlib.errors import one_line
+from commlib.fusion import bucket_bounds
+from commlib.reducers import reducer_class
+from commlib.tuning.tuner import ALONE, Choice, choose
+from commlib.vectors import VALUE_BYTES
+from training.config.config import Config
+from training.config.records import Phase
+from training.config.reducers import AUTO
+from training.config.schedules import Span
+from training.plan.curves import Curve, densities_of, rate_of
+from training.plan.exchange import Exchange
+from training.plan.memory import GRADIENTS, Memory, kept_by
+from training.plan.plan import PhasePlan, Plan, total
+from training.plan.samples import Epoch, Listing
+from training.plan.site import Site
+from training.plan.step import Workload, buckets_of, step_seconds
+from training.plan.weights import Weights, slots_of
+from training.run.autotune import UNPREDICTABLE, bucket_mib
+
+
+def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) -> Plan:
+    """Return the plan; ``ValueError`` of one line for a run that cannot be.
+
+    ``config``: loaded, with the parts that it names imported.
+    """
+    choices = _choices(config, site, weights.size)
+    if site.ranks > 1 and config.automatic and site.profile is None:
+        expected = "a name, --cluster or a profile, from which auto picks"
+        raise ValueError(f"phases[{config.automatic[0]}].reducer: expected {expected}; got {AUTO}")
+    chosen = config.with_choices({number: choices[number] for number in config.automatic})
+    if site.profile is not None and site.ranks > 1 and config.automatic and config.bucket_mib is None:
+        most = bucket_mib(chosen, site.nodes, site.profile, weights.size)
+        chosen = chosen.model_copy(update={"bucket_mib": most})
+    planner = _Planner(chosen, site, listing, weights, choices)
+    phases = [planner.phase(number, phase) for number, phase in enumerate(chosen.phases)]
+    plan = Plan(
+        name=config.name,
+        site=site,
+        weights=weights.size,
+        phases=phases,
+        disk=listing.disk,
+        memory=listing.memory,
+        room=site.room(listing.dirs),
+        price=_price(config, site),
+        missing=_missing(config, site, phases),
+    )
+    if not isfinite(plan.seconds or 0):
+        raise ValueError(f"{site.source}: expected numbers that give a finite time, got {plan.seconds}")
+    return plan
+
+
+def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
+    """Return what ``auto`` would pick for each phase, by number; nothing where the links are not known."""
+    numbers = range(len(config.phases))
+    if site.ranks == 1:
+        return dict.fromkeys(numbers, Choice("dense", {}, 0.0, 0.0, ALONE))
+    if (profile := site.profile) is None:
+        return {}
+    densities = map(config.density_of, config.phases)
+    try:
+        return dict(
+            zip(numbers, (choose(profile, site.nodes, size, each) for each in densities), strict=True)
+        )
+    except UNPREDICTABLE as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(one_line(f"{site.source}: expected speeds to predict steps from ({why})")) from error
+
+
+def _price(config: Config, site: Site) -> float | None:
+    """Return the price of an hour of all nodes: by the cluster file, else by the configuration."""
+    if site.file is not None and site.file.price_per_node_hour is not None:
+        return len(site.nodes) * site.file.price_per_node_hour
+    return config.dawnbench.cost_per_hour
+
+
+def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[str]:
+    """Return a line for each thing that would have to be known for more."""
+    numbers = [phase.number for phase in phases if phase.computing is None]
+    lines = []
+    if site.profile is None and site.ranks > 1:
+        lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
+    elif numbers:
+        lines.append(
+            f"no computing in phases {numbers}: expected a throughput of them in a file for --cluster"
+        )
+    if config.profile is not None and site.file is not None:
+        lines.append(f"profile={config.profile} is not read: {site.source} has the links")
+    for phase in phases:
+        if phase.slow_bytes is None:
+            lines.append(f"phase {phase.number}: {phase.reducer} declares no cost: no bytes and no seconds")
+    if _price(config, site) is None:
+        lines.append(
+            "no cost: expected price_per_node_hour in a file for --cluster, or dawnbench.cost_per_hour"
+        )
+    return lines
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """What the phases of a run share. ``config``: with the reducers that are chosen."""
+
+    config: Config
+    site: Site
+    listing: Listing
+    weights: Weights
+    choices: Mapping[int, Choice]
+
+    @property
+    def bucket_sizes(self) -> list[int]:
+        """Return the entries of each bucket: one where ranks are alone, or gradients stay on GPUs."""
+        on_gpus = self.site.has_gpus and self.config.transport != "mpi"
+        if self.site.ranks == 1 or on_gpus:
+            return [self.weights.size]
+        bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)
+        return [high - low for low, high in pairwise(bounds)]
+
+    @cached_property
+    def dense_bytes(self) -> int:
+        """Return what the busiest node sends in a step of ``dense``."""
+        return max(Exchange(self.site, self.bucket_sizes, "dense").node_bytes())
+
+    def phase(self, number: int, phase: Phase) -> PhasePlan:
+        """Return the plan of a phase."""
+        config, epoch, task = self.config, self.listing.epochs[number], self.config.task.make()
+        span = Span(phase.steps or (phase.epochs or 0) * epoch.steps, epoch.steps, epoch.global_batch)
+        options = config.reducer_config(phase)
+        name, wrappers = options.pop("name"), options.pop("wrappers", [])
+        selects = "density" in options
+        densities = densities_of(config, phase, number, span)
+        counts = [steps for _, steps in densities]
+        exchange = Exchange(self.site, self.bucket_sizes, name, options)
+        exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
+        computing = self._computing(number, task.describe(phase), epoch)
+        seconds = [self._seconds(each, computing) for each in exchanges]
+        sent = [each.node_bytes() if each.is_known else None for each in exchanges]
+        return PhasePlan(
+            number=number + 1,
+            steps=span.steps,
+            epochs=span.steps / span.epoch_steps,
+            global_batch=epoch.global_batch,
+            unit=epoch.unit,
+            batch=task.describe_batch(phase),
+            input=task.describe(phase),
+            rate=rate_of(phase, number, span),
+            density=Curve.of_values([density for density, _ in densities]) if selects else None,
+            reducer=name,
+            options={**options, **({"wrappers": wrappers} if wrappers else {})},
+            buckets=len(exchange.sizes),
+            memory=self._memory(exchanges[0], wrappers),
+            slow_bytes=None if sent[-1] is None else max(sent[-1]),
+            dense_bytes=self.dense_bytes,
+            traffic_bytes=_whole(total([None if each is None else sum(each) for each in sent], counts)),
+            messages=seconds[-1][0],
+            computing=computing,
+            step=seconds[-1][1],
+            seconds=total([step for _, step in seconds], counts),
+            auto=self.choices[number].reason if number in self.choices else None,
+        )
+
+    def _computing(self, number: int, described: str, epoch: Epoch) -> float | None:
+        """Return the seconds in which one rank computes a step, by the cluster's throughput."""
+        config, file = self.config, self.site.file
+        if file is None:
+            return None
+        per_second = file.per_second(
+            model=config.model.name,
+            configuration=config.name,
+            phase=number + 1,
+            input=described,
+            unit=epoch.unit,
+            precision=config.precision,
+        )
+        return None if per_second is None else epoch.global_batch / self.site.ranks / per_second
+
+    def _seconds(self, exchange: Exchange, computing: float | None) -> tuple[float | None, float | None]:
+        """Return the seconds of the messages of a step, and of the step."""
+        if self.site.ranks == 1:
+            return 0.0, computing
+        if not exchange.is_known or self.site.network is None:
+            return None, None
+        whole, messages = exchange.seconds()
+        if computing is None or len(messages) == 1:
+            return sum(messages), None if computing is None else computing + whole
+        # How long a layer computes is not known: taken as its share of the weights.
+        sizes = self.weights.sizes
+        workload = Workload(self.config.name, computing, buckets_of(sizes, sizes, self.config.bucket_bytes))
+        step = step_seconds(workload, whole, messages)
+        overlaps = self.config.overlap and self.config.accumulate == 1
+        return step.messages, step.overlapped if overlaps else step.plain
+
+    def _memory(self, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
+        """Return the memory of a rank in the exchange of the largest density."""
+        config, size, site = self.config, self.weights.size, self.site
+        options = {**exchange.options, "wrappers": wrappers}
+        kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
+        is_sharded = config.optimizer.sharded and not reducer_class(exchange.reducer).sparse
+        slots = VALUE_BYTES * size * slots_of(config)
+        averages = size if config.average is not None else 0
+        return Memory(
+            weights=VALUE_BYTES * (size + averages + self.weights.others),
+            optimizer=-(-slots // site.ranks) if is_sharded else slots,
+            gradient=GRADIENTS * VALUE_BYTES * size,
+            residual=kept.residual,
+            reducer=kept.reducer,
+        )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,132 @@
+"""What is known of a run's samples from their list alone: the steps of an epoch, the room of the cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commlib.registry import options_of
+from datacache import CacheDirs, Manifest
+from datacache.capacity import store_bytes
+from datacache.manifest import Texts
+from training.config.config import Config, Loaded, load_with_warnings
+from training.datasets import DATASETS
+from training.datasets.dataset import check_whole, in_one_line
+from training.datasets.stand_ins import KNOWN
+from training.datasets.synthetic import synthetic
+from training.run.data import cache_dirs_of
+from training.run.dry_run import generated
+from training.tasks.image_classification import facts_of
+from training.tasks.task import Samples
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch of a phase: its steps, and what each takes over all ranks, in ``unit``."""
+
+    steps: int
+    global_batch: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The samples of a run, listed.
+
+    ``dataset``: what its model is made for. ``epochs``: of each phase. ``disk``, ``memory``: bytes that the
+    two levels of a node's cache take when all phases are over, ``None`` where that is not known.
+    """
+
+    dataset: Any
+    epochs: Sequence[Epoch]
+    disk: int | None
+    memory: int
+    dirs: CacheDirs
+
+
+def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | None]:
+    """Return a configuration; one whose images are not given, but known to be how many, counts with those.
+
+    Also the line that says so, if it does.
+    """
+    counted: list[str] = []
+
+    def change(content: Mapping[str, Any]) -> dict[str, Any]:
+        given = content.get("dataset")
+        keys = given if isinstance(given, Mapping) else {"name": given}
+        name = keys.get("name")
+        if not isinstance(name, str) or name not in KNOWN or "path" in keys:
+            return dict(content)
+        if "path" in options_of(DATASETS[name]):
+            counted.append(name)
+            return generated(content)
+        return dict(content)
+
+    loaded = load_with_warnings(path, overrides, change)
+    if not counted:
+        return loaded, None
+    samples = KNOWN[counted[0]].samples
+    return loaded, f"dataset.path is not given: counted with the {samples:,} training samples of {counted[0]}"
+
+
+def listing_of(config: Config, nodes: Sequence[Sequence[int]], *, is_counted: bool) -> Listing:
+    """Return the listing of a configuration's samples on the ranks of ``nodes``; no sample is read.
+
+    ``is_counted``: only the number of its images is known. Raises a ``ValueError`` of one line where a phase
+    cannot be trained on the samples.
+    """
+    dirs, task = cache_dirs_of(config.cache), config.task.make()
+    if config.dataset.name == "synthetic":  # whose pictures are not generated for this
+        training, test = _stand_ins(config, is_counted=is_counted)
+        dataset: Any = facts_of(config)
+    else:
+        dataset = config.make_dataset()
+        training, test = (dataset.manifest(part, dirs.disk) for part in ("training", "test"))
+    samples = Samples(config, dataset, training, test, sum(map(len, nodes)))
+    task.check_samples(samples)
+    epochs: list[Epoch] = []
+    disk: dict[Any, int] = {}
+    memory: dict[Any, int] = {}
+    for phase in config.phases:
+        inputs = task.inputs(phase, samples)
+        order = inputs.training.order
+        epochs.append(Epoch(order.steps(), order.global_batch, order.unit))
+        for reading, manifest in ((inputs.training, training), (inputs.test, test)):
+            part = reading.order.part(nodes[0], samples.ranks)
+            key, sizes = (manifest.fingerprint, part.tobytes()), manifest.sizes[part]
+            disk[key] = store_bytes(sizes)
+            if dirs.memory is not None:
+                planned = reading.preprocessing.planned_bytes(sizes, manifest.shape)
+                memory[key, reading.preprocessing.fingerprint] = store_bytes(planned)
+    kept = sum(disk.values()) if dirs.disk is not None else 0
+    unknown = is_counted and dirs.disk is not None
+    return Listing(dataset, epochs, None if unknown else kept, sum(memory.values()), dirs)
+
+
+def _stand_ins(config: Config, *, is_counted: bool) -> tuple[Manifest, Manifest]:
+    """Return manifests of as many pictures as a synthetic data set has, or of so many of unknown sizes."""
+    given = config.dataset.options
+    options = {key: given.get(key, default) for key, default in options_of(synthetic).items()}
+    with in_one_line("synthetic"):
+        check_whole(least=1, **options)
+    shape = (options["side"], options["side"], options["channels"])
+    # How many images there are to test on is not known.
+    counts = options["samples"], 1 if is_counted else options["test_samples"]
+    training, test = (_manifest(count, None if is_counted else shape) for count in counts)
+    return training, test
+
+
+def _manifest(samples: int, shape: tuple[int, ...] | None) -> Manifest:
+    """Return the list of so many pictures of a shape, or of any."""
+    zeros = np.zeros(samples, np.int64)
+    return Manifest(
+        payload="image" if shape is None else "array",
+        files=Texts.of(["none"]),
+        stamps=np.zeros(1, np.uint64),
+        file=zeros.astype(np.int32),
+        start=zeros,
+        sizes=zeros if shape is None else np.full(samples, int(np.prod(shape))),
+        labels=zeros,
+        shape=shape,
+    )
