@@ -239,10 +239,13 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
 
 
 def _in_parts(config: Config, parts: int) -> Config:
-    """Return the configuration for batches that are cut into parts, where its task lets them."""
-    cut = config.model_copy(update={"accumulate": parts})
-    try:
-        config.task.make().check(cut)
-    except ValueError:  # it carries a state along its rows, of which each rank has its own here
+    """Return the configuration for batches that are cut into parts, where its task accumulates parts.
+
+    One that carries a state along its rows has those of each rank here.
+    """
+    task = config.task.make()
+    if not task.accumulates:
         return config
+    cut = config.model_copy(update={"accumulate": parts})
+    task.check(cut)
     return cut
