@@ -3,7 +3,8 @@
     python scripts/convergence.py --run [NAME ...]   # what convergence.yaml has and no record is of
     python scripts/convergence.py                    # the tables and pictures of the page, from the records
 
-Texts are those that scripts/get_data.sh fetches. Ranks are threads of one process (see training/bench/simulated_ranks.py): the reducers are those of any run.
+Texts are those that scripts/get_data.sh fetches. Ranks are threads of one process (see
+training/bench/simulated_ranks.py): the reducers are those of any run.
 """
 
 import argparse
@@ -116,7 +117,7 @@ def trained(case: Case) -> dict[str, Any]:
         "bench": "convergence",
         "case": asdict(case),
         "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
-        "losses": _losses([line["loss"] for line in lines if line["kind"] == "step"]),
+        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
         "skipped_steps": sum(phase.skipped_steps for phase in summary.phases),
         "seen": [asdict(each) for each in seen],
         "machine": machine(),
@@ -128,7 +129,7 @@ def _epoch(line: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     return {key: line[key] for key in ("epoch", "steps", "loss", *metrics)}
 
 
-def _losses(losses: Sequence[float | None]) -> list[float | None]:
+def loss_means(losses: Sequence[float | None]) -> list[float | None]:
     """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
     parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
     return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]

@@ -84,13 +84,15 @@ def table(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
         ends = f"{_shown(min(row.values), metric)} … {_shown(max(row.values), metric)}"
         apart = _apart(row, dense, metric)
         against = f"{100 * apart:+.2f} points" if metric.share else f"{apart:+.1%}"
-        mean = _shown(row.mean, metric)
-        lines.append([row.variant, row.ranks, str(len(row.values)), mean, ends, "" if row is dense else against])
+        if row is dense:
+            against = ""
+        seeds, mean = str(len(row.values)), _shown(row.mean, metric)
+        lines.append([row.variant, row.ranks, seeds, mean, ends, against])
     return markdown(header, lines)
 
 
 def verdict(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
-    """Return a line for each goal of an experiment: which variants are so close to dense, and which are not."""
+    """Return for each goal of an experiment which variants reach it, and which do not."""
     dense, metric = _dense(own), metric_of(experiment)
     sign = 1 if metric.better == "lower" else -1
     lines = []
@@ -107,7 +109,7 @@ def verdict(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
 
 def settings(experiment: Mapping[str, Any]) -> str:
     """Return the configuration of an experiment as a block of YAML."""
-    config = json.loads(json.dumps(experiment["config"]))  # nothing is shared: YAML would write it by reference
+    config = json.loads(json.dumps(experiment["config"]))  # what is shared would be written by reference
     text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
     return f"```yaml\n{text}```\n"
 
@@ -136,28 +138,27 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
     The metric after each epoch, or with ``curve: loss`` the loss in training.
     """
     is_loss = experiment.get("curve") == "loss"
+    layout = tuple(experiment["runs"][0]["ranks"])
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, variant in zip(PALETTE, experiment["drawn"], strict=False):
-            layout = tuple(experiment["runs"][0]["ranks"])
             told = [each for each in records if _is_of(each, variant, layout)]
             if told:
-                draw = _losses if is_loss else _tests
-                steps, values = draw(told, experiment["metric"])
-                marker = "" if is_loss else "."
-                axes.plot(steps, values, color=color, label=variant, linewidth=1.2, marker=marker, markersize=4)
+                curve = _losses(told) if is_loss else _tests(told, experiment["metric"])
+                style = {} if is_loss else {"marker": ".", "markersize": 4}
+                axes.plot(*curve, color=color, label=variant, linewidth=1.2, **style)
         axes.set_xlabel("step" if is_loss else "epoch")
         axes.set_ylabel("loss in training" if is_loss else experiment["label"])
         axes.legend(frameon=False, fontsize=7)
 
 
-def _tests(told: Sequence[Mapping[str, Any]], metric: str) -> tuple[Sequence[float], Sequence[float]]:
+def _tests(told: Sequence[Mapping[str, Any]], metric: str) -> tuple[Any, Any]:
     values = np.mean([[epoch[metric] for epoch in each["epochs"]] for each in told], axis=0)
-    return range(1, len(values) + 1), values
+    return np.arange(len(values)) + 1, values
 
 
-def _losses(told: Sequence[Mapping[str, Any]], metric: str) -> tuple[Sequence[float], Sequence[float]]:
-    values = np.mean([np.array(each["losses"], np.float64) for each in told], axis=0)
+def _losses(told: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    values = np.mean([each["losses"] for each in told], axis=0)
     steps = sum(epoch["steps"] for epoch in told[0]["epochs"])
     return (np.arange(len(values)) + 0.5) * steps / len(values), values
 
