@@ -221,6 +221,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
     is returned, too.
     """
     ranks = Ranks(layout, look_every)
+    config = _in_parts(config, ranks.count)
 
     def body(comm: Communicator) -> Summary | None:
         ranks.topologies[comm.rank] = Topology(comm)
@@ -229,7 +230,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
                 pass
             return None
         learner = type("RanksLearner", (RanksLearner,), {"ranks": ranks})
-        summary = Trainer(_in_parts(config, ranks.count), topology=Topology(world()), learner=learner).fit()
+        summary = Trainer(config, topology=Topology(world()), learner=learner).fit()
         ranks.end()
         return summary
 
