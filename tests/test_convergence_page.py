@@ -108,7 +108,7 @@ def test_a_table_compares_shares_in_points_and_other_metrics_relatively():
 
 @pytest.mark.parametrize(
     ("experiment", "dense", "close", "far", "limit"),
-    [(ACCURACY, 0.97, 0.96, 0.9599, "1 points"), (PERPLEXITY, 100.0, 101.0, 101.01, "1%")],
+    [(ACCURACY, 0.97, 0.96, 0.9599, "1.0 points"), (PERPLEXITY, 100.0, 101.0, 101.01, "1.0%")],
 )
 def test_a_variant_reaches_a_goal_up_to_its_limit_and_where_it_is_better(
     experiment, dense, close, far, limit
@@ -117,7 +117,7 @@ def test_a_variant_reaches_a_goal_up_to_its_limit_and_where_it_is_better(
     rows.append(Row("better", (4,), [0.99 if dense < 1 else 50.0], 0))
     goals = [{"within": 0.01, "variants": ["close", "far", "better"]}]
     assert verdict(rows, experiment | {"goals": goals}) == (
-        f"- Worse than dense by at most {limit}: close on 2 + 2, better on 4.\n  By more: far on 2.\n"
+        f"- Worse than dense by at most {limit}: close on 2 + 2; better on 4.\n  By more: far on 2.\n"
     )
 
 

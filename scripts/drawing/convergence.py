@@ -101,7 +101,7 @@ def verdict(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
         judged = [row for row in own if row.variant in goal["variants"]]
         close = [sign * _apart(row, dense, metric) <= most + ROUNDING for row in judged]
         names = [f"{row.variant} on {row.ranks}" for row in judged]
-        limit = f"{100 * most:g} points" if metric.share else f"{most:.0%}"
+        limit = f"{100 * most:.1f} points" if metric.share else f"{most:.1%}"
         lines.append(f"- Worse than dense by at most {limit}: {_listed(names, close, True)}.")
         lines.append(f"  By more: {_listed(names, close, False)}.")
     return "\n".join(lines) + "\n"
@@ -129,7 +129,7 @@ def _shown(value: float, metric: Metric) -> str:
 
 
 def _listed(names: Sequence[str], are: Sequence[bool], wanted: bool) -> str:
-    return ", ".join(name for name, is_so in zip(names, are, strict=True) if is_so == wanted) or "none"
+    return "; ".join(name for name, is_so in zip(names, are, strict=True) if is_so == wanted) or "none"
 
 
 def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
