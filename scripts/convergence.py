@@ -3,7 +3,8 @@
     python scripts/convergence.py --run [NAME ...]   # what convergence.yaml has and no record is of
     python scripts/convergence.py                    # the tables and pictures of the page, from the records
 
-Ranks are threads of one process (see training/bench/simulated_ranks.py): the reducers are those of any run.
+Texts are those that scripts/get_data.sh fetches. Ranks are threads of one process (see
+training/bench/simulated_ranks.py): the reducers are those of any run.
 """
 
 import argparse
@@ -20,19 +21,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.drawing.convergence import draw_curves, draw_steps, rows, table
+from scripts.drawing.convergence import draw_curves, draw_steps, rows, settings, table, task_of, verdict
 from scripts.drawing.pages import with_block
+from training.config.references import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "scripts" / "convergence.yaml"
 PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
 RECORDS = PICTURES / "records.jsonl"
 LOOK_EVERY = 10  # steps
+LOSSES = 40  # of a run that are recorded, each the mean over as many steps
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,10 @@ def plan() -> dict[str, Any]:
 
 def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
     """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds."""
-    for name in names or content["experiments"]:
-        experiment = content["experiments"][name]
-        for seed in experiment["seeds"]:
-            for runs in experiment["runs"]:
+    experiments = {name: content["experiments"][name] for name in names or content["experiments"]}
+    for seed in sorted({seed for experiment in experiments.values() for seed in experiment["seeds"]}):
+        for name, experiment in experiments.items():
+            for runs in experiment["runs"] if seed in experiment["seeds"] else ():
                 for variant in runs["variants"]:
                     yield Case(name, tuple(runs["ranks"]), variant, seed)
 
@@ -67,11 +71,13 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
     optimizer = dict(config.get("optimizer", {}))
     variant = dict(content["variants"][case.variant])
     optimizer |= variant.pop("optimizer", {})
-    last = variant.pop("last_phase", {})
+    first, last = variant.pop("first_phase", {}), variant.pop("last_phase", {})
     phases = [phase | variant for phase in config["phases"]]
+    phases[0] |= first
     phases[-1] |= last
-    own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1_000_000}
-    return config | own | {"optimizer": optimizer, "phases": phases}
+    own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1}
+    found: dict[str, Any] = resolve(config | own | {"optimizer": optimizer, "phases": phases})
+    return found
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -106,10 +112,12 @@ def trained(case: Case) -> dict[str, Any]:
             summary, seen = simulated_ranks.train(config, case.layout, look_every=LOOK_EVERY)
         (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = metric_names(content["experiments"][case.experiment])
     return {
         "bench": "convergence",
         "case": asdict(case),
-        "epochs": [_epoch(line) for line in lines if line["kind"] == "epoch"],
+        "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
+        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
         "skipped_steps": sum(phase.skipped_steps for phase in summary.phases),
         "seen": [asdict(each) for each in seen],
         "machine": machine(),
@@ -117,9 +125,14 @@ def trained(case: Case) -> dict[str, Any]:
     }
 
 
-def _epoch(line: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = {"kind", "seconds", "reducer", "input", "tested"}
-    return {key: value for key, value in line.items() if key not in left_out and "_" not in key}
+def _epoch(line: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    return {key: line[key] for key in ("epoch", "steps", "loss", *metrics)}
+
+
+def loss_means(losses: Sequence[float | None]) -> list[float | None]:
+    """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
+    parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
+    return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]
 
 
 def run(names: Sequence[str], jobs: int) -> None:
@@ -142,12 +155,18 @@ def run(names: Sequence[str], jobs: int) -> None:
             raise
 
 
+def metric_names(experiment: Mapping[str, Any]) -> list[str]:
+    """Return the metrics of an experiment's task."""
+    return list(task_of(experiment).metrics)
+
+
 def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the tables of the page, by the names of their marks."""
+    """Return what the page has from the plan and the records, by the names of its marks."""
     found = {}
     for name, experiment in content["experiments"].items():
         if own := rows(records, experiment, name):
-            found[name] = table(own, experiment)
+            text = f"{table(own, experiment)}\n{verdict(own, experiment)}"
+            found |= {f"{name}, settings": settings(experiment), name: text}
     return found
 
 
@@ -157,11 +176,11 @@ def draw() -> None:
     page = PAGE.read_text()
     for name, text in blocks(content, records).items():
         page = with_block(page, name, text)
-        experiment = content["experiments"][name]
-        own = [record for record in records if record["case"]["experiment"] == name]
-        draw_curves(PICTURES / f"{name}.svg", own, experiment)
-        if steps := experiment.get("steps"):
-            draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
+    for name, experiment in content["experiments"].items():
+        if own := [record for record in records if record["case"]["experiment"] == name]:
+            draw_curves(PICTURES / f"{name}.svg", own, experiment)
+            if steps := experiment.get("steps"):
+                draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
     PAGE.write_text(page)
 
 

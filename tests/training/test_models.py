@@ -1,5 +1,6 @@
 """Models: their sizes, what the papers ask of their layers, and images of any size and dtype."""
 
+import itertools
 import subprocess
 import sys
 from math import ceil, floor
@@ -14,7 +15,7 @@ from training.models import IMAGES, MODELS
 from training.models.heads import AdaptiveAveragePooling2D
 from training.models.resnet import wide_resnet18
 
-SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg16_cifar", "mlp"]
+SMALL = ["resnet8", "resnet20", "resnet110", "vgg_tiny", "vgg_small", "vgg16_cifar", "mlp"]
 LARGE = ["resnet50", "wide_resnet18", "vgg16", "vgg19", "alexnet"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
 
@@ -94,6 +95,12 @@ def test_the_perceptron_has_ten_million_weights_whatever_the_size_of_its_images(
     assert weights(MODELS["mlp"](1, 10)) == expected == 10_020_874
 
 
+def test_the_small_vgg_has_three_normalised_convolutions_and_logits():
+    channels = (3, 32, 64, 128)
+    convolutions = sum((9 * before + 3) * after for before, after in itertools.pairwise(channels))
+    assert weights(MODELS["vgg_small"](3, 10)) == convolutions + (128 + 1) * 10 == 94_986
+
+
 def test_the_residual_networks_are_as_large_as_he_says():
     assert round(cifar_resnet_weights(20) / 1e6, 2) == 0.27
     assert round(cifar_resnet_weights(110) / 1e6, 1) == 1.7
@@ -139,7 +146,7 @@ def test_a_large_model_has_the_papers_weights(name, expected):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet8", "vgg_tiny", "vgg16_cifar", "mlp", *more("resnet20", "resnet110")]
+    "name", ["resnet8", "vgg_tiny", "vgg_small", "vgg16_cifar", "mlp", *more("resnet20", "resnet110")]
 )
 def test_a_small_model_takes_any_size_at_once_and_traced_with_unknown_sizes(name):
     model, smallest = MODELS[name](1, 7), MODELS[name].smallest_side
@@ -155,7 +162,7 @@ def test_a_small_model_takes_any_size_at_once_and_traced_with_unknown_sizes(name
         np.testing.assert_allclose(traced(tf.constant(batch)), logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vgg_tiny", "alexnet", *more("vgg16_cifar", "vgg16", "vgg19")])
+@pytest.mark.parametrize("name", ["vgg_tiny", "vgg_small", "alexnet", *more("vgg16_cifar", "vgg16", "vgg19")])
 def test_no_smaller_side_than_the_smallest_works(name):
     model, side = MODELS[name](1, 2), MODELS[name].smallest_side
 

@@ -2,16 +2,28 @@
 
 import json
 
+import keras
 import pytest
 
 from tests.launching import DIGITS, run, tail
 from tests.training import small
 from tests.training.small import ALONE, phase, trainer
+from training import Trainer
 from training.bench import simulated_ranks
 from training.config.config import load
 from training.models import MODELS
 
 STEPS = 12
+LSTM = """
+name: lstm
+task: {name: language_model, streams: true}
+dataset: {name: synthetic_text, tokens: 25, samples: 60, test_samples: 20, words: 8}
+model: {name: lstm_lm_small, units: 8, layers: 1}
+optimizer: {name: sgd, momentum: 0.0}
+reducer: dense
+phases:
+  - {epochs: 2, sequence_length: 6, batch_size: 4, learning_rate: 1.0}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +49,23 @@ def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
     ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
     assert ours["loss"] == pytest.approx(others["loss"], rel=1e-6)
     assert seen == []  # dense reducers select nothing
+
+
+def test_each_rank_carries_the_state_of_its_own_streams(tmp_path):
+    (tmp_path / "lstm.yaml").write_text(LSTM)
+    made = load(tmp_path / "lstm.yaml", [f"output={tmp_path}/ranks"])
+    simulated_ranks.train(made, [1, 1])
+    keras.utils.clear_session()
+    Trainer(load(tmp_path / "lstm.yaml", [f"output={tmp_path}/alone"])).fit()
+    ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
+    for metric in ("loss", "perplexity"):
+        assert ours[metric] == pytest.approx(others[metric], rel=1e-5)
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
+    refused = r"accumulate: expected a divisor of phases\[0\]\.batch_size = 66, got 4"
+    with pytest.raises(ValueError, match=refused):
+        simulated_ranks.train(config(tmp_path, batch=66), [2, 2])
 
 
 def test_where_all_is_selected_nothing_is_held_back_and_all_ranks_select_the_same(tmp_path):

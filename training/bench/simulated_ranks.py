@@ -221,6 +221,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
     is returned, too.
     """
     ranks = Ranks(layout, look_every)
+    config = _in_parts(config, ranks.count)
 
     def body(comm: Communicator) -> Summary | None:
         ranks.topologies[comm.rank] = Topology(comm)
@@ -229,7 +230,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
                 pass
             return None
         learner = type("RanksLearner", (RanksLearner,), {"ranks": ranks})
-        summary = Trainer(_in_parts(config, ranks.count), topology=Topology(world()), learner=learner).fit()
+        summary = Trainer(config, topology=Topology(world()), learner=learner).fit()
         ranks.end()
         return summary
 
@@ -239,10 +240,13 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> tup
 
 
 def _in_parts(config: Config, parts: int) -> Config:
-    """Return the configuration for batches that are cut into parts, where its task lets them."""
-    cut = config.model_copy(update={"accumulate": parts})
-    try:
-        config.task.make().check(cut)
-    except ValueError:  # it carries a state along its rows, of which each rank has its own here
+    """Return the configuration for batches that are cut into parts, where its task accumulates parts.
+
+    One that carries a state along its rows has those of each rank here.
+    """
+    task = config.task.make()
+    if not task.accumulates:
         return config
+    cut = config.model_copy(update={"accumulate": parts})
+    task.check(cut)
     return cut

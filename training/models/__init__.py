@@ -103,6 +103,7 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
         Builder("resnet", "resnet50"),
         Builder("resnet", "wide_resnet18"),
         Builder("vgg", "vgg_tiny", smallest_side=4),
+        Builder("vgg", "vgg_small", smallest_side=8),
         Builder("vgg", "vgg16_cifar", smallest_side=32),
         Builder("vgg", "vgg16", smallest_side=32),
         Builder("vgg", "vgg19", smallest_side=32),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 
 from training.models import text_options
@@ -46,5 +47,5 @@ class LstmClassifier(keras.Model):  # type: ignore[misc]  # Keras has no types
             x = lstm(self.dropout(x, training=training))
         # No mask in the layers: what comes after the last token changes nothing before it.
         last = ops.maximum(ops.sum(ops.cast(tokens != PAD, "int32"), axis=1) - 1, 0)
-        state = ops.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+        state = tf.gather(x, last, batch_dims=1)  # for Keras' take_along_axis TensorFlow logs an error
         return ops.cast(self.head(self.dropout(state, training=training)), "float32")

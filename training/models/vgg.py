@@ -31,6 +31,13 @@ def vgg16_cifar(channels: int, classes: int, *, normalised: bool = False) -> ker
     return with_logits(images, layers.GlobalAveragePooling2D()(x), classes, "vgg16_cifar")
 
 
+def vgg_small(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
+    """Return three stages of one convolution each, normalised as in ``vgg16_cifar``, 94,986 weights."""
+    images, x = image_input(channels, normalised=normalised)
+    x = _stages(x, (1, 1, 1), filters=32, batch_normalisation=True)
+    return with_logits(images, layers.GlobalAveragePooling2D()(x), classes, "vgg_small")
+
+
 def vgg_tiny(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
     """Return two stages and the hidden layers of a VGG, about 14,000 weights, for tests."""
     images, x = image_input(channels, normalised=normalised)

@@ -52,6 +52,7 @@ class LanguageModel(TextTask):
         if streams not in (True, False):
             raise ValueError(f"streams: expected true or false, got {streams!r}")
         self.streams = streams
+        self.accumulates = not streams
 
     def check(self, config: "Config") -> None:
         """See :meth:`Task.check`."""
