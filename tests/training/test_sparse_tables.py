@@ -236,7 +236,9 @@ def test_a_run_says_which_tables_are_sparse_and_goes_to_its_end(tmp_path, capsys
     run = Trainer(configured(tmp_path, SPARSE))
     summary = run.fit()
     said = capsys.readouterr().out
-    assert "of two_tables/embedding/embeddings, two_tables/scores/embeddings" in " ".join(said.split())
+    assert "stay rows: two_tables/embedding/embeddings, two_tables/scores/embeddings" in " ".join(
+        said.split()
+    )
     assert np.isfinite(summary.metrics["accuracy"])
     assert run.learner.gradients.size == sum(variable.numpy().size for variable in run.learner.variables)
 
@@ -262,8 +264,8 @@ def test_a_table_that_makes_the_logits_too_stays_dense_and_is_named(tmp_path):
     run = Trainer(configured(tmp_path, SPARSE, text=GPT))
     (line,) = run.learner.tables.lines()
     assert line == (
-        "rows of gradients travel as they are of gpt/positions/embeddings; "
-        "not of gpt/embedding/embeddings, of which the model uses all rows"
+        "gradients that stay rows: gpt/positions/embeddings; "
+        "dense: gpt/embedding/embeddings, of which the model uses all rows"
     )
 
 

@@ -31,8 +31,8 @@ class Tables:
     def lines(self) -> Iterator[str]:
         """Yield a line on both, if any are sparse."""
         if self.sparse:
-            others = f"; not of {_paths(self.dense)}, of which the model uses all rows" if self.dense else ""
-            yield f"rows of gradients travel as they are of {_paths(self.sparse)}{others}"
+            others = f"; dense: {_paths(self.dense)}, of which the model uses all rows" if self.dense else ""
+            yield f"gradients that stay rows: {_paths(self.sparse)}{others}"
 
 
 def find_tables(
