@@ -51,10 +51,11 @@ for _name, _wire in [
     ("allgather", "gap"),
     ("gtopk", "qsgd8"),
     ("ssar_doubling", "gap"),
-    ("ssar_split", "gap+qsgd2"),
+    ("ssar_split", "gap+lloyd2"),
     ("dsar_split", "gap"),
     ("oktopk", "gap+fp16"),
     ("hitopk", "bitmap+qsgd4"),
+    ("hitopk", "gap+lloyd1"),
     ("hioktopk", "gap+qsgd4"),
 ]:
     CASES[f"{_name}-{_wire}"] = (_name, {"density": 0.05, "wire": _wire})
