@@ -12,7 +12,7 @@ from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.scatter import RankSum, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
 from commlib.memory import Room, new_array
-from commlib.selection import SELECTORS, Selector, selector_class
+from commlib.selection import SELECTORS, GivenSelector, Selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype
 from commlib.vectors import sum_sparse as sum_by_numpy
@@ -130,9 +130,11 @@ class GPUCodec(Codec):
         return plan
 
 
-def make_gpu_selector(name: str) -> Selector:
-    """Return a new selector for CuPy's arrays; one without a GPU kernel raises ``InvalidArgument``."""
+def make_gpu_selector(name: GivenSelector) -> Selector:
+    """Return a new selector for CuPy's arrays; ``InvalidArgument``: options, or one without a GPU kernel."""
     selector_class(name)  # which refuses unknown names, as on the CPU
+    if not isinstance(name, str):
+        raise InvalidArgument(f"selector: expected a name, on GPUs they have no options, got {shown(name)}")
     if name == "reused":
         return ReusedOnGPU()
     if name not in DEVICE_SELECTORS:

@@ -8,7 +8,7 @@ from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.decay import check_decay
-from commlib.selection import EVERYTHING, Selector
+from commlib.selection import EVERYTHING, GivenSelector, Selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, non_finite
 from commlib.wire import Codec
@@ -19,7 +19,7 @@ class SparseOptions(Options):
     """The share of the entries that is sent, the names of selector and codec, and the residual's decay."""
 
     density: float
-    selector: str
+    selector: GivenSelector
     wire: str
     decay: float
 
@@ -40,7 +40,7 @@ class SparseReducer(Reducer):
         size: int,
         *,
         density: float = 0.01,
-        selector: str = "mstopk",
+        selector: GivenSelector = "mstopk",
         wire: str = "fp32",
         decay: float = 1.0,
     ) -> None:

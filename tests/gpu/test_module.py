@@ -262,6 +262,8 @@ def test_selectors_and_codecs_without_a_gpu_kernel_are_refused_in_one_line(monke
         match=r"^selector: expected one with a GPU kernel \(exact, mstopk, dgc, .*, reused\), got 'first'$",
     ):
         GPU.make_selector("first")
+    with pytest.raises(InvalidArgument, match=r"^selector: expected a name, on GPUs they have no options"):
+        GPU.make_selector({"name": "bucketed", "bucket": 4096})
     with pytest.raises(
         InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(raw32, .*\), got 'gap\+fp33'$"
     ):

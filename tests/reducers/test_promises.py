@@ -20,6 +20,7 @@ from tests.extent import ALL, more
 CASES = {
     "dense": ("dense", {}),
     "torus2d": ("torus2d", {}),
+    "torus2d-qsgd4": ("torus2d", {"values": "qsgd4"}),
     "allgather": ("allgather", {"density": 0.05}),
     "allgather-past-delta": ("allgather", {"density": 0.3}),
     "gtopk": ("gtopk", {"density": 0.05}),
@@ -66,6 +67,7 @@ for _name, _wire in [
 for _name in ("allgather", "hioktopk"):
     for _selector in ("exact", "dgc", "gaussian", "reused", "bucketed"):
         CASES[f"{_name}-{_selector}"] = (_name, {"density": 0.05, "selector": _selector})
+CASES["hioktopk-bucketed"][1]["selector"] = {"name": "bucketed", "bucket": 100}
 for _name in ("allgather", "gtopk", "ssar_doubling", "ssar_split", "dsar_split", "oktopk"):
     CASES[f"{_name}-all"] = (_name, {"density": 1.0, "selector": "all"})
 CASES["hitopk-dense-messages"] = ("hitopk", {"density": 0.4, "wire": "gap+qsgd2"})
@@ -75,7 +77,7 @@ for _sums in ("qsgd8", "qsgd4", "qsgd2"):
 # The cases that lead another way through a step, its state or a bad one; each reducer is one of them.
 WAYS = [
     *REDUCERS,
-    *("allgather-fp16-decay", "allgather-reused", "gtopk-past-delta"),
+    *("torus2d-qsgd4", "allgather-fp16-decay", "allgather-reused", "gtopk-past-delta"),
     *("oktopk-owner-fp16-decay", "oktopk-past-delta"),
     *("hitopk-bitmap+qsgd4", "hioktopk-dgc", "dsar_split-qsgd4", "ssar_split-all", "oktopk-all"),
 ]
@@ -127,7 +129,8 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
 
 def unrounded(options: dict) -> dict:
     """The same settings with values that travel as they are."""
-    return {**options, "wire": "fp32"} | {option: "fp32" for option in options if option == "sums"}
+    codecs = [option for option in options if option in ("wire", "sums", "values")]
+    return options | dict.fromkeys(codecs, "fp32")
 
 
 def complete(options: dict) -> dict:
@@ -197,8 +200,7 @@ def check_bytes(seen, size, is_exact):
 
 def test_dense_steps_equal_a_float64_reference(ranks, way):
     name, options = way
-    if REDUCERS[name].sparse:
-        options = complete(options)
+    options = complete(options) if REDUCERS[name].sparse else unrounded(options)
     seen = ranks.run(lambda comm: train(comm, name, options, 1000, 2, steps=1))
     reference = np.mean([gradient(1000, rank, 0).astype(np.float64) for rank in range(ranks.size)], axis=0)
     magnitude = np.mean([np.abs(gradient(1000, rank, 0)) for rank in range(ranks.size)], axis=0)
@@ -361,8 +363,7 @@ def test_a_residual_is_flushed_into_the_first_step_of_the_successor(ranks, kind)
 
 def test_half_precision_is_added_in_float32(ranks, kind):
     name, options = kind
-    if REDUCERS[name].sparse:
-        options = unrounded(options)
+    options = unrounded(options)
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=100, **options)

@@ -101,10 +101,13 @@ def test_the_command_line_reaches_into_phases():
     assert config.phases[1].learning_rate.end == 0.5
 
 
-def test_an_index_codec_and_a_value_codec_are_joined_by_a_plus():
-    config = load(DIGITS, ["wire=gap+qsgd8", "reducer.decay=0.9"])
+def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
+    chunks = {"name": "bucketed", "bucket": 4096}
+    config = load(DIGITS, ["wire=gap+qsgd8", "selector={name: bucketed, bucket: 4096}", "reducer.decay=0.9"])
     options = config.reducer_config(config.phases[0])
-    assert (options["wire"], options["decay"]) == ("gap+qsgd8", 0.9)
+    assert (options["wire"], options["selector"], options["decay"]) == ("gap+qsgd8", chunks, 0.9)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
 
 
 def test_the_resolved_configuration_is_read_back_equal(tmp_path):
@@ -249,6 +252,8 @@ WRONG = {
     "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
     "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
     "selector=exakt": ', reused, bucketed), did you mean "exact"?',
+    "selector={name: bucketed, bucket: 0}": "selector: bucket: expected a whole number of entries from 1",
+    "selector={bucket: 9}": "selector: expected a name, or the key name and options, got {'bucket': 9}",
     "reducer.decay=1.5": "reducer.decay: expected a number in (0, 1], got 1.5",
     "wire=fp33": 'wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
     "wire=gap+fp33": ', lloyd1), did you mean "fp32"?',
