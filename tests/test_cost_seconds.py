@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, UnknownName, make_reducer, predict
+from commlib.cost import Speeds
 from commlib.transport import simulated
 from tests.test_cost import layout
 
@@ -164,3 +165,13 @@ def test_fewer_bytes_an_entry_take_less_time_where_there_are_many():
     )
     assert packed.inter < 0.5 * plain.inter
     assert packed.sent.inter < 0.4 * plain.sent.inter
+
+
+@pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])
+def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
+    speeds = Speeds(add=1e-9, fill=0, select=2e-9, keep=0, place=0, entry=0, code={"fp32": 0})
+    given = {"density": DENSITY, "network": NETWORK, "speeds": speeds}
+    kept, decayed = (predict(name, layout(8, 4), 40_000, **given, decay=decay) for decay in (1.0, 0.5))
+    entries = 10_000 if name in ("hitopk", "hioktopk") else 40_000
+    assert decayed.computing - kept.computing == pytest.approx(1e-9 * entries)
+    assert decayed.sent == kept.sent
