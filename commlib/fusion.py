@@ -12,7 +12,7 @@ from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.reducers import make_reducer, part_of_wrapper
 from commlib.reducers.arguments import added_residual
 from commlib.reducers.base import Reducer
-from commlib.reducers.report import Outcome, Report, StageSeconds
+from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds
 from commlib.topology import Topology, Traffic
 from commlib.trace import Recorder
 from commlib.transport.base import Communicator
@@ -65,13 +65,15 @@ def merged(reports: Sequence[Report]) -> Report:
     for each in reports:
         for stage in fields(seconds):
             setattr(seconds, stage.name, getattr(seconds, stage.name) + getattr(each.seconds, stage.name))
+    finite = all(each.finite for each in reports)
     return Report(
-        finite=all(each.finite for each in reports),
+        finite=finite,
         selected=sum(each.selected for each in reports),
         applied=sum(each.applied for each in reports),
         traffic=sum((each.traffic for each in reports), Traffic()),
         seconds=seconds,
         flags=int(np.bitwise_or.reduce([each.flags for each in reports])),
+        forgotten=sum((each.forgotten for each in reports if finite), Forgotten()),
     )
 
 
@@ -152,7 +154,7 @@ class Buckets(Reducer):
         for number, part in reversed(list(enumerate(self.slices))):
             self.propose_bucket(number, gradient[part], out=mean[part])
         report = self._merged()
-        return Outcome(mean if report.finite else None, report.selected, report.applied)
+        return Outcome(mean if report.finite else None, report.selected, report.applied, report.forgotten)
 
     def _reduce_entries(self, gradient: SparseVector) -> Outcome:
         means: list[tuple[int, SparseVector]] = []
@@ -160,7 +162,7 @@ class Buckets(Reducer):
             means.insert(0, (part.start, self.propose_bucket(number, gradient.slice(part.start, part.stop))))
         report = self._merged()
         mean = self.step_mean.write(means) if report.finite else None
-        return Outcome(mean, report.selected, report.applied)
+        return Outcome(mean, report.selected, report.applied, report.forgotten)
 
     def _merged(self) -> Report:
         report = merged(self.reports)

@@ -12,7 +12,7 @@ import numpy as np
 
 from commlib import vectors
 from commlib.gpu import adapters
-from commlib.selection import Selector, make_selector
+from commlib.selection import GivenSelector, Selector, make_selector
 from commlib.vectors import Float32, SparseVector
 from commlib.wire import Codec, make_codec
 
@@ -25,7 +25,7 @@ class Kernels:
     those in :mod:`commlib.vectors`; ``sum_rows`` may overwrite its first argument.
     """
 
-    make_selector: Callable[[str], Selector]
+    make_selector: Callable[[GivenSelector], Selector]
     make_codec: Callable[[str], Codec]
     sum_sparse: Callable[..., SparseVector]
     sum_rows: Callable[[Float32, Float32, int], Float32]

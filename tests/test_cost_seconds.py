@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, UnknownName, make_reducer, predict
+from commlib.cost import Speeds
 from commlib.transport import simulated
 from tests.test_cost import layout
 
@@ -15,12 +16,12 @@ STEPS = 3
 EXACT = ["dense", "torus2d", "gtopk"]
 
 
-def simulated_seconds(name, world_size, ranks_per_node, size):
+def simulated_seconds(name, world_size, ranks_per_node, size, **options):
     """Seconds of a step after the first, on the slowest rank: the mean of some, on independent gradients."""
 
     def body(comm):
         density = {"density": DENSITY} if REDUCERS[name].sparse else {}
-        reducer = make_reducer(name, Topology(comm), size, **density)
+        reducer = make_reducer(name, Topology(comm), size, **density, **options)
         seconds = []
         for step in range(STEPS):
             # New each step, and much larger each time: what earlier steps left back is never selected.
@@ -34,10 +35,10 @@ def simulated_seconds(name, world_size, ranks_per_node, size):
     return np.mean(np.max(simulated.run(body, world_size, ranks_per_node, NETWORK), axis=0))
 
 
-def predicted(name, world_size, ranks_per_node, size):
+def predicted(name, world_size, ranks_per_node, size, **options):
     density = DENSITY if REDUCERS[name].sparse else None
     nodes = layout(world_size, ranks_per_node or world_size)
-    return predict(name, nodes, size, density, NETWORK)
+    return predict(name, nodes, size, density, NETWORK, **options)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
@@ -58,6 +59,16 @@ def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, wor
     expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # Sums of random selections vary by some percent, and where P is no power of two some ranks need not wait.
     assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (16, 8)])
+def test_a_torus_that_rounds_is_near_the_virtual_time(world_size, ranks_per_node):
+    size, rounds = 400_001, {"values": "qsgd8"}
+    expected = simulated_seconds("torus2d", world_size, ranks_per_node, size, **rounds)
+    found = predicted("torus2d", world_size, ranks_per_node, size, **rounds).seconds
+    # the slices are not all equally long, and the streams of a node do not begin at the same time
+    assert found == pytest.approx(expected, rel=0.1)
+    assert found < predicted("torus2d", world_size, ranks_per_node, size).seconds
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(4, 1), (6, 2), (8, 4), (8, 1)])
@@ -154,3 +165,13 @@ def test_fewer_bytes_an_entry_take_less_time_where_there_are_many():
     )
     assert packed.inter < 0.5 * plain.inter
     assert packed.sent.inter < 0.4 * plain.sent.inter
+
+
+@pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])
+def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
+    speeds = Speeds(add=1e-9, fill=0, select=2e-9, keep=0, place=0, entry=0, code={"fp32": 0})
+    given = {"density": DENSITY, "network": NETWORK, "speeds": speeds}
+    kept, decayed = (predict(name, layout(8, 4), 40_000, **given, decay=decay) for decay in (1.0, 0.5))
+    entries = 10_000 if name in ("hitopk", "hioktopk") else 40_000
+    assert decayed.computing - kept.computing == pytest.approx(1e-9 * entries)
+    assert decayed.sent == kept.sent

@@ -178,6 +178,11 @@ class Step:
         """Return the work to add up the shards of the node's other ranks."""
         return Work(add=self.shard * (self.streams - 1))
 
+    def selecting(self, size: float, k: float) -> Work:
+        """Return the work to select; with a decay, that of a residual is a pass of its own."""
+        decays = self.options.get("decay", 1.0) != 1
+        return Work.selecting(size, k) + Work(add=size if decays else 0.0)
+
     def rounding(self, k: float) -> Work:
         """Return the work to find what a lossy codec rounded away of ``k`` entries, and to keep it."""
         return Work() if self.codec.lossless else Work(coded=k, place=2 * k)

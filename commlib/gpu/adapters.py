@@ -7,18 +7,17 @@ import numpy as np
 
 from commlib.arrays import module_of
 from commlib.errors import InvalidArgument, NonFiniteInput, shown
-from commlib.gpu.codecs import DeviceCodec
+from commlib.gpu.codecs import DeviceCodec, check_has_kernels
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.scatter import RankSum, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
 from commlib.memory import Room, new_array
-from commlib.selection import SELECTORS, Selector, selector_class
+from commlib.selection import SELECTORS, GivenSelector, Selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype
 from commlib.vectors import sum_sparse as sum_by_numpy
 from commlib.wire import Codec, Message, make_codec
 
-GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4", "qsgd2")
 MOST_PLANS = 512  # of a codec; plans hold buffers, and the regions of oktopk change their sizes now and then
 
 
@@ -131,9 +130,11 @@ class GPUCodec(Codec):
         return plan
 
 
-def make_gpu_selector(name: str) -> Selector:
-    """Return a new selector for CuPy's arrays; one without a GPU kernel raises ``InvalidArgument``."""
+def make_gpu_selector(name: GivenSelector) -> Selector:
+    """Return a new selector for CuPy's arrays; ``InvalidArgument``: options, or one without a GPU kernel."""
     selector_class(name)  # which refuses unknown names, as on the CPU
+    if not isinstance(name, str):
+        raise InvalidArgument(f"selector: expected a name, on GPUs they have no options, got {shown(name)}")
     if name == "reused":
         return ReusedOnGPU()
     if name not in DEVICE_SELECTORS:
@@ -148,9 +149,7 @@ def make_gpu_codec(name: str) -> Codec:
     A codec without GPU kernels raises ``InvalidArgument``.
     """
     codec = make_codec(name)
-    if not set(name.split("+")) <= set(GPU_CODECS):
-        known = ", ".join(GPU_CODECS)
-        raise InvalidArgument(f"wire: expected codecs with GPU kernels ({known}), got {shown(name)}")
+    check_has_kernels(name)
     return codec if name in ("fp32", "raw32", "raw32+fp32", "fp32+raw32") else GPUCodec(name)
 
 

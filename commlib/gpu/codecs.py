@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, shown
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
 from commlib.vectors import index_dtype
@@ -19,6 +19,7 @@ from commlib.wire.gap import Gap, low_bits
 from commlib.wire.plain import Fp16, Fp32, Raw32
 from commlib.wire.qsgd import SCALE_BYTES, Qsgd
 
+GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4", "qsgd2")
 BITS, FOUND, OUTSIDE = 0, 1, 2  # as in kernels/codecs.cu
 STATE_WORDS = 4
 BUCKETS_PER_BLOCK = 8
@@ -32,6 +33,13 @@ class Entries:
     values: Array
 
 
+def check_has_kernels(name: str) -> None:
+    """Raise ``InvalidArgument`` for the name of a codec without GPU kernels."""
+    if not set(name.split("+")) <= set(GPU_CODECS):
+        known = ", ".join(GPU_CODECS)
+        raise InvalidArgument(f"wire: expected codecs with GPU kernels ({known}), got {shown(name)}")
+
+
 class DeviceCodec:
     """A codec of ``commlib.wire.make_codec`` for vectors of ``size`` entries, on the device.
 
@@ -41,6 +49,7 @@ class DeviceCodec:
 
     def __init__(self, name: str, size: int, *, engine: Engine | None = None) -> None:
         make_codec(name)  # raises for unknown names
+        check_has_kernels(name)
         parts = [CODECS[part]() for part in name.split("+")]
         indices: list[IndexCodec] = [part for part in parts if isinstance(part, IndexCodec)]
         values: list[ValueCodec] = [part for part in parts if isinstance(part, ValueCodec)]

@@ -73,10 +73,10 @@ def make_reducer(
 
     ``name``: an entry of ``REDUCERS``, an entry point of the group ``cloudtrain.reducers``, or an import path
     ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` in (0, 1], ``selector``
-    (see ``SELECTORS``), ``wire`` (see ``CODECS``), and the options of their own class; an option that the
-    class does not take raises ``InvalidArgument``. ``wrappers``: records of what is put around it, the
-    innermost first, such as ``{"name": "momentum_correction", "momentum": 0.9}``; names are those of
-    ``WRAPPERS`` or import paths.
+    (see ``SELECTORS``), ``wire`` (see ``CODECS``), ``decay`` of the residual in (0, 1], and the options of
+    their own class; an option that the class does not take raises ``InvalidArgument``. ``wrappers``: records
+    of what is put around it, the innermost first, as ``{"name": "momentum_correction", "momentum": 0.9}``;
+    names are those of ``WRAPPERS`` or import paths.
     """
     check_reducer_options(name, options)
     around = [_wrapper(record) for record in wrappers]
@@ -113,7 +113,7 @@ def reducer_options(name: str) -> dict[str, Any]:
     """Return the options that a reducer takes, with their defaults.
 
     >>> reducer_options("dense"), reducer_options("hitopk")
-    ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32'})
+    ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32', 'decay': 1.0})
     """
     return options_of(reducer_class(name), POSITIONAL)
 

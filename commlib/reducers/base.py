@@ -30,7 +30,7 @@ from commlib.memory import Workspace
 from commlib.reducers.arguments import added_residual, as_entries, as_gradient, as_size, checked_out
 from commlib.reducers.mean import Mean, Means, SparseMean
 from commlib.reducers.memory_errors import memory_errors
-from commlib.reducers.report import Outcome, Report, StageSeconds, Stopwatch
+from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds, Stopwatch
 from commlib.topology import Topology
 from commlib.trace import Recorder
 from commlib.vectors import Float32, Index, SparseVector, is_finite, non_finite
@@ -178,7 +178,10 @@ class Reducer(ABC):
             self.discard()
         traffic = self.topology.traffic - before
         seconds, flags = self._stopwatch.seconds, self._flags
-        self.last = Report(finite, outcome.selected, outcome.applied, traffic, seconds, flags=flags)
+        forgotten = outcome.forgotten if finite else Forgotten()
+        self.last = Report(
+            finite, outcome.selected, outcome.applied, traffic, seconds, flags=flags, forgotten=forgotten
+        )
         return outcome.mean
 
     @property

@@ -44,7 +44,7 @@ def _work(step: Step) -> Work:
     """Select; merge two selections on each level of the tree, and hand the result down."""
     levels, k = (step.world.size - 1).bit_length(), step.k
     merges = Work(entry=2 * k * levels, coded=k * levels)
-    return Work.selecting(step.size, k) + merges + step.rounding(k) + step.placing(k)
+    return step.selecting(step.size, k) + merges + step.rounding(k) + step.placing(k)
 
 
 class GTopK(SelectingReducer):

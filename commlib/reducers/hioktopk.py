@@ -33,7 +33,7 @@ def _work(step: Step) -> Work:
     """Add up the node's shards and select; Ok-Topk among the nodes; gather the shards."""
     k = step.shard * step.density
     applied = step.placing(k * step.streams)
-    return step.summing_shards() + Work.selecting(step.shard, k) + summing(step, k) + applied
+    return step.summing_shards() + step.selecting(step.shard, k) + summing(step, k) + applied
 
 
 class HiOkTopK(OkTopK):

@@ -35,7 +35,7 @@ def _work(step: Step) -> Work:
     k = step.shard * step.density
     gathered = Work(entry=step.world.nodes * k, coded=step.world.nodes * k)
     applied = union(step.world.nodes, k, step.shard) * step.streams
-    selected = Work.selecting(step.shard, k) + step.rounding(k)
+    selected = step.selecting(step.shard, k) + step.rounding(k)
     return step.summing_shards() + selected + gathered + step.placing(applied)
 
 

@@ -11,6 +11,7 @@ from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
 from commlib.reducers.oktopk_cost import OKTOPK_COST
 from commlib.reducers.selecting import SelectingReducer, State
 from commlib.reducers.sparse import SparseOptions
+from commlib.selection import GivenSelector
 from commlib.topology import Topology
 from commlib.transport.base import Integers
 from commlib.vectors import SparseVector, concatenate, index_dtype, non_finite, partition
@@ -66,7 +67,7 @@ class OkTopK(SelectingReducer):
         topology: Topology,
         size: int,
         *,
-        selector: str = "reused",
+        selector: GivenSelector = "reused",
         repartition_every: int = 64,
         reevaluate_every: int = 32,
         leftovers: str = "sender",

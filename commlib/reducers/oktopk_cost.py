@@ -52,7 +52,7 @@ def _seconds(step: Step) -> LinkSeconds:
 
 def _work(step: Step) -> Work:
     """Select; split, reduce, gather the ``k`` entries of the result, and keep what is not in it."""
-    return Work.selecting(step.size, step.k) + summing(step, step.k) + step.placing(step.k)
+    return step.selecting(step.size, step.k) + summing(step, step.k) + step.placing(step.k)
 
 
 OKTOPK_COST = Cost(_traffic, _seconds, _work, is_exact=False)

@@ -1,5 +1,6 @@
 """What one call of ``reduce`` did: entries, bytes, and the seconds of each stage."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,18 @@ class StageSeconds:
 
 
 @dataclass(frozen=True)
+class Forgotten:
+    """What residual decay took from a rank's residual: the norm of that, and the sum of its entries."""
+
+    norm: float = 0.0
+    sum: float = 0.0
+
+    def __add__(self, other: "Forgotten") -> "Forgotten":
+        """Return that of two parts of one vector."""
+        return Forgotten(math.hypot(self.norm, other.norm), self.sum + other.sum)
+
+
+@dataclass(frozen=True)
 class Report:
     """What one call of ``reduce`` did on this rank.
 
@@ -33,7 +46,8 @@ class Report:
     entries this rank selected; ``applied``: entries of the result, as held on the wire (all ``d`` where
     it was sent dense). ``busy``: seconds that a thread in the background took for the step, ``hidden``: those
     of them during which the caller went on computing; 0 without a :class:`commlib.Engine`. ``flags``: those
-    of any rank when it entered the step, see :class:`commlib.Topology`; equal on all ranks.
+    of any rank when it entered the step, see :class:`commlib.Topology`; equal on all ranks. ``forgotten``: by
+    a decay below 1.
     """
 
     finite: bool
@@ -44,6 +58,7 @@ class Report:
     busy: float = 0.0
     hidden: float = 0.0
     flags: int = 0
+    forgotten: Forgotten = Forgotten()
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Outcome:
     mean: Float32 | SparseVector | None
     selected: int = 0
     applied: int = 0
+    forgotten: Forgotten = Forgotten()
 
 
 class Stopwatch(Generic[Seconds]):

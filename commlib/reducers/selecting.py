@@ -13,8 +13,9 @@ from commlib.arrays import to_host
 from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.memory import empty
+from commlib.reducers.decay import decayed
 from commlib.reducers.memory_errors import memory_errors
-from commlib.reducers.report import Outcome
+from commlib.reducers.report import Forgotten, Outcome
 from commlib.reducers.sparse import SparseReducer
 from commlib.selection import EVERYTHING
 from commlib.topology import Topology
@@ -78,6 +79,7 @@ class SelectingReducer(SparseReducer):
         layout = self.layout = self.layout_type(topology, self.size)
         self.comm, self.link, self.length = layout.comm, layout.link, layout.length
         self.k = entries(self.density, self.length)
+        self._forgotten = Forgotten()  # in the step that is under way
         self._encoded = 0  # messages of the step that is under way
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
         self._state_before = self.state, self.selector.state_dict()
@@ -113,21 +115,31 @@ class SelectingReducer(SparseReducer):
 
     def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
         self._encoded = 0
+        self._forgotten = Forgotten()
         self._state_before = self.state, self.selector.state_dict()
         selected = self._select(gradient)
         combined = self._combine(selected)
         self._proposed = selected
-        return self.layout.spread(self, combined, selected.nnz)
+        return replace(self.layout.spread(self, combined, selected.nnz), forgotten=self._forgotten)
 
     def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
         """Return what this rank sends, taken from its next residual; a NaN where it is not finite."""
         if self.sends_all:
             return self.select_all(gradient)
         collected, accumulated = self.layout.collect(self, gradient), self._spare
-        selected = self.select(collected, self._residual, self.k, out=accumulated)
+        selected = self.select(collected, self._decayed(), self.k, out=accumulated)
         with self.measure("combine"):
             selected.subtract_from(accumulated)
         return selected
+
+    def _decayed(self) -> Float32:
+        """Return ``β·e`` of the residual ``e``."""
+        if self.options.decay == 1:
+            return self._residual  # type: ignore[no-any-return]
+        kept: Float32 = self.workspace.get("decayed", self.length)
+        with self.measure("select"):
+            self._forgotten = decayed(self._residual, self.options.decay, out=kept)
+        return kept
 
     def _commit(self) -> None:
         self._residual, self._spare = self._spare, self._residual

@@ -7,7 +7,8 @@ from commlib.density import check_density
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
-from commlib.selection import EVERYTHING, Selector
+from commlib.reducers.decay import check_decay
+from commlib.selection import EVERYTHING, GivenSelector, Selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, non_finite
 from commlib.wire import Codec
@@ -15,16 +16,18 @@ from commlib.wire import Codec
 
 @dataclass(frozen=True)
 class SparseOptions(Options):
-    """The share of the entries that is sent, and the names of selector and codec."""
+    """The share of the entries that is sent, the names of selector and codec, and the residual's decay."""
 
     density: float
-    selector: str
+    selector: GivenSelector
     wire: str
+    decay: float
 
 
 class SparseReducer(Reducer):
     """A reducer that sends a share ``density`` of the entries and keeps the rest as residual.
 
+    The residual is multiplied by ``decay`` before a gradient is added; what it loses by that is reported.
     With the selector ``all`` it sends all entries that are not 0, and keeps no residual: ``sends_all``.
     """
 
@@ -37,11 +40,12 @@ class SparseReducer(Reducer):
         size: int,
         *,
         density: float = 0.01,
-        selector: str = "mstopk",
+        selector: GivenSelector = "mstopk",
         wire: str = "fp32",
+        decay: float = 1.0,
     ) -> None:
         super().__init__(topology, size)
-        self.options = SparseOptions(check_density(density), selector, wire)
+        self.options = SparseOptions(check_density(density), selector, wire, check_decay(decay))
         self.kernels = kernels_of(self.arrays)
         self.sends_all = selector == EVERYTHING
         self.selector = self._make_selector()
@@ -64,6 +68,9 @@ class SparseReducer(Reducer):
         if self.sends_all and density != 1:
             raise InvalidArgument(f"density: expected 1.0 with selector {EVERYTHING}, got {density!r}")
         self.check_loses_nothing("wire", self.options.wire, self.codec)
+        if self.sends_all and self.options.decay != 1:
+            expected = f"expected 1.0 with selector {EVERYTHING}, which keeps no residual"
+            raise InvalidArgument(f"decay: {expected}, got {self.options.decay!r}")
 
     def check_loses_nothing(self, option: str, name: str, codec: Codec) -> None:
         """Raise ``InvalidArgument`` for a lossy codec where there is no residual for what it loses."""

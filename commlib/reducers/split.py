@@ -71,13 +71,13 @@ def _ssar_work(step: Step) -> Work:
     """Select; add up ``k/P`` entries of every rank; put the sums of all ranges together."""
     whole = union(step.world.size, step.k, step.size)
     split = Work(entry=step.k, coded=step.k + whole)
-    return Work.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
+    return step.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
 
 
 def _dsar_work(step: Step) -> Work:
     """Select; add up ``k/P`` entries of every rank; the ranges travel dense, and are divided."""
     split = Work(entry=step.k, coded=step.k, add=2 * step.size)
-    return Work.selecting(step.size, step.k) + split + step.rounding(step.k)
+    return step.selecting(step.size, step.k) + split + step.rounding(step.k)
 
 
 class SplitReducer(SelectingReducer):

@@ -79,7 +79,7 @@ def _work(step: Step) -> Work:
     rounds = range((step.world.size - 1).bit_length())
     merged = sum(2 * union(1 << each, step.k, step.size) for each in rounds)
     doubling = Work(entry=merged, coded=merged / 2) + step.rounding(merged / 2)
-    return Work.selecting(step.size, step.k) + doubling + step.placing_sum()
+    return step.selecting(step.size, step.k) + doubling + step.placing_sum()
 
 
 class SSARDoubling(SelectingReducer):

@@ -1,9 +1,12 @@
 """Selectors: which entries of a dense vector are sent. One file each, one line in the table."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from commlib.errors import InvalidArgument
-from commlib.registry import resolve
+from commlib.errors import InvalidArgument, shown
+from commlib.registry import check_options, resolve
 from commlib.selection.base import Selector
 from commlib.selection.bucketed import Bucketed
 from commlib.selection.dgc import DGC
@@ -21,22 +24,49 @@ SELECTORS: dict[str, type[Selector]] = {
     "bucketed": Bucketed,
 }
 
+GivenSelector = str | Mapping[str, Any]  # a name, or a record of ``name`` and the selector's options
+
 EVERYTHING = "all"  # in place of a selector: reducers then send every entry that is not 0
 
-__all__ = ["EVERYTHING", "SELECTORS", "Selector", "make_selector", "select", "selector_class"]
+__all__ = [
+    "EVERYTHING",
+    "SELECTORS",
+    "GivenSelector",
+    "Selector",
+    "make_selector",
+    "select",
+    "selector_class",
+]
 
 
-def selector_class(name: str) -> type[Selector]:
+def selector_class(selector: GivenSelector) -> type[Selector]:
     """Return an entry of ``SELECTORS``, or what an entry point or an import path names.
 
     An unknown name raises ``UnknownName``.
     """
-    return resolve(SELECTORS, "selector", name, subclass_of=Selector)
+    return resolve(SELECTORS, "selector", _record(selector)["name"], subclass_of=Selector)
 
 
-def make_selector(name: str) -> Selector:
-    """Return a new selector, see :func:`selector_class`."""
-    return selector_class(name)()
+def make_selector(selector: GivenSelector) -> Selector:
+    """Return a new selector, see :func:`selector_class`; with the options of a record.
+
+    >>> make_selector({"name": "bucketed", "bucket": 2}).select(np.array([1, 2, 9, 8], np.float32), 2).indices
+    array([1, 2], dtype=int32)
+    """
+    options = dict(_record(selector))
+    name, made = options.pop("name"), selector_class(selector)
+    check_options(name, made, options)
+    return made(**options)
+
+
+def _record(selector: GivenSelector) -> Mapping[str, Any]:
+    if not isinstance(selector, Mapping):
+        return {"name": selector}
+    if "name" not in selector:
+        raise InvalidArgument(
+            f"selector: expected a name, or a record of one and options, got {shown(selector)}"
+        )
+    return selector
 
 
 def select(name: str, vector: Float32, k: int) -> SparseVector:

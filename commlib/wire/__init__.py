@@ -5,20 +5,22 @@ for the other, or both joined by ``+``.
 
 Indices: ``raw32`` plain, ``gap`` in 8.1 bits at density 1 % and 11.5 at 0.1 %, ``bitmap`` in one bit for each
 entry of the vector. Values: ``fp32``, ``fp16`` and ``bf16`` plain, ``qsgd8``, ``qsgd4`` and ``qsgd2`` in so
-many bits and a scale for every 512.
+many bits and a scale for every 512, ``lloyd4`` to ``lloyd1`` in so many bits and what 1,024 have in common.
 
->>> for name in ("fp32", "gap", "gap+fp16", "gap+qsgd4"):
-...     print(f"{name:9} {make_codec(name).message_bytes(250_000, 25_000_000):7} bytes")
-fp32      2000000 bytes
-gap       1267096 bytes
-gap+fp16   767096 bytes
-gap+qsgd4  394052 bytes
+>>> for name in ("fp32", "gap", "gap+fp16", "gap+qsgd4", "gap+lloyd2"):
+...     print(f"{name:10} {make_codec(name).message_bytes(250_000, 25_000_000):7} bytes")
+fp32       2000000 bytes
+gap        1267096 bytes
+gap+fp16    767096 bytes
+gap+qsgd4   394052 bytes
+gap+lloyd2  338894 bytes
 """
 
 from commlib.errors import InvalidArgument, look_up
 from commlib.wire.base import Codec, IndexCodec, Message, ValueCodec
 from commlib.wire.bitmap import Bitmap
 from commlib.wire.gap import Gap
+from commlib.wire.lloyd import Lloyd1, Lloyd2, Lloyd3, Lloyd4
 from commlib.wire.plain import Bf16, Fp16, Fp32, Raw32
 from commlib.wire.qsgd import Qsgd2, Qsgd4, Qsgd8
 
@@ -29,6 +31,10 @@ VALUE_CODECS: dict[str, type[ValueCodec]] = {
     "qsgd8": Qsgd8,
     "qsgd4": Qsgd4,
     "qsgd2": Qsgd2,
+    "lloyd4": Lloyd4,
+    "lloyd3": Lloyd3,
+    "lloyd2": Lloyd2,
+    "lloyd1": Lloyd1,
 }
 CODECS: dict[str, type[IndexCodec] | type[ValueCodec]] = {
     "raw32": Raw32,

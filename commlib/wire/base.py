@@ -38,8 +38,8 @@ class IndexCodec(ABC):
 class ValueCodec(ABC):
     """Turns float32 values into bytes and back.
 
-    The error is never larger than the value itself, ``|x − Q(x)| ≤ |x|``, and 0 stays 0, so that residuals
-    do not grow. A NaN or an infinity makes some decoded value not finite.
+    The error is never larger than the values, ``‖x − Q(x)‖ ≤ ‖x‖``, so that residuals do not grow. 0 stays 0
+    unless the codec says otherwise. A NaN or an infinity makes some decoded value not finite.
     """
 
     lossless: ClassVar[bool]

@@ -5,11 +5,12 @@ import pytest
 
 from commlib import InvalidArgument, SparseVector, UnknownName
 from commlib.gpu import DeviceCodec
-from commlib.wire import CODECS, make_codec
+from commlib.gpu.codecs import GPU_CODECS
+from commlib.wire import make_codec
 from tests.extent import more
 from tests.gpu.vectors import SEED, normal
 
-NAMES = [*CODECS, "gap+fp16", "bitmap+qsgd4", "gap+qsgd2", "bitmap+bf16"]
+NAMES = [*GPU_CODECS, "gap+fp16", "bitmap+qsgd4", "gap+qsgd2", "bitmap+bf16"]
 
 
 def sparse(size, entries, seed=0):

@@ -12,6 +12,7 @@ from commlib.errors import InvalidArgument, UnknownName
 from commlib.gpu import (
     DEVICE_SELECTORS,
     Buffers,
+    DeviceCodec,
     GpuUnavailable,
     OutOfDeviceMemory,
     current_engine,
@@ -261,10 +262,16 @@ def test_selectors_and_codecs_without_a_gpu_kernel_are_refused_in_one_line(monke
         match=r"^selector: expected one with a GPU kernel \(exact, mstopk, dgc, .*, reused\), got 'first'$",
     ):
         GPU.make_selector("first")
+    with pytest.raises(InvalidArgument, match=r"^selector: expected a name, on GPUs they have no options"):
+        GPU.make_selector({"name": "bucketed", "bucket": 4096})
     with pytest.raises(
         InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(raw32, .*\), got 'gap\+fp33'$"
     ):
         GPU.make_codec("gap+fp33")
+    with pytest.raises(
+        InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(.*, qsgd2\), got 'gap\+lloyd2'$"
+    ):
+        DeviceCodec("gap+lloyd2", 100)
     for make, kind in [(GPU.make_selector, "selector"), (GPU.make_codec, "codec")]:
         with pytest.raises(UnknownName, match=f'^unknown {kind} "frist" '):
             make("frist")

@@ -21,11 +21,11 @@ def reference(vector, k):
     return np.sort(order[:k])
 
 
-def reference_of_buckets(vector, k):
-    """The same for every 512 entries, the share of those that end at n being the whole part of n·k/d."""
+def reference_of_buckets(vector, k, bucket=512):
+    """The same for every bucket, the share of those that end at n being the whole part of n·k/d."""
     k, selected = min(k, len(vector)), []
-    for first in range(0, len(vector), 512):
-        last = min(len(vector), first + 512)
+    for first in range(0, len(vector), bucket):
+        last = min(len(vector), first + bucket)
         share = last * k // len(vector) - first * k // len(vector)
         selected.extend(first + reference(vector[first:last], share))
     return np.array(selected, np.int64)
@@ -368,3 +368,28 @@ def test_what_cannot_be_selected_from_is_refused(vector, k, message):
 def test_a_vector_with_gaps_in_memory_is_selected_from_as_it_reads():
     vector = np.arange(20, dtype=np.float32)[::-2]
     assert select("mstopk", vector, 3).values.tolist() == [19.0, 17.0, 15.0]
+
+
+@pytest.mark.parametrize("bucket", [1, 100, 4096, 10**9])
+def test_buckets_have_the_length_that_is_given(bucket):
+    selector = make_selector({"name": "bucketed", "bucket": bucket})
+    for family, size in ((gaussian, 9000), (many_ties, 9000), (gaussian, 4096), (gaussian, 1), (gaussian, 0)):
+        vector = draw(family, 5, size)
+        for k in (0, size // 64, size):
+            expected = reference_of_buckets(vector, k, bucket)
+            np.testing.assert_array_equal(selector.select(vector, k).indices, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "bucketed", "bucket": 0}, "bucket: expected a whole number of entries from 1, got 0"),
+        ({"name": "bucketed", "bucket": 4.5}, "bucket: expected a whole number of entries from 1, got 4.5"),
+        ({"name": "exact", "bucket": 4096}, "bucket: exact has no such option (its options: room)"),
+        ({"bucket": 4096}, "selector: expected a name, or a record of one and options, got {'bucket': 4096}"),
+    ],
+)
+def test_options_that_a_selector_does_not_take_are_refused(given, message):
+    with pytest.raises(InvalidArgument) as caught:
+        make_selector(given)
+    assert str(caught.value) == message

@@ -18,6 +18,7 @@ def test_phases_take_what_they_do_not_name_from_the_configuration():
         "density": 0.05,
         "selector": "exact",
         "wire": "fp32",
+        "decay": 1.0,
     }
     assert config.reducer_config(second) == {"name": "dense"}
 
@@ -60,7 +61,7 @@ RECORDS = {
 @pytest.mark.parametrize(("words", "expected"), RECORDS.values(), ids=RECORDS)
 def test_a_reducer_takes_all_options_of_its_signature(tmp_path, words, expected):
     config = load(DIGITS, words)
-    given = {"name": "oktopk", "density": 0.01, "wire": "fp32"} | OKTOPK | expected
+    given = {"name": "oktopk", "density": 0.01, "wire": "fp32", "decay": 1.0} | OKTOPK | expected
     assert config.reducer_config(config.phases[1]) == given
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load(tmp_path / "config.yaml") == config
@@ -100,9 +101,13 @@ def test_the_command_line_reaches_into_phases():
     assert config.phases[1].learning_rate.end == 0.5
 
 
-def test_an_index_codec_and_a_value_codec_are_joined_by_a_plus():
-    config = load(DIGITS, ["wire=gap+qsgd8"])
-    assert config.reducer_config(config.phases[0])["wire"] == "gap+qsgd8"
+def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
+    chunks = {"name": "bucketed", "bucket": 4096}
+    config = load(DIGITS, ["wire=gap+qsgd8", "selector={name: bucketed, bucket: 4096}", "reducer.decay=0.9"])
+    options = config.reducer_config(config.phases[0])
+    assert (options["wire"], options["selector"], options["decay"]) == ("gap+qsgd8", chunks, 0.9)
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
 
 
 def test_the_resolved_configuration_is_read_back_equal(tmp_path):
@@ -221,7 +226,7 @@ WRONG = {
     ),
     "reducer={name: oktopk, leftovers: nobody}": "reducer.leftovers: expected sender or owner, got 'nobody'",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
-    "density, selector, wire, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
+    "density, selector, wire, decay, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
     '"leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
@@ -247,8 +252,11 @@ WRONG = {
     "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
     "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
     "selector=exakt": ', reused, bucketed), did you mean "exact"?',
+    "selector={name: bucketed, bucket: 0}": "selector: bucket: expected a whole number of entries from 1",
+    "selector={bucket: 9}": "selector: expected a name, or the key name and options, got {'bucket': 9}",
+    "reducer.decay=1.5": "reducer.decay: expected a number in (0, 1], got 1.5",
     "wire=fp33": 'wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
-    "wire=gap+fp33": ', qsgd2), did you mean "fp32"?',
+    "wire=gap+fp33": ', lloyd1), did you mean "fp32"?',
     "wire=gap+bitmap": "wire: expected an index codec, a value codec or one of each joined by +, got 'gap+b",
     "phases.0.wire=fp16+gap+fp16": "phases[0].wire: expected an index codec, a value codec or one of each",
     "model=resnet9": 'model.name: unknown model "resnet9" (known: resnet8, resnet20, ',

@@ -261,10 +261,19 @@ def test_the_residual_is_that_of_what_a_rank_selects_from(name, share):
     assert kept_by(name, {}, nodes_of(4, 2), 1000, None).residual == 2 * 4000 * share
 
 
-@pytest.mark.parametrize("name", ["torus2d", "allgather", "gtopk", "ssar_split", "oktopk", "hitopk"])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("torus2d", {}),
+        ("torus2d", {"values": "qsgd8"}),
+        ("allgather", {}),
+        ("allgather", {"decay": 0.9}),
+        *((name, {}) for name in ("gtopk", "ssar_split", "oktopk", "hitopk")),
+    ],
+)
 @pytest.mark.parametrize("density", [0.01, 0.1])
-def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, density):
-    options = {"density": density} if REDUCERS[name].sparse else {}
+def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, own, density):
+    options = {"density": density} | own if REDUCERS[name].sparse else own
     noise, nodes = Gradients(50_000), nodes_of(8, 4)
 
     def body(comm):

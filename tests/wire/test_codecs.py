@@ -21,15 +21,22 @@ CASES = {
     "qsgd8": ("raw32", "qsgd8"),
     "qsgd4": ("raw32", "qsgd4"),
     "qsgd2": ("raw32", "qsgd2"),
+    "lloyd4": ("raw32", "lloyd4"),
+    "lloyd3": ("raw32", "lloyd3"),
+    "lloyd2": ("raw32", "lloyd2"),
+    "lloyd1": ("raw32", "lloyd1"),
     "raw32+bf16": ("raw32", "bf16"),
     "gap+fp16": ("gap", "fp16"),
     "gap+qsgd8": ("gap", "qsgd8"),
     "gap+qsgd2": ("gap", "qsgd2"),
+    "gap+lloyd2": ("gap", "lloyd2"),
     "bitmap+bf16": ("bitmap", "bf16"),
     "bitmap+qsgd4": ("bitmap", "qsgd4"),
 }
 BUCKET = 512
 LEVELS = {"qsgd8": 127, "qsgd4": 7, "qsgd2": 1}
+ROUNDS = {"lloyd4": 0, "lloyd3": 1, "lloyd2": 2, "lloyd1": 0}
+BUCKETS = dict.fromkeys(LEVELS, BUCKET) | dict.fromkeys(ROUNDS, 1024)
 
 
 def to_bfloat16(values):
@@ -60,14 +67,63 @@ def to_levels(largest_level):
     return rounding
 
 
+def exactly(entries):
+    """How many of a bucket of ``lloyd`` are sent as they are: 5 of 1,024."""
+    return -(-5 * entries // 1024)
+
+
+def to_means(classes, rounds):
+    """Replace each magnitude by the mean of its class, but for the largest of a bucket, which stay."""
+
+    def rounding(values):
+        buckets = [values[start : start + 1024] for start in range(0, len(values), 1024)]
+        return np.concatenate([bucket_of_means(each, classes, rounds) for each in buckets] or [values])
+
+    return rounding
+
+
+def bucket_of_means(bucket, classes, rounds):
+    magnitudes, means = np.abs(bucket), bucket.copy()
+    rest = np.sort(np.argsort(-magnitudes, kind="stable")[exactly(len(bucket)) :])
+    if len(rest) and magnitudes[rest].any():
+        means[rest] = np.copysign(class_means(magnitudes[rest], classes, rounds), bucket[rest])
+    return means + np.float32(0)  # no −0
+
+
+def class_means(magnitudes, classes, rounds):
+    """Classes that begin at equal steps of the bits, over six octaves at most; a 0 keeps one for itself."""
+    scale = 2**20 / np.float64(magnitudes.max())
+    whole = np.floor(magnitudes * scale + 0.5)
+    lowest, largest = (int(each(magnitudes[magnitudes > 0]).view(np.int32)) for each in (np.min, np.max))
+    lowest = max(lowest, largest - (6 << 23))
+    apart = int(classes > 1 and (magnitudes == 0).any())
+    bits = [lowest + (largest - lowest) * (j - apart) // (classes - apart) for j in range(1, classes)]
+    borders = np.ceil(np.array(bits, np.int32).view(np.float32) * scale)
+    for done in range(rounds + 1):
+        of_class = np.searchsorted(borders, whole, side="right")
+        levels = np.concatenate([[0.0], borders]).astype(np.float32)
+        for j in np.unique(of_class):
+            levels[j] = whole[of_class == j].mean()
+        if apart:
+            levels[0] = 0
+        if done < rounds:
+            borders = np.ceil((levels[1:] + levels[:-1]).astype(np.float64) / 2)
+    return (levels / scale).astype(np.float32)[of_class]
+
+
 ROUNDING = {"fp32": np.array, "fp16": to_float16, "bf16": to_bfloat16} | {
     name: to_levels(largest) for name, largest in LEVELS.items()
 }
+ROUNDING |= {name: to_means(1 << (int(name[-1]) - 1), rounds) for name, rounds in ROUNDS.items()}
 
 
 def value_bytes(name, entries):
     if name in LEVELS:
         return 4 * -(-entries // BUCKET) + -(-entries * int(name[-1]) // 8)
+    if name in ROUNDS:
+        bits = int(name[-1])
+        levels = -(-entries // 1024) * 2 ** (bits - 1)
+        return 4 * levels + 6 * exactly(entries) + -(-entries * bits // 8)
     return entries * (4 if name == "fp32" else 2)
 
 
@@ -237,7 +293,7 @@ def test_the_decoded_vector_is_dense_where_indices_would_not_make_it_shorter(nam
 
 
 def test_the_entries_of_a_sparse_message_come_back_as_they_are(name):
-    vector = drawn(1000, 37)
+    vector = drawn(1000, 30)
     codec = make_codec(name)
     decoded = codec.decode(codec.encode(vector), 1000)
     assert decoded.indices.dtype == np.int32
@@ -270,7 +326,7 @@ def test_a_message_begins_with_its_indices_word_by_word(name):
 # Plain values
 
 
-@pytest.mark.parametrize("name", [name for name, (_, value) in CASES.items() if value not in LEVELS])
+@pytest.mark.parametrize("name", [name for name, (_, value) in CASES.items() if value not in BUCKETS])
 def test_extreme_values_are_rounded_and_clipped_and_bad_ones_stay_bad(name):
     values = np.array([-0.0, 2.0**-149, np.finfo(np.float32).max, -np.inf, np.nan], np.float32)
     largest_bf16 = 255 / 256 * 2.0**128
@@ -332,7 +388,7 @@ def test_gaps_of_multiples_of_a_power_of_two_take_the_most_bytes_there_can_be():
 # Levels
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=BUCKETS)
 def levels_name(request):
     return request.param
 
@@ -390,13 +446,14 @@ def test_zeros_come_back_as_zeros(levels_name):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_bad_value_makes_its_bucket_bad_and_no_other(levels_name, bad):
-    values = np.ones(1500, np.float32)
-    values[700] = bad
+    bucket = BUCKETS[levels_name]
+    values = np.ones(2 * bucket + 476, np.float32)
+    values[bucket + 188] = bad
     decoded = decoded_values(levels_name, values)
     is_bad = ~np.isfinite(decoded)
-    assert is_bad[512:1024].all()
+    assert is_bad[bucket : 2 * bucket].all()
     assert (decoded[~is_bad] == 1).all()
-    assert np.count_nonzero(is_bad) == 512
+    assert np.count_nonzero(is_bad) == bucket
 
 
 @pytest.mark.parametrize(
@@ -410,6 +467,54 @@ def test_a_bad_value_makes_its_bucket_bad_and_no_other(levels_name, bad):
 def test_levels_are_packed_behind_their_scale(name, values, packed):
     message = make_codec(name).encode(SparseVector(5, None, np.array(values, np.float32)))
     assert message.tobytes() == np.float32(values[0]).tobytes() + bytes(packed)
+
+
+# Means of classes
+
+
+@settings(max_examples=examples(200))
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 3000),
+    magnitude=st.sampled_from(sorted(MAGNITUDES.values())),
+    zeros=st.sampled_from([0, 0.3, 0.9]),
+    name=st.sampled_from(list(ROUNDS)),
+)
+def test_means_of_classes_lose_less_than_there_is(seed, count, magnitude, zeros, name):
+    rng = np.random.default_rng(seed)
+    values = (magnitude * np.clip(rng.standard_t(1, count), -999, 999)).astype(np.float32)
+    values[rng.random(count) < zeros] = 0
+    decoded = decoded_values(name, values)
+    assert (np.abs(decoded) <= np.abs(values).max()).all()
+    for start in range(0, count, 1024):
+        bucket, found = (each[start : start + 1024].astype(np.float64) for each in (values, decoded))
+        assert ((bucket - found) ** 2).sum() <= (1 - 1 / 2048) * (bucket**2).sum()
+        kept = exactly(len(bucket))
+        assert np.sort(np.abs(bucket - found))[:kept].max() == 0
+        assert name == "lloyd1" or not found[bucket == 0].any()
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("value", [1 / 3, -1e-45, 3e38])
+def test_equal_magnitudes_come_back_as_they_are(name, value):
+    values = np.where(np.arange(1500) % 3, value, -value).astype(np.float32)
+    for count in (1, 2, 5, 1024, 1030, 1500):
+        assert decoded_values(name, values[:count]).tobytes() == values[:count].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "codes"),
+    [
+        ("lloyd1", [4.25], [0b0000_1010]),
+        ("lloyd2", [1.5, 7], [0b11_01_10_00, 0b00]),
+        ("lloyd3", [1, 2, 2.5, 7], [0b11_101_000, 0b000_111_0]),  # no entry from 2.5 to 5
+    ],
+)
+def test_codes_are_packed_behind_levels_and_what_is_sent_as_it_is(name, levels, codes):
+    message = make_codec(name).encode(SparseVector(5, None, np.array([1, -2, 6, -8, 9], np.float32)))
+    expected = np.array([*levels, 9], np.float32).tobytes() + np.uint16(4).tobytes()
+    assert message[: len(expected)].tobytes() == expected
+    assert message[len(expected) :].tolist() == codes
 
 
 # Names

@@ -62,5 +62,5 @@ def test_sums_that_no_value_codec_stands_for_are_refused():
             make_reducer("dsar_split", Topology(comm), size=10, sums="gap")
         return str(caught.value)
 
-    expected = "sums: expected one of fp32, fp16, bf16, qsgd8, qsgd4, qsgd2, got 'gap'"
+    expected = f"sums: expected one of {', '.join(VALUE_CODECS)}, got 'gap'"
     assert transport.simulated.run(body, 2) == [expected] * 2

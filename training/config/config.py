@@ -52,10 +52,10 @@ from training.config.reducers import (
     DEFAULT_REDUCER,
     REDUCER_KEYS,
     CodecName,
+    GivenSelector,
     NamedReducer,
     ReducerKeys,
     ReducerRecord,
-    SelectorName,
     class_of,
     options_of,
     written_out,
@@ -124,7 +124,7 @@ class Config(ReducerKeys):
     reducer: NamedReducer = ReducerRecord(name=DEFAULT_REDUCER)
     """The default of phases, as the three below, whose own default is the reducer's."""
     density: Density | None = None
-    selector: SelectorName | None = None
+    selector: GivenSelector | None = None
     wire: CodecName | None = None
     sparse_tables: bool = False
     """Whether gradients of embeddings that only look rows up travel as rows: all of them, apart from the

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, model_validator
 
 from training.config.parts import imported, part_in
-from training.config.reducers import CodecName, GivenReducer, ReducerKeys, SelectorName
+from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
@@ -161,8 +161,8 @@ class Phase(ReducerKeys):
     """Share of the entries that a sparse reducer selects."""
     density_warmup: DensityWarmup | None = None
     """Larger densities in the first epochs of the phase."""
-    selector: SelectorName | None = None
-    """A name of ``commlib.SELECTORS``."""
+    selector: GivenSelector | None = None
+    """A name of ``commlib.SELECTORS``, or a record of it and the selector's options."""
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
 

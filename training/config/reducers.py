@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from commlib import REDUCERS, SELECTORS, Reducer, Topology, make_reducer, registry, transport
-from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from commlib.errors import InvalidArgument, UnknownName, look_up, shown, suggestion
 from commlib.reducers import WRAPPERS
+from commlib.selection import make_selector
 from commlib.wire import make_codec
 from training.config.parts import imported, part_in
 from training.config.schema import Density, Discreet, Record, name_in, problem
@@ -34,8 +35,21 @@ def _check_codec(name: str) -> str:
     return name
 
 
+def _selector(given: Any) -> Any:
+    """Accept a name of ``SELECTORS``, or a record of the name and the selector's options."""
+    name = given.get("name") if isinstance(given, Mapping) else given
+    if not isinstance(name, str):
+        raise problem(f"expected a name, or the key name and options, got {shown(given)}")
+    try:
+        look_up(SELECTORS, "selector", name)
+        make_selector(given)
+    except (UnknownName, InvalidArgument) as error:
+        raise problem(str(error)) from error
+    return given
+
+
 ReducerName = Annotated[str, part_in({**REDUCERS, AUTO: None}, "reducer")]
-SelectorName = Annotated[str, name_in(SELECTORS, "selector")]
+GivenSelector = Annotated[str | dict[str, Any], BeforeValidator(_selector)]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
 
 
@@ -57,8 +71,8 @@ class ReducerRecord(Discreet):
     """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it the configuration's."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
-    selector: SelectorName | None = None
-    """A name of ``commlib.SELECTORS``."""
+    selector: GivenSelector | None = None
+    """A name of ``commlib.SELECTORS``, or a record of it and the selector's options."""
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
     wrappers: list[WrapperRecord] | None = None

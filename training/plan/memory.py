@@ -8,6 +8,7 @@ from commlib import LinkBytes
 from commlib.reducers import SelectingReducer, reducer_class, reducer_options
 from commlib.selection import EVERYTHING
 from commlib.vectors import VALUE_BYTES
+from commlib.wire import VALUE_CODECS
 
 GRADIENTS = 2  # the layers' tensors, and the flat vector of them
 RESIDUALS = 2  # that of the step before, and the next one, which is made in it
@@ -73,11 +74,15 @@ def kept_by(
         return Kept(0, vector)
     streams = min(map(len, nodes))
     of_node = issubclass(kind, SelectingReducer) and kind.layout_type.of_node
-    own = vector // streams if of_node else vector
-    has_residual = kind.sparse and options.get("selector") != EVERYTHING
+    of_shards = of_node or reducer == "torus2d"
+    own = vector // streams if of_shards else vector
+    values = options.get("values", "fp32") if reducer == "torus2d" else "fp32"
+    rounds = not VALUE_CODECS[values].lossless and len(nodes) > 1
+    has_residual = rounds or (kind.sparse and options.get("selector") != EVERYTHING)
+    residuals = RESIDUALS + (options.get("decay", 1.0) != 1)  # the decayed one is a third
     wrappers = [each["name"] for each in options.get("wrappers", ())]
-    residual = RESIDUALS * own * has_residual + vector * wrappers.count("momentum_correction")
-    shards = vector - vector // streams if of_node or reducer == "torus2d" else 0
+    residual = residuals * own * has_residual + vector * wrappers.count("momentum_correction")
+    shards = vector - vector // streams if of_shards else 0
     selecting = int((SELECTING + SELECTED * _density(reducer, options)) * own) * kind.sparse
     held = 0
     if kind.sparse and sent is not None:

@@ -59,7 +59,7 @@ def _gradient(rank: int) -> Any:
 def _reduce(comm: Communicator) -> None:
     topology = Topology(comm)
     for name, kind in REDUCERS.items():
-        settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire} for wire in WIRES]
+        settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire, "decay": 0.9} for wire in WIRES]
         for options in settings if kind.sparse else [{}]:
             reducer = make_reducer(name, topology, size=SIZE, **options)
             for is_own in (True, False):  # TensorFlow's arrays are read-only: another type for Numba

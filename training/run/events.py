@@ -215,7 +215,7 @@ class StepTaken(Event):
 
     ``step_seconds``: since the end of the step before. ``stage_seconds``: by
     :class:`training.run.stages.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
-    ``busy_seconds`` and ``hidden_seconds``: as in :class:`commlib.Report`.
+    ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in :class:`commlib.Report`.
     """
 
     kind = "step"
@@ -233,6 +233,7 @@ class StepTaken(Event):
     stage_seconds: dict[str, float]
     busy_seconds: float
     hidden_seconds: float
+    forgotten: dict[str, float]
 
     @classmethod
     def of(cls, at: Position, step: Step, learner: Learner) -> "StepTaken":
@@ -253,6 +254,7 @@ class StepTaken(Event):
             stage_seconds=step.stage_seconds,
             busy_seconds=report.busy,
             hidden_seconds=report.hidden,
+            forgotten=asdict(report.forgotten),
         )
 
 
