@@ -13,7 +13,7 @@ fp32       2000000 bytes
 gap        1267096 bytes
 gap+fp16    767096 bytes
 gap+qsgd4   394052 bytes
-gap+lloyd2  338894 bytes
+gap+lloyd2  338882 bytes
 """
 
 from commlib.errors import InvalidArgument, look_up
