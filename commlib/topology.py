@@ -55,8 +55,8 @@ class Topology:
     part between the nodes.
 
     ``flags``: a function that returns eight bits, which reducers send in each step with what they compare
-    anyway; ``flags`` of :class:`commlib.Report` has those of all ranks. So ranks agree on something, such as to stop
-    after this step, without an exchange of its own.
+    anyway; ``flags`` of :class:`commlib.Report` has those of all ranks. So ranks agree on something, such as
+    to stop after this step, without an exchange of its own.
 
     A context manager: ``close()`` frees ``node`` and ``stream``, and leaves the caller's ``world`` open.
     """
