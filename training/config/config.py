@@ -112,6 +112,7 @@ class Config(ReducerKeys):
     evaluate_every: Count = 1
     """Epochs; the last one of a phase is always tested."""
     checkpoints: Checkpointing | None = None
+    """When they are written; without it, never."""
     deterministic: bool = True
     """Only operations that give the same bits each time; without it a resumed run is not bitwise equal."""
     resume: str = "never"
@@ -119,13 +120,17 @@ class Config(ReducerKeys):
     target: Target | None = None
     """The run ends when this is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
     dawnbench: DawnBenchEntry = DawnBenchEntry()
+    """Fields of ``dawnbench.json`` besides those of the run."""
     ranks_per_node: Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by hostname."""
     reducer: NamedReducer = ReducerRecord(name=DEFAULT_REDUCER)
     """The default of phases, as the three below, whose own default is the reducer's."""
     density: Density | None = None
+    """Share of the entries that sparse reducers select."""
     selector: GivenSelector | None = None
+    """A name of ``commlib.SELECTORS``, or a record of the name and its options."""
     wire: CodecName | None = None
+    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
     sparse_tables: bool = False
     """Whether gradients of embeddings that only look rows up travel as rows: all of them, apart from the
     reducers of phases, which have the rest of the gradient."""
@@ -143,6 +148,7 @@ class Config(ReducerKeys):
     """Seconds that a rank waits in an exchange before it ends the job and names the ranks that have not come:
     more than those by which one rank can be later than the others."""
     cache: Cache = Cache()
+    """Where the ranks of a node cache samples; by default nowhere."""
     profile: str | None = None
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
     callbacks: list[Annotated[CallbackRecord, BeforeValidator(named)]] = []

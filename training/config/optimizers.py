@@ -46,6 +46,7 @@ class Sgd(Optimizer):
     momentum: Momentum = 0.9
     """Share of the last update that is added to the next; the default of phases that give none."""
     nesterov: bool = False
+    """Whether the weights are moved by Nesterov's momentum."""
 
 
 class Adam(Optimizer):
@@ -55,8 +56,11 @@ class Adam(Optimizer):
 
     name: Literal["adam"] = "adam"
     beta_1: Momentum = 0.9
+    """Share of the mean gradient so far that is kept in a step."""
     beta_2: Momentum = 0.999
+    """Share of the mean squared gradient so far that is kept in a step."""
     epsilon: Positive = 1e-8
+    """Added to what is divided by."""
 
 
 class AdamW(Adam):
@@ -72,10 +76,13 @@ class Lars(Optimizer):
 
     name: Literal["lars"] = "lars"
     momentum: Momentum = 0.9
+    """Share of the last update that is added to the next; the default of phases that give none."""
     nesterov: bool = False
+    """Whether the weights are moved by Nesterov's momentum."""
     trust: Positive = 0.001
     """What a layer's update may be of the norm of its weights, at a learning rate of 1."""
     epsilon: Rate = 0.0
+    """Added to what is divided by."""
     norms: Way = "auto"
     """How ranks share the work of computing norms."""
 
@@ -85,12 +92,17 @@ class Lamb(Optimizer):
 
     name: Literal["lamb"] = "lamb"
     beta_1: Momentum = 0.9
+    """Share of the mean gradient so far that is kept in a step."""
     beta_2: Momentum = 0.999
+    """Share of the mean squared gradient so far that is kept in a step."""
     epsilon: Positive = 1e-6
+    """Added to what is divided by."""
     least_norm: Rate = 0.0
+    """The least that a layer's norm counts as in its ratio."""
     largest_norm: Positive | None = None
-    """A layer's norm is clipped to this range in its ratio."""
+    """The most that it counts as."""
     norms: Way = "auto"
+    """How ranks share the work of computing norms."""
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -132,7 +132,9 @@ class Normalise(Record):
     """Levels of 0 to 255, one a channel, that inputs are normalised with: ``(level − mean)/std``."""
 
     mean: list[Level]
+    """Mean level of each channel."""
     std: list[Positive]
+    """Standard deviation of each channel."""
 
     @model_validator(mode="after")
     def _has_as_many(self) -> "Normalise":
@@ -194,6 +196,7 @@ class Checkpointing(Record):
     """When checkpoints are written, and how many are retained."""
 
     every_epochs: Count | None = 1
+    """Epochs between checkpoints; ``null``: none at the end of epochs."""
     every_steps: Count | None = None
     """Steps between checkpoints, besides those of epochs."""
     keep: Count = 3
@@ -204,8 +207,11 @@ class DawnBenchEntry(Record):
     """Fields of DAWNBench's file besides those of the run."""
 
     author: str = ""
+    """Who submits the entry."""
     author_email: str = ""
+    """Where the author is reached."""
     code_url: str = ""
+    """Where the code is found."""
     hardware: str | None = None
     """By default the nodes and hardware that are found."""
     cost_per_hour: Rate | None = None

@@ -104,7 +104,9 @@ class Warmup(Record):
     start: Rate
     """Not scaled by ``per_batch``: a rate that is safe for one small batch is safe to begin with."""
     steps: Count | None = None
+    """Steps of the warm-up."""
     epochs: Positive | None = None
+    """Instead of steps; parts of one, too."""
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Warmup":
@@ -162,6 +164,7 @@ class _Warmed(Schedule):
     """A schedule that a warm-up may come before."""
 
     start: Rate
+    """The first rate, after the warm-up."""
     warmup: Warmup | None = None
     """Its steps are the first ones of the phase; the schedule has the rest."""
 
@@ -187,6 +190,7 @@ class _Line(_Warmed):
     """A schedule from a first to a last rate."""
 
     end: Rate
+    """The rate of the last step."""
 
     def resolved(self, span: Span) -> "_Line":
         """Return the schedule as it runs over ``span``."""
@@ -216,6 +220,7 @@ class Polynomial(_Line):
 
     schedule: Literal["polynomial"] = "polynomial"
     power: Positive
+    """1 is a straight line."""
 
     def _after(self, first: int, step: int, steps: int) -> float:
         return polynomial(step - first, steps - first, self.start, self.end, self.power)
@@ -230,10 +235,13 @@ class Drops(_Warmed):
 
     schedule: Literal["step"] = "step"
     factor: Share
+    """What the rate is multiplied by at each place."""
     at_epochs: list[Positive] | None = None
+    """Places in epochs."""
     at_steps: list[Count] | None = None
+    """Places in steps."""
     at_shares: list[Share] | None = None
-    """Of the steps of the phase."""
+    """Places as shares of the steps of the phase."""
 
     @model_validator(mode="after")
     def _has_places_in_order(self) -> "Drops":
@@ -273,7 +281,9 @@ class Noam(Schedule):
 
     schedule: Literal["noam"] = "noam"
     scale: Rate
+    """What the paper's rate is multiplied by."""
     warmup_steps: Count
+    """Steps in which the rate rises."""
     model_size: Count
     """Width of the model's vectors."""
 
@@ -316,7 +326,9 @@ class MomentumLine(Record):
     """A straight line from ``start`` to ``end`` over the steps of the phase."""
 
     start: Momentum
+    """Momentum of the first step."""
     end: Momentum
+    """Momentum of the last step."""
 
     def at(self, step: int, steps: int) -> float:
         """Return the momentum of step ``step`` of ``steps``."""
@@ -347,7 +359,9 @@ class DensityWarmup(Record):
     """Densities of the first epochs: from ``start`` in equal ratios to the phase's own (DGC, section 3.3)."""
 
     start: Density
+    """Density of the first epoch."""
     epochs: Count
+    """Epochs before the phase's own density."""
 
     def densities(self, last: float) -> tuple[float, ...]:
         """Return one an epoch; ``last`` is that of the epochs after them.
