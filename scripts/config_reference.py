@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from commlib import REDUCERS, registry
+from commlib import REDUCERS, SELECTORS, registry
 from commlib.reducers import WRAPPERS
 from training.callbacks import CALLBACKS
 from training.config.config import Config
@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[str, dict[str, Any], int]] = {  # place, table, arguments
     "data sets": ("training.md#data-sets", dict(DATASETS), 0),
     "models": ("training.md#models", dict(MODELS), len(IMAGES.arguments)),
     "reducers": ("reducers.md", dict(REDUCERS), 2),
+    "selectors": ("reducers.md#selectors", dict(SELECTORS), 0),
     "wrappers": ("reducers.md#reducer-wrappers", dict(WRAPPERS), 1),
     "callbacks": ("callbacks.md", dict(CALLBACKS), 0),
 }
@@ -161,7 +162,7 @@ def options(kind: str) -> Iterator[str]:
         known = registry.options_of(part, arguments)
         if isinstance(part, TextBuilder):
             known = {key: field.default for key, field in part.options.model_fields.items()}
-        own = {key: value for key, value in known.items() if key not in IMAGES.given}
+        own = {key: value for key, value in known.items() if key not in {*IMAGES.given, "room"}}
         shown = (
             key if value is registry.REQUIRED else f"{key}: {code(value)[1:-1]}" for key, value in own.items()
         )
