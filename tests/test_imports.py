@@ -48,9 +48,10 @@ ROOMS = {
     },
     "training.process": {*LIBRARIES, *CONFIG},
     "training.checkpoint": {"commlib", "datacache", *CONFIG, "training.process"},
+    "training.receipt": {"commlib", *SCHEMA, "training.config", "training.checkpoint"},
     "training.run": {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.datasets"),
-        *("training.models", "training.process", "training.tasks"),
+        *("training.models", "training.process", "training.receipt", "training.tasks"),
     },
     "training.report": {"commlib", "datacache", *SCHEMA, "training.config", "training.tasks"},
     # what a run will take: it imports no learner, see below
@@ -60,7 +61,7 @@ ROOMS = {
     "training": {"training.run"},
     "training.commands": {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
-        *("training.plan", "training.process", "training.report", "training.run"),
+        *("training.plan", "training.process", "training.receipt", "training.report", "training.run"),
     },
     "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
     # the command line: names every command, imports one when it is asked for
@@ -68,7 +69,7 @@ ROOMS = {
     "training.commands.bench": {"training.bench", "training.commands"},
     "training.commands.main": {
         *(*CONFIG, "commlib", "training.commands", "training.commands.bench"),
-        *("training.process", "training.run"),
+        *("training.process", "training.receipt", "training.run"),
     },
 }
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
@@ -82,7 +83,10 @@ ADAPTERS = {
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
     "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},
 }
-LIGHT = {*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"}
+LIGHT = {
+    *(*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"),
+    "training.receipt",
+}
 
 
 def module_name(path):
@@ -205,6 +209,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
         "from commlib.transport import mpi",
         "import training.config.config, training.checkpoint.folders, training.commands.main",
         "import training.commands.report",
+        "import training.commands.receipt",
     ],
 )
 def test_importing_loads_no_framework_and_starts_no_mpi(statement):

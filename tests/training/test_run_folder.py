@@ -360,7 +360,8 @@ def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_pat
     host = run.topology.world.host
     assert (first["ranks"], first["nodes"], first["hosts"]) == (1, [1], [host])
     assert first["versions"]["tensorflow"] == tf.__version__
-    assert set(first["versions"]) == {"cloudtrain", "python", "tensorflow", "keras", "horovod", "mpi"}
+    packages = {"tensorflow", "keras", "numpy", "numba", "mpi4py", "horovod"}
+    assert set(first["versions"]) == {"cloudtrain", "python", "mpi", *packages}
     assert all(first["versions"].values())
     assert (first["transport"], first["reducers"]) == ("none", [])
     summary = json.loads((only_run(tmp_path) / "summary.json").read_text())

@@ -3,6 +3,7 @@
 from training.callbacks.callback import Callback, Event
 from training.callbacks.early_stopping import EarlyStopping
 from training.callbacks.mlflow import MLflow
+from training.callbacks.mllog import MLLog
 from training.callbacks.tensorboard import TensorBoard
 from training.callbacks.wandb import WeightsAndBiases
 
@@ -13,4 +14,5 @@ CALLBACKS: dict[str, type[Callback]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
+    "mllog": MLLog,
 }

@@ -24,11 +24,16 @@ class CallbackFailed(RuntimeError):
 class Callbacks:
     """The callbacks of a run: ``own``, those of the loop, then ``given``, by their names in a configuration.
 
-    An error of one of the loop's own is raised as it is.
+    ``last``: of the loop, too. An error of one of the loop's own is raised as it is.
     """
 
-    def __init__(self, own: Sequence[Callback], given: Sequence[tuple[str, Callback]]) -> None:
-        self._own, self._given = list(own), dict(_numbered(given))
+    def __init__(
+        self,
+        own: Sequence[Callback],
+        given: Sequence[tuple[str, Callback]] = (),
+        last: Sequence[Callback] = (),
+    ) -> None:
+        self._own, self._given, self._last = list(own), dict(_numbered(given)), list(last)
 
     def call(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call a hook of all of them; ``hook`` is that of :class:`Callback`."""
@@ -38,10 +43,12 @@ class Callbacks:
         for place, callback in self._given.items():
             with _named(place, name):
                 getattr(callback, name)(*arguments)
+        for callback in self._last:
+            getattr(callback, name)(*arguments)
 
     def end(self, run: "Trainer", error: BaseException) -> None:
         """Call ``on_error`` of all; what that raises is left out, since ``error`` was first."""
-        for callback in (*self._own, *self._given.values()):
+        for callback in (*self._own, *self._given.values(), *self._last):
             with suppress(Exception):
                 callback.on_error(run, error)
 

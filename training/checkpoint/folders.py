@@ -161,12 +161,13 @@ class Checkpoints:
         """
         return next(self.complete(), None)
 
-    def complete(self) -> Iterator[Checkpoint]:
+    def complete(self, *, at_most: int | None = None) -> Iterator[Checkpoint]:
         """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
 
-        Rank 0 prints a line for each damaged one, as :meth:`newest` does.
+        ``at_most``: those of this step and earlier ones. Rank 0 prints a line for each damaged one, as
+        :meth:`newest` does.
         """
-        return self._those(lambda manifest: True)
+        return self._those(lambda manifest: at_most is None or manifest.step <= at_most)
 
     def best(self) -> Checkpoint | None:
         """Return the last that was saved as the best, as :meth:`newest` does."""

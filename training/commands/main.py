@@ -1,5 +1,6 @@
 """The command ``cloudtrain``."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,9 +54,13 @@ CachedConfig = Annotated[
     str | None, Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
 ]
 
+RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
+
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
+receipts = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(benches, name="bench", help="Measure the parts against their alternatives.")
 app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
+app.add_typer(receipts, name="receipt", help="Verify what a run has left, and make steps of it again.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -157,18 +162,32 @@ def tune(
     """
     from training.commands.tune import Request
     from training.commands.tune import tune as run
+
+    request = Request(config, overrides or [], ranks_per_node, profile, transport)
+    _start(ranks, hosts, network_interface, request.arguments(), request.resolve)
+    run(request)
+
+
+def _start(
+    ranks: int | None,
+    hosts: str | None,
+    interface: str | None,
+    arguments: Sequence[str],
+    check: Callable[[], object],
+) -> None:
+    """With ``-np``, start the command of these arguments on so many ranks, and exit when it ends.
+
+    ``check``: see :func:`training.process.launch.launch`.
+    """
     from training.process.hosts import Ranks
     from training.process.job import usage_error
     from training.process.launch import cloudtrain, launch
 
-    request = Request(config, overrides or [], ranks_per_node, profile, transport)
     if ranks is not None:
-        there = Ranks(ranks, hosts, network_interface)
-        raise typer.Exit(launch(there, cloudtrain(*request.arguments()), check=request.resolve))
-    for option, value in (("-H", hosts), ("--network-interface", network_interface)):
+        raise typer.Exit(launch(Ranks(ranks, hosts, interface), cloudtrain(*arguments), check=check))
+    for option, value in (("-H", hosts), ("--network-interface", interface)):
         if value is not None:
             usage_error(f"{option}: expected only with -np, got {value}")
-    run(request)
 
 
 @app.command()
@@ -212,6 +231,35 @@ def doctor() -> None:
     from training.commands.doctor import examine
 
     raise typer.Exit(examine())
+
+
+@receipts.command("verify")
+def verify_receipt(run: RunPath) -> None:
+    """Verify the files of a run and its records; the exit status is 1 if something is wrong."""
+    from training.commands.receipt import verify
+
+    raise typer.Exit(verify(run))
+
+
+@receipts.command("replay")
+def replay_receipt(
+    run: RunPath,
+    steps: Annotated[str, Option(metavar="A:B", help="compare the weights after steps A to B: 100:300")],
+    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
+    hosts: Hosts = None,
+    network_interface: Interface = None,
+) -> None:
+    """Make steps of a run again, on as many ranks, and compare the weights; nothing is written.
+
+    As one rank of a job, as `train` does; or, with -np, start the job, as `launch` does. The exit status is 1
+    where a digest of the weights is another.
+    """
+    from training.commands.receipt import replay
+    from training.receipt.recorded import Recorded
+
+    words = ["receipt", "replay", str(run), "--steps", steps]
+    _start(ranks, hosts, network_interface, words, lambda: Recorded.of(run, steps))
+    replay(run, steps)
 
 
 def _add_cache_command(name: str, help: str, *, needs_config: bool = False, **options: bool) -> None:

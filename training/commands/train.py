@@ -60,7 +60,7 @@ def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | 
     topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
     data = all_or_exit(comm, lambda: load_data(config, topology))
     resumed = all_or_exit(comm, lambda: to_resume(config) if comm.rank == 0 else None)
-    trainer = _trainer(config, topology, data)
+    trainer = make_trainer(config, topology, data)
     if is_dry:
         trainer.callbacks.leave_out_given()
     folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
@@ -94,7 +94,8 @@ def load_together(
     return all_or_exit(comm, lambda: import_parts(config))
 
 
-def _trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
+def make_trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
+    """Return the trainer of a configuration, with TensorFlow imported; where that is impossible, all exit."""
     see_own_gpu(LocalRank.of(topology.world))  # before the import of TensorFlow, which lists them
     import_tensorflow()
     from training.run.trainer import Trainer

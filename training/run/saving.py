@@ -101,14 +101,17 @@ class Saving:
             return None
         return CheckpointSaved(saved.step, self._copy_seconds, saved.write_seconds, wait_seconds)
 
-    def resume(self, phases: Sequence[PhaseRun], summary: Summary) -> Resumption | None:
+    def resume(
+        self, phases: Sequence[PhaseRun], summary: Summary, *, at_most: int | None = None
+    ) -> Resumption | None:
         """Restore learner and ``summary`` from the newest usable checkpoint, if there is one.
 
-        Collective. A damaged one is skipped with a warning; raises ``ValueError`` if none is usable, and
-        if the checkpoint is of another model or optimizer.
+        ``at_most``: of this step or an earlier one, and none where there are only later ones. Collective. A
+        damaged one is skipped with a warning; raises ``ValueError`` if none is usable, and if the checkpoint
+        is of another model or optimizer.
         """
         rank = self._learner.topology.world.rank
-        for checkpoint in self._checkpoints.complete():
+        for checkpoint in self._checkpoints.complete(at_most=at_most):
             found = self._usable(checkpoint, partial(_contents, checkpoint, rank))
             if found is None:
                 continue
@@ -117,7 +120,7 @@ class Saving:
                 summary.restore(found.summary)
                 self._callbacks.load_state_dict(found.callbacks)
                 return taken
-        if count := self._checkpoints.count():
+        if at_most is None and (count := self._checkpoints.count()):
             raise ValueError(
                 f"resume: expected a checkpoint that can be used, got none among the {count} in "
                 f"{self._checkpoints.folder}; resume=never begins a new run"

@@ -34,6 +34,7 @@ from training.run.learner import Learner
 from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
+from training.run.receipts import Receipts
 from training.run.saving import TERMINATED, Saving
 from training.run.stages import Step
 from training.run.state import Position
@@ -93,7 +94,9 @@ class Trainer:
         self._boundary = self._last = self._first_step_end = self._now()
         self.folder: RunFolder | None = None
         self.callbacks = Callbacks(
-            _own_callbacks(self.config), [(each.name, each.make()) for each in self.config.callbacks]
+            _own_callbacks(self.config),
+            [(each.name, each.make()) for each in self.config.callbacks],
+            [Receipts()],
         )
         self._call(Callback.on_build)
 
@@ -138,7 +141,7 @@ class Trainer:
                 path / CHECKPOINTS, self.config.checkpoints, self.learner, run, self.callbacks
             )
             if resume:
-                resumed = self._resume(self._saving)
+                resumed = self.go_on(self._saving)
             elif self.config.resume != "never":
                 progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
         # Last: if a checkpoint is refused, the folder is unchanged.
@@ -189,9 +192,9 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- before
 
-    def _resume(self, saving: Saving) -> bool:
-        """Resume from the newest checkpoint; return whether there is one. Collective."""
-        resumption = saving.resume(self.phases, self.summary)
+    def go_on(self, saving: Saving, *, at_most: int | None = None) -> bool:
+        """Resume from the newest checkpoint, of at most this step; return whether there is one."""
+        resumption = saving.resume(self.phases, self.summary, at_most=at_most)
         if resumption is None:
             self.progress.say("resume: there is no checkpoint yet: the run begins again")
             return False

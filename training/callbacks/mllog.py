@@ -1,0 +1,146 @@
+"""A run in MLPerf's format: the lines of ``mllog.txt``, each a time, a key and a value.
+
+The format is that of https://github.com/mlcommons/logging, and so are the names of keys.
+"""
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from training.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from training.run.phases import PhaseRun
+    from training.run.stages import Step
+    from training.run.summary import EpochResult
+    from training.run.trainer import Trainer
+    from training.tasks.task import Tested
+
+FILE, TOKEN = "mllog.txt", ":::MLLOG "
+START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
+
+
+class MLLog(Callback):
+    """Writes ``mllog.txt`` into the run's folder, on rank 0; a process that goes on appends to it.
+
+    ``benchmark``, ``organization``, ``division`` and ``status`` are what a submission says of itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        benchmark: str | None = None,
+        organization: str | None = None,
+        division: str | None = None,
+        status: str | None = None,
+    ) -> None:
+        given = {"benchmark": benchmark, "org": organization, "division": division, "status": status}
+        self._submission = {f"submission_{key}": value for key, value in given.items() if value is not None}
+        self._built = self._step_end = 0
+        self._is_running = self._in_epoch = False
+
+    def on_build(self, run: "Trainer") -> None:
+        """Note when the run was built."""
+        self._built = _now()
+
+    def on_run_begin(self, run: "Trainer") -> None:
+        """Write the beginning, and what is known of the run; ``ValueError`` where there is no room for it."""
+        if run.folder is None:
+            return
+        try:
+            (run.folder.path / FILE).touch()
+        except OSError as error:
+            raise ValueError(f"{run.folder.path / FILE}: expected room for it: {error.strerror}") from error
+        self._write(run, START, "init_start", at=self._built)
+        for key, value in (self._submission | _facts(run)).items():
+            self._write(run, POINT, key, value)
+
+    def on_phase_begin(self, run: "Trainer", phase: "PhaseRun") -> None:
+        """Write that the run begins, with its first phase."""
+        if not self._is_running:
+            self._is_running = True
+            self._write(run, END, "init_stop")
+            self._write(run, START, "run_start")
+
+    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+        """Write the beginning of an epoch, after its first step."""
+        self._step_end = _now()
+        if not self._in_epoch:
+            self._in_epoch = True
+            start = self._step_end - round(1000 * step.seconds)
+            self._write(run, START, "epoch_start", at=start, epoch_num=run.position.run_epoch + 1)
+
+    def on_test_end(self, run: "Trainer", tested: "Tested") -> None:
+        """Write the end of the epoch, and its test, which began after the last step."""
+        epoch, config = run.position.run_epoch + 1, run.config
+        self._end_epoch(run, epoch)
+        name = next(iter(run.task.metrics)) if config.target is None else config.target.metric
+        value = tested.values[name]
+        self._write(run, START, "eval_start", at=self._step_end, epoch_num=epoch)
+        self._write(run, POINT, "eval_accuracy", value if math.isfinite(value) else None, epoch_num=epoch)
+        self._write(run, END, "eval_stop", epoch_num=epoch)
+
+    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+        """Write the end of an epoch that was not tested."""
+        self._end_epoch(run, result.epoch + 1)
+
+    def on_run_end(self, run: "Trainer") -> None:
+        """Write the end; a run that has a target and did not reach it was aborted, as MLPerf has it."""
+        has_failed = run.config.target is not None and not run.summary.reached
+        self._write(run, END, "run_stop", status="aborted" if has_failed else "success")
+
+    def on_error(self, run: "Trainer", error: BaseException) -> None:
+        """Write that the run was aborted."""
+        if self._is_running:
+            self._write(run, END, "run_stop", status="aborted")
+
+    def _end_epoch(self, run: "Trainer", epoch: int) -> None:
+        if self._in_epoch:
+            self._in_epoch = False
+            self._write(run, END, "epoch_stop", at=self._step_end, epoch_num=epoch)
+
+    def _write(
+        self, run: "Trainer", event: str, key: str, value: Any = None, at: int | None = None, **metadata: Any
+    ) -> None:
+        """Append a line, on rank 0; ``at``: ms since 1970, now by default."""
+        if run.folder is None:
+            return
+        path, content = (
+            run.folder.path / FILE,
+            line(event, key, value, _now() if at is None else at, metadata),
+        )
+
+        def append() -> None:
+            with path.open("a") as file:
+                file.write(content)
+
+        run.folder.attempt(FILE, append)
+
+
+def line(event: str, key: str, value: Any, at: int, metadata: dict[str, Any]) -> str:
+    """Return a line of the log; ``at``: ms since 1970.
+
+    >>> line("POINT_IN_TIME", "seed", 1, 1700000000000, {})[:59]
+    ':::MLLOG {"namespace": "", "time_ms": 1700000000000, "event'
+    """
+    fields = {"namespace": "", "time_ms": at, "event_type": event, "key": key, "value": value}
+    return f"{TOKEN}{json.dumps({**fields, 'metadata': metadata})}\n"
+
+
+def _facts(run: "Trainer") -> dict[str, Any]:
+    config, first = run.config, run.phase
+    return {
+        "submission_platform": run.ranks.hardware,
+        "seed": config.seed,
+        "global_batch_size": first.global_batch,
+        "gradient_accumulation_steps": config.accumulate,
+        "train_samples": len(run.data.training),
+        "eval_samples": len(run.data.test),
+        "opt_name": config.optimizer.name,
+        "opt_base_learning_rate": first.hyperparameters(run.position.phase_steps).learning_rate,
+    }
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,89 @@
+"""``cloudtrain receipt``: verify what a run has left, and make steps of it again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commlib import Communicator, Topology
+from commlib.transport.verified import verified
+from datacache.escaping import escaped
+from training.callbacks.digests import WeightsDiffer
+from training.commands.train import make_trainer
+from training.config.config import Config, load_with_warnings
+from training.process.job import (
+    FAILURE,
+    all_or_exit,
+    as_rank,
+    exit_all,
+    log_error,
+    on_rank0,
+    usage_error,
+)
+from training.process.progress import print_line
+from training.receipt.receipt import CONFIG, FILES, Receipt
+from training.receipt.recorded import Recorded
+from training.receipt.records import digests_of, read_records
+from training.receipt.verify import problems
+from training.run.data import load_data
+from training.run.parts import import_parts
+
+if TYPE_CHECKING:
+    from training.run.trainer import Trainer  # which imports TensorFlow
+
+
+def verify(folder: Path) -> int:
+    """Print a line for each problem of a run's folder; return 1 if there are any."""
+    if not folder.is_dir():
+        usage_error(f"receipt: expected the folder of a run, got {folder}")
+    found = list(problems(folder))
+    for line in found:
+        print(escaped(line))
+    if found:
+        return FAILURE
+    files = [name for name in FILES if (folder / name).exists()]
+    digests = digests_of(folder, read_records(folder))
+    steps = f"{len(digests)} digests of weights"
+    print(escaped(f"{folder}: {len(files)} files are as they were written, {steps} and all records agree"))
+    print(f"its receipt: {Receipt.read(folder).digest}")
+    return 0
+
+
+def replay(folder: Path, steps: str) -> None:
+    """Make steps of a run again on all ranks of this job, and compare; exit with 1 where a digest differs."""
+    with as_rank() as comm:
+        recorded = all_or_exit(comm, lambda: on_rank0(comm, lambda: Recorded.of(folder, steps)))
+        config = all_or_exit(comm, lambda: on_rank0(comm, lambda: _configuration(folder)))
+        config = all_or_exit(comm, lambda: import_parts(config))
+        ranks = verified(comm) if config.verify else comm
+        topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
+        all_or_exit(comm, lambda: recorded.check_job([len(node) for node in topology.nodes]))
+        data = all_or_exit(comm, lambda: load_data(config, topology))
+        all_or_exit(comm, lambda: recorded.check_data(data.fingerprints()))
+        agree = _replay(comm, recorded, make_trainer(config, topology, data))
+        exit_all(comm, 0 if agree else FAILURE)
+
+
+def _configuration(folder: Path) -> Config:
+    """Return the configuration of a run, but for what leaves something behind or ends it."""
+    nothing = dict.fromkeys(("checkpoints", "target", "trace", "metrics_port"))
+    others: dict[str, Any] = {**nothing, "resume": "never", "callbacks": []}
+    return load_with_warnings(folder / CONFIG, change=lambda content: {**content, **others}).config
+
+
+def _replay(comm: Communicator, recorded: Recorded, trainer: "Trainer") -> bool:
+    """Return whether all digests agree; rank 0 prints."""
+    from training.run.provenance import source, versions
+    from training.run.replay import Replay
+
+    is_first = comm.rank == 0
+    if is_first:
+        for line in recorded.differences(source(), versions()):
+            log_error(f"warning: {line}")
+    again = Replay(recorded, trainer, print_line if is_first else lambda line: None)
+    all_or_exit(comm, again.begin)
+    try:
+        again.run()
+    except WeightsDiffer as error:
+        if is_first:
+            log_error(str(error))
+        return False
+    return again.ends_well()

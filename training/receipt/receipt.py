@@ -1,0 +1,171 @@
+"""The receipt of a run: ``receipt.json`` in its folder, with what it was made of and digests of its files."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from training.checkpoint.serialization import parsed
+from training.config.bounded_yaml import parse, read_text
+
+FORMAT = 1
+RECEIPT, RUN, CONFIG = "receipt.json", "run.json", "config.yaml"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+FILES = (
+    *(RUN, CONFIG, METRICS, SUMMARY, "model.weights.h5"),
+    *("dawnbench.json", "dawnbench.tsv", "mllog.txt"),
+)
+"""The files of a run's folder that its receipt has, where they are there."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source tree that a process ran. ``commit``: of its git checkout; both ``None`` where it is none.
+
+    ``dirty``: whether a file that git tracks was changed since.
+    """
+
+    version: str
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of a process of a run. ``nodes``: how many ranks each has; ``hosts``: each once."""
+
+    ranks: PositiveInt
+    nodes: Sequence[PositiveInt]
+    hosts: Sequence[str]
+    hardware: str
+    platform: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of a part of the data."""
+
+    samples: NonNegativeInt
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that began the run after ``from_step`` steps of it, which is 0 unless it went on with it.
+
+    ``config``: see :func:`config_digest`. ``versions``: of packages. ``data``: by part. Rank ``r`` is seeded
+    with ``seed + r``. ``digest_every``: steps between the digests of weights in ``metrics.jsonl``.
+    """
+
+    begun: str
+    from_step: NonNegativeInt
+    config: str
+    source: Source
+    versions: Mapping[str, str]
+    job: Job
+    data: Mapping[str, Part]
+    seed: int
+    deterministic: bool
+    digest_every: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was at the end of the run."""
+
+    bytes: NonNegativeInt
+    sha256: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a run. ``weights``: digest of the trainable weights after the last of ``steps`` steps."""
+
+    ended: str
+    steps: NonNegativeInt
+    weights: str
+    files: Mapping[str, File]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The content of ``receipt.json``. ``end``: ``None`` until the run has ended.
+
+    ``digest``: sha256 of all else, as :meth:`sealed` computes it.
+    """
+
+    identity: str
+    processes: Sequence[Process]
+    end: End | None = None
+    digest: str = ""
+    format: int = FORMAT
+
+    def sealed(self) -> "Receipt":
+        """Return the receipt with its own digest."""
+        return replace(self, digest=_sha256_of_value(asdict(replace(self, digest=""))))
+
+    def text(self) -> str:
+        """Return what the file contains: the receipt with its own digest, as JSON."""
+        return json.dumps(asdict(self.sealed()), indent=2) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> "Receipt":
+        """Return the receipt of a run; ``ValueError`` names the file if it is missing or damaged."""
+        path = folder / RECEIPT
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{path}: expected the receipt of a run: {error.strerror}") from error
+        try:
+            _expect("format", FORMAT, parsed(_Version, content).format)
+            receipt = parsed(cls, content)
+            _expect("digest of the rest", receipt.sealed().digest, receipt.digest)
+            _expect("processes", True, bool(receipt.processes))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return receipt
+
+
+@dataclass(frozen=True)
+class _Version:
+    format: int
+
+
+def _expect(name: str, expected: object, found: object) -> None:
+    if found != expected:
+        raise ValueError(f"expected {name} {expected}, got {found}")
+
+
+def file_of(path: Path) -> File:
+    """Return the length and the digest of a file; ``OSError`` where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+        return File(file.tell(), digest.hexdigest())
+
+
+def config_digest(text: str) -> str:
+    r"""Return the sha256 of a ``config.yaml``, without ``resume``: a run that went on has the same.
+
+    Raises :class:`training.config.bounded_yaml.Unreadable` for what is no YAML.
+
+    >>> config_digest("seed: 1\nresume: auto") == config_digest("{resume: never, seed: 1}")
+    True
+    """
+    value = parse(text)
+    keys = value if isinstance(value, dict) else {"": value}
+    return _sha256_of_value({key: each for key, each in keys.items() if key != "resume"})
+
+
+def config_digest_of(folder: Path) -> str:
+    """Return the :func:`config_digest` of a run's folder; ``ValueError`` or ``OSError`` if there is none."""
+    return config_digest(read_text(folder / CONFIG))
+
+
+def _sha256_of_value(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""Steps of a run that are made again, from a checkpoint of it; nothing is written."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from training.callbacks.callback import Callback
+from training.callbacks.calling import Callbacks
+from training.callbacks.digests import check_equal_weights
+from training.config.records import Checkpointing
+from training.process.progress import Progress
+from training.receipt.recorded import Recorded
+from training.run.metrics import CHECKPOINTS
+from training.run.saving import Saving
+
+if TYPE_CHECKING:
+    from training.run.stages import Step
+    from training.run.trainer import Trainer
+
+
+class _Done(Exception):
+    """The last of the steps was made."""
+
+
+class Replay(Callback):
+    """Makes recorded steps again with a trainer that has not begun, and compares the digests of the weights.
+
+    Collective, but for ``say``, to which lines are given.
+    """
+
+    def __init__(self, recorded: Recorded, trainer: "Trainer", say: Callable[[str], None]) -> None:
+        self._recorded, self._trainer, self._say = recorded, trainer, say
+        self._compared = self._agreeing = 0
+        trainer.callbacks = Callbacks([self])
+
+    def begin(self) -> None:
+        """Go to the newest checkpoint before the steps; ``ValueError`` if one is needed and not there."""
+        recorded, run = self._recorded, self._trainer
+        path = recorded.folder / CHECKPOINTS
+        run.begin(None, Progress(silent=True), recorded.folder)
+        saving = Saving(path, Checkpointing(), run.learner, recorded.identity, run.callbacks)
+        run.go_on(saving, at_most=recorded.first)
+        start = run.position.steps
+        if start < recorded.since:
+            expected = f"a checkpoint of step {recorded.since} to {recorded.first}"
+            raise ValueError(f"{path}: expected {expected}, got none: before, the run was another")
+        whence = f"the checkpoint of step {start}" if start else "the beginning"
+        self._say(f"{recorded.folder}: steps {recorded.first} to {recorded.last}, from {whence}")
+
+    def run(self) -> None:
+        """Make the steps; raises :class:`training.callbacks.digests.WeightsDiffer`."""
+        if self._trainer.position.steps:
+            self._compare()
+        with suppress(_Done):
+            self._trainer.run()
+
+    def ends_well(self) -> bool:
+        """Say how many digests agree, and return whether all do."""
+        self._say(f"{self._agreeing} of {self._compared} digests agree")
+        return self._agreeing == self._compared
+
+    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+        """Compare; end after the last step."""
+        self._compare()
+        if run.position.steps == self._recorded.last:
+            raise _Done
+
+    def _compare(self) -> None:
+        run = self._trainer
+        steps = run.position.steps
+        expected = self._recorded.digests.get(steps)
+        if expected is None:
+            return
+        found = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
+        self._compared += 1
+        self._agreeing += found == expected
+        self._say(
+            f"step {steps}: {found} agrees"
+            if found == expected
+            else f"step {steps}: expected {expected}, got {found}"
+        )
