@@ -18,7 +18,7 @@ from commlib import LinkBytes, Report
 from commlib.reducers.report import StageSeconds
 from commlib.topology import Traffic
 from tests.launching import ROOT
-from tests.training.small import metrics_of, phase, trainer
+from tests.training.small import metrics_of, phase, settle, trainer
 from tests.training.test_summary import epoch
 from training.callbacks.prometheus import exposition
 from training.callbacks.writer import numbers_of_epoch, numbers_of_step
@@ -178,6 +178,7 @@ def crash_after(run, steps):
 
     def fail(*arguments):
         if run.position.steps == steps:
+            settle(run)
             raise RuntimeError("a crash")
         return step(*arguments)
 
