@@ -145,9 +145,10 @@ def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
     summary = _json(path)
     last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
     tested = next((each for each in reversed(records) if each["kind"] == "epoch" and each.get("tested")), {})
-    yield from _differences(path, summary, {key: last[key] for key in last if key != "kind"})
+    ended = _differences(path, summary, {key: last[key] for key in last if key != "kind"})
     common = tested.keys() & summary.keys() - {"seconds"}  # that of an epoch's record is of its writing
-    yield from _differences(path, summary, {key: tested[key] for key in tested if key in common})
+    measured = _differences(path, summary, {key: tested[key] for key in tested if key in common})
+    yield from dict.fromkeys((*ended, *measured))  # most keys are in both records
     if not last:
         yield f"{folder / METRICS}: expected the record of the summary, got none"
 
