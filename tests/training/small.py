@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import pytest
 from keras import layers
 
 from tests.launching import DIGITS
@@ -48,6 +49,21 @@ def settle(run: Trainer) -> None:
     """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
     if run._saving is not None:
         run._saving.finish()
+
+
+def crash_after(run: Trainer, steps: int) -> None:
+    """Train until a run has made so many steps, and its checkpoint is written; then it raises an error."""
+    step = run.learner.step
+
+    def fail(*arguments: Any) -> Any:
+        if run.position.steps == steps:
+            settle(run)
+            raise RuntimeError("a crash")
+        return step(*arguments)
+
+    run.learner.step = fail
+    with pytest.raises(RuntimeError, match="a crash"):
+        run.fit()
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

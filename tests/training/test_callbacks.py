@@ -15,7 +15,7 @@ from commlib import RanksDisagree, Topology
 from commlib.registry import options_of
 from commlib.transport import simulated
 from tests.launching import DIGITS, ROOT, errors, launch, tail
-from tests.training.small import ALONE, linear, metrics_of, phase, settle, trainer
+from tests.training.small import ALONE, crash_after, linear, metrics_of, phase, trainer
 from training import Trainer
 from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
@@ -110,17 +110,7 @@ def test_hooks_are_called_in_order_of_the_run_and_of_the_configuration(tmp_path,
 def test_a_run_that_goes_on_gives_callbacks_their_state(tmp_path, calls):
     words = [f"callbacks=['{NOTES}', '{NOTES}']", "checkpoints={every_steps: 2}"]
     run = trainer(tmp_path / "runs", *words, phases=(phase(steps=5),))
-    step = run.learner.step
-
-    def fail(*arguments):
-        if run.position.steps == 3:
-            settle(run)
-            raise RuntimeError("a crash")
-        return step(*arguments)
-
-    run.learner.step = fail
-    with pytest.raises(RuntimeError, match="a crash"):
-        run.fit()
+    crash_after(run, 3)
     assert calls()[-2:] == ["error RuntimeError"] * 2
     calls().clear()
     trainer(tmp_path / "runs", *words, "resume=auto", phases=(phase(steps=5),)).fit()

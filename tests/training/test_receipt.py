@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from tests.launching import DIGITS, launch, run, tail
-from tests.training.small import phase, settle, trainer
+from tests.training.small import crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
 from training.receipt.receipt import FILES, Job, Part, Process, Receipt, Source, config_digest, file_of
@@ -120,17 +120,7 @@ def test_a_checkout_has_its_commit_and_whether_it_was_changed(tmp_path, monkeypa
 
 def test_a_run_that_went_on_has_both_processes_and_is_verified_and_made_again(tmp_path, capsys):
     crashing = trainer(tmp_path, *WORDS, phases=PHASES)
-    step = crashing.learner.step
-
-    def fail(*arguments):
-        if crashing.position.steps == 5:
-            settle(crashing)
-            raise RuntimeError("a crash")
-        return step(*arguments)
-
-    crashing.learner.step = fail
-    with pytest.raises(RuntimeError, match="a crash"):
-        crashing.fit()
+    crash_after(crashing, 5)
     (folder,) = tmp_path.iterdir()
     (found,) = problems(folder)
     assert found == f"{folder}/receipt.json: expected the end of the run, with digests of its files, got none"

@@ -18,7 +18,7 @@ from commlib import LinkBytes, Report
 from commlib.reducers.report import StageSeconds
 from commlib.topology import Traffic
 from tests.launching import ROOT
-from tests.training.small import metrics_of, phase, settle, trainer
+from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.test_summary import epoch
 from training.callbacks.prometheus import exposition
 from training.callbacks.writer import numbers_of_epoch, numbers_of_step
@@ -171,20 +171,6 @@ def fakes(monkeypatch):
     for name, fake in found.items():
         monkeypatch.setitem(sys.modules, name, fake)
     return SimpleNamespace(**found)
-
-
-def crash_after(run, steps):
-    step = run.learner.step
-
-    def fail(*arguments):
-        if run.position.steps == steps:
-            settle(run)
-            raise RuntimeError("a crash")
-        return step(*arguments)
-
-    run.learner.step = fail
-    with pytest.raises(RuntimeError, match="a crash"):
-        run.fit()
 
 
 def put_secret_in(run):
