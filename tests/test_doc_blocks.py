@@ -75,6 +75,7 @@ def test_the_program_of_datacache_reads_no_sample_from_storage_twice():
     assert storage + memory == 2 * 2 * 8
 
 
+@pytest.mark.slow
 def test_the_program_of_training_trains(tmp_path, monkeypatch, capsys):
     (program,) = (text for text in of("docs/training.md", "python") if ">>> " not in text)
     (tmp_path / "configs").mkdir()

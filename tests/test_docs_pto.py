@@ -49,6 +49,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_examples_print_what_the_page_shows():
     examples = doctest.DocTestParser().get_doctest(PAGE, {}, "docs/pto.md", "docs/pto.md", 0)
     assert len(examples.examples) == PAGE.count("\n>>> ")

@@ -240,6 +240,7 @@ def with_log_level(level, program):
     )
 
 
+@pytest.mark.slow
 def test_the_adapter_brings_tensorflow_without_its_noise():
     finished = with_log_level(
         None,
@@ -251,6 +252,7 @@ def test_the_adapter_brings_tensorflow_without_its_noise():
     assert finished.stderr == "oneDNN custom operations are on: as others write it\n"
 
 
+@pytest.mark.slow
 def test_the_adapter_leaves_the_user_s_log_level():
     """TensorFlow itself is left out: what it would read is printed."""
     program = (

@@ -124,6 +124,7 @@ class Links(HTMLParser):
             self.targets.add(given["href"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The module specification")  # commlib.cost is in commlib.__all__, too
 def test_every_link_of_the_reference_leads_to_a_page_and_an_anchor(tmp_path):
     build(tmp_path)

@@ -114,6 +114,7 @@ def run(*words: object, cwd: Path, **more: str) -> "subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_plain_installation_reduces_reads_samples_and_computes_norms(plain, tmp_path):
     result = run(plain / "python", "-c", PLAIN, cwd=tmp_path, NUMBA_DISABLE_JIT="1")
@@ -123,6 +124,7 @@ def test_a_plain_installation_reduces_reads_samples_and_computes_norms(plain, tm
     assert place.startswith(str(plain.parent))
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp_path):
     result = run(plain / "cloudtrain", "train", "digits", cwd=tmp_path)
@@ -131,6 +133,7 @@ def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp
     assert (result.returncode, result.stdout) == (2, "")
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize("folder", ["configs", "clusters"])
 def test_the_wheel_holds_all_that_is_found_by_name(wheel, folder):
@@ -139,6 +142,7 @@ def test_the_wheel_holds_all_that_is_found_by_name(wheel, folder):
     assert there <= set(ZipFile(wheel).namelist())
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_wheel_trains_digits_by_name_in_one_process_which_needs_no_profile(full, tmp_path):
     brief = ("phases.0.epochs=1", "phases.1.epochs=1", "reducer=auto")
@@ -159,6 +163,7 @@ def test_the_wheel_trains_digits_by_name_in_one_process_which_needs_no_profile(f
     assert place.startswith(str(full.parent))
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_name_that_no_configuration_has_is_one_line(full, tmp_path):
     result = run(full / "cloudtrain", "launch", "-np", "2", "digit", cwd=tmp_path)
@@ -168,12 +173,14 @@ def test_a_name_that_no_configuration_has_is_one_line(full, tmp_path):
     assert line.endswith('did you mean "digits"?')
 
 
+@pytest.mark.slow
 def test_files_include_what_ships(tmp_path):
     (tmp_path / "my.yaml").write_text("include: [digits.yaml, presets/lars.yaml]\n")
     config = load(tmp_path / "my.yaml")
     assert (config.name, config.optimizer.name) == ("digits", "lars")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_there_goes_before_a_configuration_that_ships(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert located("digits") == ROOT / "configs" / "digits.yaml"

@@ -494,6 +494,7 @@ def test_the_benches_load_no_framework_and_start_no_mpi():
     assert (result.returncode, result.stderr) == (0, ""), tail(result)
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_on_real_ranks_rank_0_prints_wall_time():
     options = ("--quick", "--size", "3001", "--ranks-per-node", "1", "--json")

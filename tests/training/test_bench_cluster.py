@@ -169,6 +169,7 @@ def test_on_real_ranks_mpi_and_horovod_are_right_and_measured():
     assert not result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_without_horovod_no_tensorflow_is_started():
     program = (

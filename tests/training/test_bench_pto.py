@@ -349,6 +349,7 @@ def test_real_ranks_are_started_and_measured():
     assert lines[0]["bytes"] == {"intra": 0, "inter": 0}  # the sums travel as integers, which are no payload
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_ranks_of_a_job_are_those_that_there_are():
     result = mpirun(2, "cloudtrain", "bench", "pto", "--ranks", "3")

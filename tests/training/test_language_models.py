@@ -379,6 +379,7 @@ def test_batches_in_parts_have_the_same_gradient(tmp_path):
         np.testing.assert_allclose(one, other, atol=1e-5)  # float32 sums in another order
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_two_ranks_train_what_one_does(tmp_path):
     words = ["phases.0.epochs=1", "reducer=dense", "density=null"]

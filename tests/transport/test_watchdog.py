@@ -79,6 +79,7 @@ comm.allgather_objects(comm.rank)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_an_exchange_outside_of_steps_is_bounded_as_well():
     result = python_on_ranks(2, OUTSIDE)
