@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import json
 import re
 from xml.etree import ElementTree
 
@@ -194,3 +195,18 @@ def test_one_step_makes_one_file_byte_for_byte(tmp_path):
     assert "date" not in drawn
     assert "mine: 8 bytes inside nodes, 80,000 bytes between nodes, 45 µs" in texts(tmp_path / "first.svg")
     assert {f"rank {rank}" for rank in range(8)} | {"node 0", "node 1"} < set(texts(tmp_path / "first.svg"))
+
+
+def test_the_translations_and_bleu_of_the_page_are_those_of_the_recorded_run():
+    lines = (ROOT / "docs/training/ende_transformer.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    tested = {each["epoch"] + 1: each["bleu"] for each in records if each["kind"] == "epoch"}
+    page = (ROOT / "docs/training.md").read_text()
+    shown = re.findall(r"(\d+\.\d) after epoch (\d+)", page)
+    assert shown == [(f"{tested[epoch]:.1f}", str(epoch)) for epoch in (10, 20, 30)]
+    (*_, last) = (each for each in records if each["kind"] == "examples")
+    rows = [
+        f"| {each['source']} | {each['translation']} | {each['reference']} |" for each in last["examples"]
+    ]
+    assert len(rows) == 3
+    assert all(row in page for row in rows)
