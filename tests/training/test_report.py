@@ -13,15 +13,14 @@ from typer.testing import CliRunner
 
 from tests.training.recorded import RECORDED, begun, checkpoint, epoch, folder, resumed, step
 from tests.training.small import phase, trainer
-from training.callbacks import dawnbench
 from training.commands.main import app
-from training.report import facts, reading, tables
+from training.config import run_files
+from training.report import facts, tables
 from training.report.curves import charts, thinned
 from training.report.drawing import MOST_RUNS
 from training.report.page import Page
 from training.report.reading import read
 from training.report.timeline import run_of
-from training.run import metrics
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
 VOID = {"meta", "input"}
@@ -209,8 +208,9 @@ def test_a_run_of_one_rank_is_read_as_the_trainer_records_it(tmp_path):
     assert told["checkpoints"].startswith("2, ")
     assert facts.state(run) == facts.REACHED
     assert (path / "summary.json").exists()
-    files = (metrics.METRICS, metrics.SUMMARY, metrics.CONFIG, dawnbench.ABOUT)
-    assert files == (reading.METRICS, reading.SUMMARY, reading.CONFIG, reading.DAWNBENCH)
+    files = (run_files.METRICS, run_files.SUMMARY, run_files.CONFIG, run_files.DAWNBENCH)
+    assert files == ("metrics.jsonl", "summary.json", "config.yaml", "dawnbench.json")
+    assert all((path / name).exists() for name in files)
     assert told["hardware"].startswith("1 rank on ")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commlib.version import __version__
 from training.callbacks.callback import Callback
+from training.config.run_files import DAWNBENCH, DAWNBENCH_LINES, METRICS
 from training.config.secrets import mask
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from training.run.summary import EpochResult
     from training.run.trainer import Trainer
     from training.tasks.task import Metric
-
-LINES, ABOUT = "dawnbench.tsv", "dawnbench.json"
 
 
 class DawnBenchFiles(Callback):
@@ -55,8 +54,8 @@ class DawnBench:
         ``metrics``: of the task.
         """
         self._folder, self._metrics = folder, metrics
-        folder.write_file(ABOUT, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
-        path = folder.path / LINES
+        folder.write_file(DAWNBENCH, json.dumps(mask(_about(config, hardware)), indent=2) + "\n")
+        path = folder.path / DAWNBENCH_LINES
         rows = path.read_text().splitlines()[1:] if path.exists() else []
         self._lines = [row.split("\t") for row in rows]
         self._write()
@@ -73,12 +72,12 @@ class DawnBench:
         values = (result.run_seconds / 3600, *shown)
         previous = [line for line in self._lines if int(line[0]) < result.epoch + 1]
         self._lines = [*previous, [str(result.epoch + 1), *(f"{value:.8g}" for value in values)]]
-        self._folder.attempt(LINES, self._write)
+        self._folder.attempt(DAWNBENCH_LINES, self._write)
 
     def _write(self) -> None:
         header = ["epoch", "hours", *(each.column or name for name, each in self._metrics.items())]
         content = "".join("\t".join(line) + "\n" for line in (header, *self._lines))
-        self._folder.write_file(LINES, content)
+        self._folder.write_file(DAWNBENCH_LINES, content)
 
 
 def _about(config: "Config", hardware: str) -> dict[str, Any]:
@@ -93,6 +92,6 @@ def _about(config: "Config", hardware: str) -> dict[str, Any]:
         "hardware": about.hardware or hardware,
         "costPerHour": about.cost_per_hour,
         "timestamp": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "logFilename": "metrics.jsonl",
+        "logFilename": METRICS,
         "misc": {"config": config.model_dump(mode="json", exclude_none=True)},
     }

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from training.callbacks.callback import Callback
+from training.config.run_files import MLLOG
 
 if TYPE_CHECKING:
     from training.run.phases import PhaseRun
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from training.run.trainer import Trainer
     from training.tasks.task import Tested
 
-FILE, TOKEN = "mllog.txt", ":::MLLOG "
+TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
@@ -49,9 +50,9 @@ class MLLog(Callback):
         if run.folder is None:
             return
         try:
-            (run.folder.path / FILE).touch()
+            (run.folder.path / MLLOG).touch()
         except OSError as error:
-            raise ValueError(f"{run.folder.path / FILE}: expected room for it: {error.strerror}") from error
+            raise ValueError(f"{run.folder.path / MLLOG}: expected room for it: {error.strerror}") from error
         self._write(run, START, "init_start", at=self._built)
         for key, value in (self._submission | _facts(run)).items():
             self._write(run, POINT, key, value)
@@ -107,7 +108,7 @@ class MLLog(Callback):
         if run.folder is None:
             return
         path, content = (
-            run.folder.path / FILE,
+            run.folder.path / MLLOG,
             line(event, key, value, _now() if at is None else at, metadata),
         )
 
@@ -115,7 +116,7 @@ class MLLog(Callback):
             with path.open("a") as file:
                 file.write(content)
 
-        run.folder.attempt(FILE, append)
+        run.folder.attempt(MLLOG, append)
 
 
 def line(event: str, key: str, value: Any, at: int, metadata: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from datacache.escaping import escaped
 from training.callbacks.digests import WeightsDiffer
 from training.commands.train import make_trainer
 from training.config.config import Config, load_with_warnings
+from training.config.run_files import CONFIG
 from training.process.job import (
     FAILURE,
     all_or_exit,
@@ -19,7 +20,7 @@ from training.process.job import (
     usage_error,
 )
 from training.process.progress import print_line
-from training.receipt.receipt import CONFIG, FILES, Receipt
+from training.receipt.receipt import FILES, Receipt
 from training.receipt.recorded import Recorded
 from training.receipt.records import digests_of, read_records
 from training.receipt.verify import problems

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.config.run_files import CHECKPOINTS, METRICS
 from training.process.hosts import Ranks
 from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
 
@@ -94,9 +95,9 @@ class Progress:
         """Return that of the run in a folder; ``None`` where it is not known."""
         if folder is None or not folder.is_dir():
             return None
-        names = (folder / "checkpoints").glob("step-*")
+        names = (folder / CHECKPOINTS).glob("step-*")
         steps = [int(path.name.split("-")[1]) for path in names]
-        return cls(max(steps, default=None), _last_step(folder / "metrics.jsonl"))
+        return cls(max(steps, default=None), _last_step(folder / METRICS))
 
     def __str__(self) -> str:
         """Return where it is.

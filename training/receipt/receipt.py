@@ -11,14 +11,20 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from training.checkpoint.serialization import parsed
 from training.config.bounded_yaml import parse, read_text
+from training.config.run_files import (
+    CONFIG,
+    DAWNBENCH,
+    DAWNBENCH_LINES,
+    METRICS,
+    MLLOG,
+    RECEIPT,
+    RUN,
+    SUMMARY,
+    WEIGHTS,
+)
 
 FORMAT = 1
-RECEIPT, RUN, CONFIG = "receipt.json", "run.json", "config.yaml"
-METRICS, SUMMARY = "metrics.jsonl", "summary.json"
-FILES = (
-    *(RUN, CONFIG, METRICS, SUMMARY, "model.weights.h5"),
-    *("dawnbench.json", "dawnbench.tsv", "mllog.txt"),
-)
+FILES = (RUN, CONFIG, METRICS, SUMMARY, WEIGHTS, DAWNBENCH, DAWNBENCH_LINES, MLLOG)
 """The files of a run's folder that its receipt has, where they are there."""
 
 

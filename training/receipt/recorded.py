@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.config.bounded_yaml import Unreadable
-from training.receipt.receipt import CONFIG, Part, Process, Receipt, Source, config_digest_of
+from training.config.run_files import CONFIG
+from training.receipt.receipt import Part, Process, Receipt, Source, config_digest_of
 from training.receipt.records import digests_of, read_records
 
 

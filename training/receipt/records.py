@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.errors import shown
-from training.receipt.receipt import METRICS
+from training.config.run_files import METRICS
 
 Record = Mapping[str, Any]
 

@@ -7,16 +7,8 @@ from typing import Any
 
 from commlib.errors import shown
 from training.config.bounded_yaml import Unreadable
-from training.receipt.receipt import (
-    CONFIG,
-    METRICS,
-    RECEIPT,
-    RUN,
-    SUMMARY,
-    Receipt,
-    config_digest_of,
-    file_of,
-)
+from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY
+from training.receipt.receipt import Receipt, config_digest_of, file_of
 from training.receipt.records import Record, digests_of, latest_process, read_records, whole
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from datacache.escaping import escaped
 from training.config.bounded_yaml import Unreadable, parse, read_text
+from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY
 from training.config.secrets import mask
 
-METRICS, SUMMARY, CONFIG, DAWNBENCH = "metrics.jsonl", "summary.json", "config.yaml", "dawnbench.json"
 LONGEST_LINE = 1 << 20  # bytes of a record; those that are longer are none of ours
 
 Record = Mapping[str, Any]

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from training.config.records import Target
 from training.run.data import Data, Reads
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
-from training.run.provenance import command, versions
+from training.run.provenance import command, now, versions
 from training.run.stages import Step
 from training.run.state import Position
 from training.run.summary import EpochResult, Ranks, epoch_line
@@ -63,7 +63,7 @@ class RunBegun(Event):
         return cls(
             identity=identity,
             command=command(),
-            started=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+            started=now(),
             versions=versions(),
             ranks=ranks,
             transport=transport if ranks.count > 1 else "none",

@@ -16,12 +16,10 @@ from typing import Any
 from datacache.escaping import escaped
 from datacache.store import files
 from training.config.config import Config
+from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS
 from training.process.job import log_error
 from training.run.run_lock import RunIsAlive, RunLock, holder_of
 from training.run.summary import Ranks, Summary
-
-METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
-CONFIG, WEIGHTS, RUN = "config.yaml", "model.weights.h5", "run.json"
 
 
 class WeightsNotSaved(RuntimeError):

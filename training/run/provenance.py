@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from datetime import datetime, timezone
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,11 @@ PATIENCE_SECONDS = 20
 def command() -> str:
     """Return the shell command line of this process, its secrets masked."""
     return shlex.join(mask(sys.argv))
+
+
+def now() -> str:
+    """Return the time of now as records have it, in UTC."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def versions() -> dict[str, str]:

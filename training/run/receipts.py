@@ -2,14 +2,14 @@
 
 import platform
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from training.callbacks.callback import Callback
 from training.callbacks.digests import digest_of
-from training.receipt.receipt import FILES, RECEIPT, End, Job, Part, Process, Receipt, config_digest, file_of
+from training.config.run_files import RECEIPT
+from training.receipt.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of
 from training.run.metrics import RunFolder, unwritable
-from training.run.provenance import source, versions
+from training.run.provenance import now, source, versions
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer
@@ -43,7 +43,7 @@ def process_of(run: "Trainer") -> Process:
     parts = run.data.fingerprints().items()
     ranks = run.ranks
     return Process(
-        begun=_now(),
+        begun=now(),
         from_step=run.position.steps,
         config=config_digest(run.config.to_yaml()),
         source=source(),
@@ -59,9 +59,5 @@ def process_of(run: "Trainer") -> Process:
 def _complete(folder: RunFolder, receipt: Receipt, run: "Trainer") -> None:
     weights = digest_of(each.numpy() for each in run.model.trainable_variables)
     files = {name: file_of(folder.path / name) for name in FILES if (folder.path / name).exists()}
-    end = End(_now(), run.position.steps, weights, files)
+    end = End(now(), run.position.steps, weights, files)
     folder.write_file(RECEIPT, replace(receipt, end=end).text())
-
-
-def _now() -> str:
-    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

@@ -8,9 +8,9 @@ from training.callbacks.callback import Callback
 from training.callbacks.calling import Callbacks
 from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
+from training.config.run_files import CHECKPOINTS
 from training.process.progress import Progress
 from training.receipt.recorded import Recorded
-from training.run.metrics import CHECKPOINTS
 from training.run.saving import Saving
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from training.callbacks.prometheus import Prometheus
 from training.callbacks.skipped_steps import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config, load
+from training.config.run_files import CHECKPOINTS
 from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
@@ -31,7 +32,7 @@ from training.run.autotune import profile_for
 from training.run.data import Data, load_data
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.learner import Learner
-from training.run.metrics import CHECKPOINTS, RunFolder, WeightsNotSaved, to_resume
+from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run.receipts import Receipts
