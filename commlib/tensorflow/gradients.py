@@ -8,10 +8,9 @@ waits in between, twice a step: until the gradient is there, and until the mean 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
-from types import ModuleType
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,20 +18,13 @@ import numpy as np
 from commlib.arrays import Array, module_of
 from commlib.engine import Engine, Future
 from commlib.errors import InvalidArgument
-from commlib.fusion import Buckets, bucket_bounds, check_variables, make_buckets
+from commlib.fusion import Buckets, check_variables, make_buckets
 from commlib.reducers import Reducer, Report, make_reducer
-from commlib.reducers.mean import Means
-from commlib.sparse_gradients import entries_of_rows, rows_of_entries
+from commlib.tensorflow.layout import Layout, Room
 from commlib.tensorflow.tensors import (
-    apart,
     array_of,
-    as_slices,
-    check_gradients,
-    cut_up,
-    dense_gradients,
     flattened,
     inputs_of,
-    made_dense,
     order_of,
     tensor_of,
     tensorflow_device,
@@ -46,21 +38,6 @@ with without_noise():
     import tensorflow as tf
 
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
-
-
-@dataclass(frozen=True)
-class _Room:
-    """Where means are made: arrays in turn, and the slices of them that the buckets have."""
-
-    means: Means
-    slices: list[slice]
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], arrays: ModuleType) -> "_Room":
-        """Return room for buckets of so many entries."""
-        ends = list(accumulate(sizes))
-        slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return cls(Means(ends[-1], arrays), slices)
 
 
 class DistributedGradients:
@@ -99,23 +76,21 @@ class DistributedGradients:
         table_config: Mapping[str, Any] = ALL_ROWS,
     ) -> None:
         self.topology = topology
-        self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
+        names = [str(getattr(variable, "path", variable.name)) for variable in variables]
         shapes = [tuple(variable.shape) for variable in variables]
-        check_variables(topology.world, self._names, shapes)
-        self._is_table = [any(variable is table for table in tables) for variable in variables]
-        self._shapes, self._table_shapes = apart(shapes, self._is_table)
-        self._check_tables(tables)
-        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-        self.size = sum(self.sizes)
-        self._vector_sizes = apart(self.sizes, self._is_table)[0]
+        check_variables(topology.world, names, shapes)
+        is_table = [any(variable is table for table in tables) for variable in variables]
+        self._check_tables(len(tables), sum(is_table))
         self._gpu: Any = None  # CuPy's device
         self._latest: Any = None  # mean on the GPU
         if topology.world.arrays is not np:
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
-        self._bounds = self._cut(bucket_bytes)
-        self._tables = [self._make_table(shape, table_config) for shape in self._table_shapes]
-        self._order = self._buckets_in_order()
+        is_cut = topology.world.size > 1 and self._gpu is None
+        self._layout = Layout(names, shapes, is_table, bucket_bytes if is_cut else None)
+        self.sizes = self._layout.sizes
+        self.size = sum(self.sizes)
+        self._tables = [self._make_table(shape, table_config) for shape in self._layout.table_shapes]
         self.overlaps = overlap and topology.world.size > 1 and self._gpu is None and self.buckets > 1
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which each exchange happens
         self._futures: dict[int, Future[Any]] = {}  # of the buckets of the step that is under way
@@ -127,29 +102,8 @@ class DistributedGradients:
         self.reducer = self._make(config)
         # TensorFlow reads means when it likes, and may compute in their memory: they are not the reducer's.
         sizes = [reducer.size for reducer in self._reducers]
-        of_vector = [0 if is_table else size for size, (is_table, _) in zip(sizes, self._order, strict=True)]
-        self._vector, self._whole = (_Room.of(each, topology.world.arrays) for each in (of_vector, sizes))
-
-    def _cut(self, bucket_bytes: int | None) -> list[int]:
-        """Return the bounds of the vector's buckets, in its entries."""
-        length, is_alone = sum(self._vector_sizes), self.topology.world.size == 1
-        if bucket_bytes is None or not length or is_alone or self._gpu is not None:
-            bounds = [0, length]
-        else:
-            bounds = bucket_bounds(self._vector_sizes, bucket_bytes)
-        return sorted({*bounds, *self._places_of_tables()})
-
-    def _places_of_tables(self) -> list[int]:
-        """Return how many entries of the vector come before each table."""
-        pairs = zip(self.sizes, self._is_table, strict=True)
-        before = np.cumsum([0, *(0 if is_table else size for size, is_table in pairs)]).tolist()
-        return apart(before[:-1], self._is_table)[1]
-
-    def _buckets_in_order(self) -> list[tuple[bool, int]]:
-        """Return for each bucket, in the order of the variables, whether it is a table, and its number."""
-        tables = [(place, 0, number) for number, place in enumerate(self._places_of_tables())]
-        of_vector = [(low, 1, number) for number, low in enumerate(self._bounds[:-1])]
-        return [(not is_later, number) for _, is_later, number in sorted([*tables, *of_vector])]
+        of_vector = self._layout.in_order(self._layout.apart(sizes)[0], [0] * len(tables))
+        self._vector, self._whole = (Room.of(each, topology.world.arrays) for each in (of_vector, sizes))
 
     def _make(self, config: Mapping[str, Any]) -> Reducer:
         self.config = dict(config)
@@ -165,30 +119,27 @@ class DistributedGradients:
     def _with_tables(self, name: str, options: Mapping[str, Any]) -> Reducer:
         """Return a new reducer of the vector, with those of the tables, which stay."""
         of_vector: list[Reducer] = []
-        if self._bounds[-1]:
-            reducer = make_buckets(name, self.topology, self._bounds, **options)
+        if self._layout.bounds[-1]:
+            reducer = make_buckets(name, self.topology, self._layout.bounds, **options)
             if not self._tables:
                 return reducer
             of_vector = reducer.reducers if isinstance(reducer, Buckets) else [reducer]
-        return Buckets(
-            [(self._tables if is_table else of_vector)[number] for is_table, number in self._order]
-        )
+        return Buckets(self._layout.in_order(of_vector, self._tables))
 
     def _make_table(self, shape: tuple[int, ...], config: Mapping[str, Any]) -> Reducer:
         options, size = dict(config), int(np.prod(shape, dtype=np.int64))
         return make_reducer(options.pop("name"), self.topology, size, **options)
 
-    def _check_tables(self, tables: Sequence[Any]) -> None:
-        found = sum(self._is_table)
-        if found != len(tables):
-            raise InvalidArgument(f"tables: expected some of the variables, {found} of {len(tables)} are")
-        if tables and self.topology.world.arrays is not np:
+    def _check_tables(self, given: int, found: int) -> None:
+        if found != given:
+            raise InvalidArgument(f"tables: expected some of the variables, {found} of {given} are")
+        if given and self.topology.world.arrays is not np:
             raise InvalidArgument("tables: expected none with a transport that moves arrays of GPUs")
 
     @property
     def buckets(self) -> int:
         """How many parts are reduced on their own: of the vector, and the tables."""
-        return len(self._order)
+        return len(self._layout.order)
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer; what the old one held back goes into the first step of the new one.
@@ -200,7 +151,7 @@ class DistributedGradients:
         self._end_engine()
         before, self.reducer = self._reducers, self._make(config)
         pairs = list(zip(before, self._reducers, strict=True))
-        for old, new in apart(pairs, self._table_flags)[0]:
+        for old, new in self._layout.apart(pairs)[0]:
             new.add_residual(old.residual)
             old.close()
 
@@ -208,11 +159,6 @@ class DistributedGradients:
     def _reducers(self) -> list[Reducer]:
         """The reducer of each bucket."""
         return self.reducer.reducers if isinstance(self.reducer, Buckets) else [self.reducer]
-
-    @property
-    def _table_flags(self) -> list[bool]:
-        """Whether each bucket is a table."""
-        return [is_table for is_table, _ in self._order]
 
     def record(self, recorder: Recorder | None) -> None:
         """See :meth:`commlib.Reducer.record`; also of reducers that follow. Between two steps."""
@@ -247,7 +193,7 @@ class DistributedGradients:
         skip the step. The memory of the means is used again for later ones after the tensors are gone, and
         not before.
         """
-        tensors, slices = self._tensors(gradients)
+        tensors, slices = self._layout.tensors(gradients)
         results = [tf.float32, tf.bool, *[tf.int64, tf.float32] * len(slices)]
         if self.overlaps:
             submitted = self._submit_all(tensors, slices, self._vector)
@@ -260,22 +206,8 @@ class DistributedGradients:
             with tf.device(self._device):
                 found = tf.py_function(self._reduce_on_gpu, [flat], results)
         mean, finite, *rows = found
-        mean.set_shape([self._bounds[-1]])
         finite.set_shape([])
-        parts = cut_up(mean, self._shapes)
-        means = iter([tf.cast(part, tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)])
-        of_tables = iter(self._slices(rows, slices))
-        return [next(of_tables if is_table else means) for is_table in self._is_table], finite
-
-    def _slices(self, rows: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-        """Return IndexedSlices of the rows and values of each table, of the types given."""
-        made, pairs = [], zip(rows[::2], rows[1::2], strict=True)
-        for (numbers, values), each, shape in zip(pairs, given, self._table_shapes, strict=True):
-            numbers.set_shape([None])
-            values.set_shape([None, *shape[1:]])
-            indices = tf.cast(numbers, each.indices.dtype)
-            made.append(tf.IndexedSlices(tf.cast(values, each.dtype), indices, tf.constant(shape, tf.int64)))
-        return made
+        return self._layout.mean_gradients(mean, rows, tensors, slices), finite
 
     def submit(self, gradients: Sequence[Any]) -> list[Any]:
         """Start the exchange of the gradients in the background, where it ``overlaps``; ``collect`` waits.
@@ -283,19 +215,15 @@ class DistributedGradients:
         For ``tf.function``, whose graph is not held up: it has an operation for each bucket, which runs as
         soon as the gradients of that are there. The result is there for control dependencies.
         """
-        return self._submit_all(*self._tensors(gradients), self._whole)
+        return self._submit_all(*self._layout.tensors(gradients), self._whole)
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
         """Return what ``reduce_flat`` takes: the vector, then rows and values of each table."""
-        return _inputs(*self._tensors(gradients))
+        return _inputs(*self._layout.tensors(gradients))
 
-    def _submit_all(self, tensors: list[Any], slices: list[Any], room: _Room) -> list[Any]:
+    def _submit_all(self, tensors: list[Any], slices: list[Any], room: Room) -> list[Any]:
         """Submit the buckets in the order in which the graph yields the last of their gradients."""
-        ends = np.cumsum([0, *self._vector_sizes])
-        of_vector = [
-            tensors[first:last] for first, last in pairwise(np.searchsorted(ends, self._bounds).tolist())
-        ]
-        parts = [slices[number] if is_table else of_vector[number] for is_table, number in self._order]
+        parts = self._layout.parts(tensors, slices)
         return [
             tf.numpy_function(
                 partial(self._submit, number, room), inputs_of(parts[number]), tf.int64, stateful=True
@@ -303,16 +231,16 @@ class DistributedGradients:
             for number in order_of(parts)
         ]
 
-    def _submit(self, number: int, room: _Room, *arrays: Array) -> np.int64:
+    def _submit(self, number: int, room: Room, *arrays: Array) -> np.int64:
         """Give a bucket to the engine: the body of an operation, on a thread of TensorFlow's."""
         assert self._engine is not None
         if self._is_rehearsing:
             return np.int64(number)
-        reducer, (is_table, table) = self._engine.buckets.reducers[number], self._order[number]
+        reducer, (is_table, table) = self._engine.buckets.reducers[number], self._layout.order[number]
         # An array is TensorFlow's memory, which the array keeps from being used for another tensor.
         gradient: Any = arrays[0]
         if is_table:
-            gradient = entries_of_rows(arrays[0], arrays[1], self._table_shapes[table])
+            gradient = self._layout.entries(table, arrays[0], arrays[1])
         with self._lock:
             if self._mean is None:
                 self._mean = room.means.array()
@@ -337,7 +265,7 @@ class DistributedGradients:
 
     def _write_tables(self, mean: Array, of_tables: Sequence[SparseVector]) -> None:
         """Write the means of the tables where they are in that of all variables."""
-        for vector, part in zip(of_tables, apart(self._whole.slices, self._table_flags)[1], strict=True):
+        for vector, part in zip(of_tables, self._layout.apart(self._whole.slices)[1], strict=True):
             mean[part].fill(0)
             vector.write_to(mean[part])
 
@@ -351,27 +279,11 @@ class DistributedGradients:
         assert report is not None and mean is not None
         busy = self._engine.busy_seconds
         report = replace(report, busy=busy, hidden=max(0.0, busy - self._engine.waited_seconds))
-        return mean, report, apart(means, self._table_flags)[1]
+        return mean, report, self._layout.apart(means)[1]
 
     def _collect(self, *numbers: np.int64) -> list[Any]:
         mean, report, of_tables = self._wait()
-        return [mean, np.bool_(report.finite), *self._rows(of_tables)]
-
-    def _rows(self, means: Sequence[SparseVector]) -> list[Array]:
-        """Return the rows and the values of each table, one after the other."""
-        pairs = zip(means, self._table_shapes, strict=True)
-        return [array for mean, shape in pairs for array in rows_of_entries(mean, shape)]
-
-    def _tensors(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the gradients of the vector, dense, and those of the tables, as IndexedSlices."""
-        if not self._tables:
-            return dense_gradients(gradients, self._names, self._shapes), []
-        check_gradients(gradients, self._names)
-        dense, slices = apart(gradients, self._is_table)
-        table_names = apart(self._names, self._is_table)[1]
-        return made_dense(dense, self._shapes), [
-            as_slices(*each) for each in zip(slices, table_names, self._table_shapes, strict=True)
-        ]
+        return [mean, np.bool_(report.finite), *self._layout.rows(of_tables)]
 
     def reduce_flat(self, flat: Any, *tables: Any) -> tuple[Array, Report]:
         """Return the mean of all gradients as one array, and what the reducer did; outside ``tf.function``.
@@ -415,23 +327,23 @@ class DistributedGradients:
             return list(self._reduce(flat))
         mean, of_tables = self._reduce_parts(self._vector, flat, *pairs)
         assert self.reducer.last is not None
-        return [mean, np.bool_(self.reducer.last.finite), *self._rows(of_tables)]
+        return [mean, np.bool_(self.reducer.last.finite), *self._layout.rows(of_tables)]
 
-    def _reduce_parts(self, room: _Room, flat: Float32, *pairs: Array) -> tuple[Float32, list[SparseVector]]:
+    def _reduce_parts(self, room: Room, flat: Float32, *pairs: Array) -> tuple[Float32, list[SparseVector]]:
         """Return the array of means of a step, and the means of the tables."""
         buckets, mean = self.reducer, room.means.array()
         assert isinstance(buckets, Buckets)
-        given = list(zip(pairs[::2], pairs[1::2], self._table_shapes, strict=True))
+        given = list(zip(pairs[::2], pairs[1::2], strict=True))
         with self.guard():
             means: list[Any] = []
-            for place, (is_table, number) in enumerate(self._order):
+            for place, (is_table, number) in enumerate(self._layout.order):
                 if is_table:
-                    means.append(buckets.propose_bucket(place, entries_of_rows(*given[number])))
+                    means.append(buckets.propose_bucket(place, self._layout.entries(number, *given[number])))
                 else:
                     part, out = flat[self._vector.slices[place]], mean[room.slices[place]]
                     means.append(buckets.propose_bucket(place, part, out))
             settled: list[Any] = buckets.settle(means)
-        return mean, apart(settled, self._table_flags)[1]
+        return mean, self._layout.apart(settled)[1]
 
 
 def _inputs(tensors: Sequence[Any], slices: Sequence[Any]) -> list[Any]:

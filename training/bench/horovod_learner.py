@@ -38,7 +38,7 @@ class HorovodGradients(DistributedGradients):
         hvd = self._horovod
         return [
             hvd.allreduce(tensor, op=hvd.Average, name=f"gradient.{number}")
-            for number, tensor in enumerate(self._tensors(gradients)[0])
+            for number, tensor in enumerate(self._layout.tensors(gradients)[0])
         ]
 
 
