@@ -27,19 +27,11 @@ if __name__ == "__main__":
 
 from commlib import REDUCERS, Buckets, Communicator, Engine, Link, Network, Topology, make_reducer
 from commlib.transport import simulated
-from scripts.drawing.pages import with_block
+from scripts.drawing.pages import Table, milliseconds, with_block
 from scripts.drawing.style import PALETTE, docs_picture
-from scripts.predict_papers import (
-    FOLDER,
-    HALF,
-    HITOPKCOMM,
-    PAGE,
-    Cluster,
-    Table,
-    communication,
-    local_batch,
-    milliseconds,
-)
+from scripts.papers.clusters import HALF, Cluster, communication
+from scripts.papers.hitopkcomm import HITOPKCOMM, local_batch
+from scripts.predict_papers import FOLDER, PAGE
 from scripts.validate import RESULTS, newest
 from training.bench.record import command, machine
 from training.bench.shapes import Shape, resnet50, vgg19

@@ -6,30 +6,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commlib import REDUCERS, Link, predict
+from commlib import REDUCERS, Link, Network, predict
 from scripts import predict_papers
 from scripts.drawing.pages import with_block
-from scripts.predict_papers import (
-    ALGORITHMS,
-    HITOPKCOMM,
-    OKTOPK,
-    OTHERS,
-    PICTURES,
-    Comparison,
-    Fit,
-    Training,
-    cell,
-    communication,
-    comparisons,
-    figure_7,
-    fit,
-    fits,
-    gains,
-    local_batch,
-    messages,
-    table_3,
-    tables,
-)
+from scripts.drawing.papers import PICTURES
+from scripts.papers.clusters import Cluster, Comparison, communication
+from scripts.papers.hitopkcomm import HITOPKCOMM, Training, cell, figure_7, gains, local_batch, table_3
+from scripts.papers.oktopk import ALGORITHMS, OKTOPK, OTHERS, Fit, fit, fits, messages
+from scripts.predict_papers import comparisons, tables
 
 PAGE = predict_papers.PAGE.read_text()
 STATED = {
@@ -102,10 +86,10 @@ def test_the_closed_form_is_within_the_stated_factor_of_the_virtual_clock():
     """The simulated seconds are those of the last run with --simulate; the closed form is computed here."""
     head, *rows = written("simulated")
     assert head[2:4] == ["simulated, ms", "closed form, ms"]
-    network = predict_papers.Network(inter=FITTED[0].link)
+    network = Network(inter=FITTED[0].link)
     clusters = {
         "16 × 8": (HITOPKCOMM.cluster, HITOPKCOMM.density, "fp16"),
-        "128 × 1": (predict_papers.Cluster(128, 1, network), OKTOPK.density, "fp32"),
+        "128 × 1": (Cluster(128, 1, network), OKTOPK.density, "fp32"),
     }
     for place, reducer, found, *_ in rows:
         cluster, density, values = clusters[place]
@@ -215,7 +199,7 @@ def test_topkdsa_grows_but_less_than_allgathers():
 
 def test_twice_the_nodes_almost_double_the_allgathers_of_vgg_16():
     """Section 5.4.1: from 16 to 32 nodes, 14,728,266 entries at 2 %."""
-    network = predict_papers.Network(inter=FITTED[0].link)
+    network = Network(inter=FITTED[0].link)
     few, many = (
         predict("allgather", [[rank] for rank in range(ranks)], 14_728_266, 0.02, network).seconds
         for ranks in (16, 32)

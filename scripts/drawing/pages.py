@@ -1,9 +1,11 @@
 """Pages of docs/ in which tables stand between two marks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import floor, log10
 
 from scripts.drawing.results import Results
+from training.commands.printing import markdown
 
 BEGIN = "<!-- measured: written by scripts/draw_benchmarks.py -->\n"
 END = "<!-- end of what was measured -->\n"
@@ -25,6 +27,32 @@ def with_block(page: str, name: str, text: str) -> str:
     '<!-- one -->\nnew\n<!-- end -->\n'
     """
     return replaced(page, f"<!-- {name} -->\n", "<!-- end -->", text)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page: the text of its cells."""
+
+    name: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return the table as the page shows it."""
+        return markdown(self.head, self.rows)
+
+    def records(self) -> list[dict[str, str]]:
+        """Return an object a row."""
+        return [{"table": self.name, **dict(zip(self.head, row, strict=True))} for row in self.rows]
+
+
+def milliseconds(seconds: float) -> str:
+    """Return three digits, and more before the point where there are.
+
+    >>> milliseconds(0.0123456), milliseconds(1.5)
+    ('12.3', '1500')
+    """
+    return f"{seconds * 1e3:.{max(0, 2 - int(floor(log10(seconds * 1e3))))}f}"
 
 
 @dataclass(frozen=True)
