@@ -167,6 +167,25 @@ def test_fewer_bytes_an_entry_take_less_time_where_there_are_many():
     assert packed.sent.inter < 0.4 * plain.sent.inter
 
 
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("allgather", 8 * 400),
+        ("gtopk", 3 * 2 * 400),  # levels of the tree
+        ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4))),  # sums of so many
+        ("ssar_split", 400),
+        ("dsar_split", 400),
+        ("oktopk", 3 * 400),
+        ("hitopk", 2 * 100),  # of the shard, from each node
+        ("hioktopk", 3 * 100),
+    ],
+)
+def test_entries_that_are_added_up_take_their_time(name, entries):
+    speeds = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=1e-9, code={"fp32": 0})
+    found = predict(name, layout(8, 4), 40_000, density=DENSITY, network=NETWORK, speeds=speeds)
+    assert found.computing == pytest.approx(1e-9 * entries)
+
+
 @pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])
 def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
     speeds = Speeds(add=1e-9, fill=0, select=2e-9, keep=0, place=0, entry=0, code={"fp32": 0})

@@ -85,6 +85,18 @@ def test_a_step_is_its_messages_and_a_comparison_of_one_integer(name):
     assert (len(transfers) - inter, inter) == tuple(np.sum(MESSAGES[name], axis=0))
 
 
+def test_an_exchange_of_values_is_none_on_all_ranks_where_one_of_them_is_not_finite():
+    """As a reducer of one's own asks for it; ``dense`` has it from its base class."""
+
+    def body(comm):
+        reducer = make_reducer("dense", Topology(comm), 10)
+        return [reducer.synchronize_step(comm.rank != bad, 7, comm.rank) for bad in (None, 2)]
+
+    for values, of_bad in simulated.run(body, 3):
+        assert values.tolist() == [[7, 0], [7, 1], [7, 2]]
+        assert of_bad is None
+
+
 def test_hitopk_takes_no_longer_than_its_messages():
     """Agreement on lengths, settings and finite numbers took 110 µs of 223 µs when it was waited for."""
     *_, seconds = one_step("hitopk", 1_000_000, 0.001)
