@@ -118,6 +118,7 @@ CASES = {
     "average": ("average=0.9",),
     "lars, clipped, average": (LARS, "clip_norm=0.01", "average=0.9"),
     "scaled, in parts": ("precision=float16", "accumulate=2"),
+    "local steps": ("phases.0.local_steps=1", "phases.1.local_steps=1", "phases.1.local=rank"),
 }
 ONE_BY_ONE = ["plain", "clipped", "lars", "lars, clipped", "in parts", "scaled", "average"]
 
@@ -141,7 +142,9 @@ def on_both(config, world_size=3, spoil=None):
     return simulated.run(body, world_size), ranks.run(body), ranks.cupy
 
 
-@pytest.mark.parametrize("case", ["lars, clipped, average", "scaled, in parts", *more(*ONE_BY_ONE)])
+@pytest.mark.parametrize(
+    "case", ["lars, clipped, average", "scaled, in parts", "local steps", *more(*ONE_BY_ONE)]
+)
 def test_weights_are_those_of_the_cpu_to_the_bit(case):
     on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]))
     assert on_gpu == on_cpu

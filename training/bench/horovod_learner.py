@@ -89,5 +89,7 @@ def _check(config: Config) -> None:
     wrong = {key: value for key, value in expected.items() if getattr(config, key) != value}
     if any(config.reducer_name(phase) != "dense" for phase in config.phases):
         wrong["reducer"] = "dense"
+    if any(phase.local_steps for phase in config.phases):
+        wrong["local_steps"] = None
     for key, value in wrong.items():
         raise ConfigurationError(f"{key}: expected {value or 'none'} with Horovod's own all-reduce")

@@ -102,6 +102,8 @@ class RanksLearner(Learner):
     def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
         if config.sparse_tables:
             raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
+        if any(phase.local_steps for phase in config.phases):
+            raise ConfigurationError("local_steps: expected none on simulated ranks, got some")
         super().__init__(config, topology, data, profile)
         self.config = self.config.model_copy(update={"accumulate": self.ranks.count})
         self.task.carried = [  # it has the rows of all ranks

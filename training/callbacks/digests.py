@@ -38,7 +38,7 @@ class Digests(Callback):
     def on_step_end(self, run: "Trainer", step: "Step") -> None:
         """Compare, if it is time to."""
         steps = run.position.steps
-        if steps % self._every == 0:
+        if step.hyperparameters.passes(steps, self._every):
             digest = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
             run.report(Digest(steps, digest))
 

@@ -23,11 +23,15 @@ class SkippedSteps(Callback):
 
     def on_step_end(self, run: "Trainer", step: "Step") -> None:
         """Count the step; raise :class:`TrainingDiverged`, on all ranks, if there are too many."""
+        steps = step.hyperparameters.round_steps
+        if not steps:  # within a round nothing is known of the other ranks
+            return
         is_skipped = not step.report.finite
         self._in_a_row = self._in_a_row + 1 if is_skipped else 0
-        run.phase.result.skipped_steps += is_skipped
+        run.phase.result.skipped_steps += is_skipped * steps
         if self._in_a_row == SKIPPED_STEPS_IN_A_ROW:
+            what = "rounds of local steps" if steps > 1 else "steps"
             raise TrainingDiverged(
-                f"{SKIPPED_STEPS_IN_A_ROW} steps in a row had a NaN or an infinity in their gradients; "
+                f"{SKIPPED_STEPS_IN_A_ROW} {what} in a row had a NaN or an infinity in their gradients; "
                 f"the learning rate is {step.hyperparameters.learning_rate:g}: try a smaller one"
             )

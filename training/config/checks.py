@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from training.config.local_steps import check_local_steps, local_steps_without_effect
 from training.config.parts import imported
 from training.config.reducers import (
     AUTO,
@@ -34,6 +35,7 @@ def check(config: "Config") -> None:
     _there_is_something_to_resume(config)
     _the_task_has_what_is_given(config)
     _the_optimizer_has_what_is_given(config)
+    check_local_steps(config)
 
 
 def _reducers_take_what_they_are_given(config: "Config") -> None:
@@ -189,6 +191,7 @@ def without_effect(config: "Config") -> Iterator[str]:
     if "momentum" in optimizer.model_fields_set and all(phase.momentum is not None for phase in phases):
         momentum = getattr(optimizer, "momentum", None)
         yield f"optimizer.momentum={momentum} has no effect: every phase names its own"
+    yield from local_steps_without_effect(config)
 
 
 def _is_taken(config: "Config", phase: "Phase", option: str) -> bool:

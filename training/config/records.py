@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, model_validator
 
+from training.config.local_steps import Outer
 from training.config.parts import imported, part_in
 from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
@@ -167,6 +168,15 @@ class Phase(ReducerKeys):
     """A name of ``commlib.SELECTORS``, or a record of it and the selector's options."""
     wire: CodecName | None = None
     """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+
+    local_steps: Count | None = None
+    """Steps that each replica takes alone before its difference of weights is exchanged, in place of
+    gradients."""
+    local: Literal["node", "rank"] | None = None
+    """The replica of local steps: a node, which averages its ranks' gradients in every step, or a rank; node
+    without it."""
+    outer: Outer | None = None
+    """How the mean difference moves the common weights; without it they become the mean of the replicas'."""
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":

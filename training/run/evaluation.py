@@ -25,9 +25,10 @@ def evaluate(learner: Learner, batches: Iterable[Batch]) -> Tested:
     world = learner.topology.world
     with learner.watchdog.waiting("a test"):  # Horovod's exchanges are not known to it
         average_statistics(learner.model, world)
-    check_equal_weights(learner.model, world, "before the test")
-    with learner.tested():
-        return learner.evaluation.evaluate(batches, world)
+    with learner.common_weights():
+        check_equal_weights(learner.model, world, "before the test")
+        with learner.tested():
+            return learner.evaluation.evaluate(batches, world)
 
 
 def add_up(

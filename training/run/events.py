@@ -158,6 +158,17 @@ def choices(learner: Learner, why_not_on_gpus: str | None) -> Iterator[Event]:
     yield from map(NormsShared, learner.how_norms_are_computed())
 
 
+class LocalRounds(Reasoned):
+    """How many local steps a phase has."""
+
+    kind = "local_steps"
+
+
+def rounds(phases: Sequence[PhaseRun]) -> Iterator[LocalRounds]:
+    """Yield the local steps of the phases that have them."""
+    yield from (LocalRounds(line) for phase in phases if (line := phase.how_rounds_go()) is not None)
+
+
 @dataclass(frozen=True)
 class Resumed(Event):
     """The run resumes ``at`` the position of a checkpoint. ``changes``: a line for each difference."""
@@ -271,6 +282,21 @@ class Switched(Event):
         """See :meth:`Event.lines`."""
         residual = f"the residual (norm {self.residual_norm:.3g} on rank 0) goes into the next step"
         yield f"switch from {self.before} to {self.after}: {residual}"
+
+
+class Settled(Reasoned):
+    """The ranks come together before a phase that begins, or ends, local steps."""
+
+    kind = "settle"
+
+    @classmethod
+    def of(cls, phase: PhaseRun, residual_norm: float) -> "Settled":
+        """Return it; ``residual_norm``: of what the reducer of the phase before holds back."""
+        held_back = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
+        if phase.phase.local_steps is not None:
+            return cls(f"phase {phase.number + 1} begins local steps: {held_back}")
+        together = "ranks take the mean of their optimizers' states"
+        return cls(f"phase {phase.number + 1} ends local steps: {held_back}, {together}")
 
 
 @dataclass(frozen=True)

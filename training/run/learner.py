@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from commlib import Report, Topology
 from commlib.arrays import to_host
+from commlib.memory import zeros
 from commlib.reducers.report import Stopwatch
-from commlib.tensorflow import DistributedGradients
+from commlib.tensorflow import DistributedGradients, tensor_of
+from commlib.topology import Traffic
 from commlib.trace import Recorder
 from commlib.tuning.profile import Profile
 from datacache import Batch
@@ -24,6 +26,7 @@ from training.config.records import Phase
 from training.config.schema import ConfigurationError
 from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import Data
+from training.run.local_steps import LocalSteps, both
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
 from training.run.stages import LoopSeconds, StepHyperparameters
@@ -57,7 +60,7 @@ class Learner:
             self.variables,
             self.config.reducer_config(first),
             bucket_bytes=self.config.bucket_bytes,
-            overlap=self.config.overlap and self.config.accumulate == 1,
+            overlap=self._overlaps(),
             tables=self.tables.sparse,
         )
         self.watchdog = topology.world.watchdog(self.config.stall_timeout)
@@ -68,6 +71,8 @@ class Learner:
         self.optimizer: Any = None
         self._make_optimizer(sharded=self._shards(first))
         self._norm_of: Callable[[Any], float] | None = None
+        self.local: LocalSteps | None = None  # of a phase that has them
+        self._set_local_steps(first)
         self.evaluation = self.task.evaluation(self.model, self.samples)
         self._backwards: dict[str, Backward] = {}
 
@@ -88,17 +93,20 @@ class Learner:
     def _norms_of_steps(self) -> StepNorms | None:
         """Return the object that computes LARS's norms on several ranks before its update."""
         settings = self.config.optimizer
-        if self.topology.world.size == 1 or not isinstance(settings, Lars):
+        if self.topology.world.size == 1 or not isinstance(settings, Lars) or self._has_local_steps:
             return None
         return StepNorms(self.variables, self.gradients, settings.norms)
 
     def _norms_in_update(self) -> Norms | None:
         """Return the object that computes the norms of LAMB's moments, in host memory of several ranks.
 
-        They are part of its update: a single rank, and each GPU, computes its own in the graph.
+        They are part of its update: a single rank, each GPU, and each rank of a run with local steps, whose
+        weights are its own, computes its own in the graph.
         """
         settings, world = self.config.optimizer, self.topology.world
         if world.size == 1 or world.arrays is not np or not isinstance(settings, Lamb):
+            return None
+        if self._has_local_steps:
             return None
         return Norms(self.gradients.sizes, world, partition=settings.norms)
 
@@ -117,7 +125,7 @@ class Learner:
         if self._step_norms is not None:
             return self._step_norms.reason
         norms = self._norms
-        return "norms in the graph of each GPU, in float32" if norms is None else norms.choice.reason
+        return "norms in the graph of each rank, in float32" if norms is None else norms.choice.reason
 
     def how_gradients_travel(self) -> list[str]:
         """Return a line on the buckets of the gradient, where it has several."""
@@ -125,12 +133,21 @@ class Learner:
             return []
         when = "while other layers still compute theirs"
         if not self.gradients.overlaps:
-            why = (
-                "overlap is off" if self.config.accumulate == 1 else f"accumulate is {self.config.accumulate}"
-            )
+            why = "every phase has local steps" if self.config.overlap else "overlap is off"
+            if self.config.accumulate > 1:
+                why = f"accumulate is {self.config.accumulate}"
             when = f"when all of it is computed ({why})"
         most = f"{self.config.bucket_bytes / 2**20:.3g} MiB"
         return [f"the gradient travels in {buckets} buckets of about {most}, {when}"]
+
+    @property
+    def _has_local_steps(self) -> bool:
+        return any(phase.local_steps for phase in self.config.phases)
+
+    def _overlaps(self) -> bool:
+        """Return whether any phase exchanges a gradient that is computed in one piece."""
+        exchanges = any(phase.local_steps is None for phase in self.config.phases)
+        return self.config.overlap and self.config.accumulate == 1 and exchanges
 
     def _shards(self, phase: Phase) -> bool:
         is_alone = self.topology.world.size == 1
@@ -166,7 +183,8 @@ class Learner:
     def backward_of(self, phase: Phase) -> Backward:
         """Return the compiled gradient computation of a phase; phases of equal inputs share it."""
         task, parts = self.task, self.config.accumulate
-        if (key := repr(phase.own_keys)) not in self._backwards:
+        overlaps = self.gradients.overlaps and phase.local_steps is None
+        if (key := f"{phase.own_keys} {overlaps}") not in self._backwards:
             self._backwards[key] = Backward(
                 self.model,
                 lambda arrays: task.losses(self.model, arrays, phase),
@@ -174,6 +192,7 @@ class Learner:
                 self.gradients,
                 carried=task.carried,
                 scale=self.scale,
+                overlaps=overlaps,
             )
         return self._backwards[key]
 
@@ -188,7 +207,34 @@ class Learner:
             self.gradients.switch(config)
         if self._shards(phase) != isinstance(self.optimizer, ShardedUpdate):
             self._make_optimizer(sharded=self._shards(phase))
+        self._set_local_steps(phase)
         return residual
+
+    def _set_local_steps(self, phase: Phase) -> None:
+        before, self.local = self.local, None
+        if before is not None:
+            before.close()
+        if phase.local_steps is not None:
+            changed = [*self.model.non_trainable_weights, *self.task.carried]
+            self.local = LocalSteps(phase, self.gradients, self.variables, self.optimizer, changed, before)
+
+    def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
+        """Apply what the reducer holds back; return what that took. Collective, before ``begin``.
+
+        For a change from differences of weights to gradients, or back: a residual is of one or the other. One
+        dense exchange applies it as what it is. After local steps ranks also get one optimizer state.
+        """
+        self.gradients.switch({"name": "dense"})
+        world, traffic = self.topology.world, Traffic()
+        if any(world.allgather_objects(bool(self.gradients.reducer.residual.any()))):
+            nothing = tensor_of(zeros(self.gradients.size, world.arrays))
+            mean, report = self.gradients.reduce_flat(nothing)
+            traffic = report.traffic
+            if self.local is None:
+                self._apply(mean, hyperparameters)
+            else:
+                self.local.apply(mean)
+        return traffic if self.local is None else traffic + self.local.join()
 
     def restart_carried(self) -> None:
         """Set what the task carries over batches to zero, as at the beginning of an epoch."""
@@ -211,14 +257,18 @@ class Learner:
         """Train on one batch; return the loss of this rank's samples, and the reducer's report.
 
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of
-        the model.
+        the model; of local steps that holds for a round.
         """
+        if self.local is not None:
+            self.local.begin_step()
         with self.stopwatch.measure("forward_backward"):
             arrays, *more = parts_of(batch, self.config.accumulate)
             loss, gradient = backward(*arrays)
             found = backward.found
             if more:
                 loss, gradient = _accumulated(backward, loss, gradient, more)
+        if self.local is not None:
+            return loss, self._local_step(self.local, gradient[0], hyperparameters)
         with self.stopwatch.measure("exchange_wait"):
             if self.gradients.overlaps:
                 mean, report = self.gradients.collect()
@@ -231,6 +281,20 @@ class Learner:
         if self.scale is not None:
             self.scale.update(report.finite)
         return loss, report
+
+    def _local_step(self, local: LocalSteps, flat: Any, hyperparameters: StepHyperparameters) -> Report:
+        """Update the weights of this replica; end the round with its last step."""
+        with self.stopwatch.measure("exchange_wait"):
+            own, report = local.replica_gradient(flat)
+        if not local.rounds.failed:
+            self._apply(own, hyperparameters)
+        if not hyperparameters.round_steps:
+            return report
+        with self.stopwatch.measure("exchange_wait"):
+            report = both(local.end_round(), report)
+        if self.scale is not None:
+            self.scale.update(report.finite)
+        return report
 
     def _apply(self, mean: Any, hyperparameters: StepHyperparameters) -> None:
         """Update the weights by the mean, which may be changed."""
@@ -260,6 +324,10 @@ class Learner:
         self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
         if self.optimizer.momentum is not None and hyperparameters.momentum is not None:
             self.optimizer.momentum.assign(hyperparameters.momentum)
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Set the model to the weights that all ranks have: within a round, those that it began with."""
+        return nullcontext() if self.local is None else self.local.common_weights()
 
     def tested(self) -> AbstractContextManager[None]:
         """Set the model to the weights that are tested: their moving average, if there is one."""

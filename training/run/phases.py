@@ -55,7 +55,22 @@ class PhaseRun:
     def hyperparameters(self, step: int) -> StepHyperparameters:
         """Return the hyperparameters of step ``step`` of the phase."""
         momentum = None if self.momentum is None else momentum_at(self.momentum, step, self.steps)
-        return StepHyperparameters(self.rate.at(step, self.steps), momentum)
+        return StepHyperparameters(self.rate.at(step, self.steps), momentum, self._round_steps(step))
+
+    def _round_steps(self, step: int) -> int:
+        """Return how many steps the round has that ends with this step; 0 within one."""
+        local_steps = self.phase.local_steps or 1
+        ends = (step + 1) % local_steps == 0 or step + 1 == self.steps
+        return step % local_steps + 1 if ends else 0
+
+    def how_rounds_go(self) -> str | None:
+        """Return a line on the local steps of the phase, if it has them."""
+        if (local_steps := self.phase.local_steps) is None:
+            return None
+        last = self.steps % local_steps
+        shorter = f"; its last round has {last}" if last else ""
+        whose = "rank" if self.phase.local == "rank" else "node"
+        return f"phase {self.number + 1}: {local_steps} local steps of each {whose} to an exchange{shorter}"
 
     def density(self, epoch: int) -> float | None:
         """Return the density of an epoch of the phase; ``None`` if its reducer has none."""

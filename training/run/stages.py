@@ -26,10 +26,22 @@ class LoopSeconds:
 
 @dataclass(frozen=True)
 class StepHyperparameters:
-    """The hyperparameters of a step."""
+    """The hyperparameters of a step.
+
+    ``round_steps``: of the round that it ends, all ranks exchanging; 0 within a round, 1 without local steps.
+    """
 
     learning_rate: float
     momentum: float | None
+    round_steps: int = 1
+
+    def passes(self, steps: int, every: int) -> bool:
+        """Return whether a multiple of ``every`` was reached in the round that ends with step ``steps``.
+
+        >>> [StepHyperparameters(0.1, None, round_steps).passes(12, 5) for round_steps in (0, 1, 2, 3)]
+        [False, False, False, True]
+        """
+        return steps // every > (steps - self.round_steps) // every
 
 
 @dataclass(frozen=True)

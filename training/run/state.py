@@ -84,13 +84,20 @@ class Position:
 
 
 def shared_state(learner: Learner) -> dict[str, Tree]:
-    """Return the state that is equal on all ranks; collective."""
+    """Return the state that is equal on all ranks; collective.
+
+    Of ranks in a round it has the common weights; of all with local steps the optimizer of the rank that
+    writes it.
+    """
+    with learner.common_weights():
+        weights = {each.path: each.numpy() for each in learner.model.weights}
     return {
         "task": _identity(learner),
-        "weights": {each.path: each.numpy() for each in learner.model.weights},
+        "weights": weights,
         "optimizer": dict(learner.optimizer_state()),
         "average": [each.numpy() for each in learner.average.averages] if learner.average else None,
         "loss_scale": [each.numpy() for each in learner.scale.variables] if learner.scale else None,
+        "local_steps": None if learner.local is None else learner.local.shared_state(),
         "world_size": learner.topology.world.size,
     }
 
@@ -98,7 +105,7 @@ def shared_state(learner: Learner) -> dict[str, Tree]:
 def own_state(learner: Learner) -> dict[str, Tree]:
     """Return the state of this rank alone: reducer, random generators, BatchNormalization statistics.
 
-    And what the task carries over batches.
+    And what the task carries over batches, and the state of local steps.
     """
     reducer: Any = learner.gradients.reducer
     return {
@@ -107,6 +114,7 @@ def own_state(learner: Learner) -> dict[str, Tree]:
         # They differ between ranks until they are averaged at the end of an epoch.
         "statistics": [each.numpy() for each in learner.model.non_trainable_weights],
         "carried": [each.numpy() for each in learner.task.carried],
+        "local_steps": None if learner.local is None else learner.local.own_state(),
     }
 
 
@@ -151,8 +159,11 @@ def _restore_shared(learner: Learner, shared: Any) -> list[str]:
     weights = learner.model.weights
     _check_identity(learner, shared["task"])
     _check_weights(learner, shared["weights"])
+    _check_local_steps(learner, shared)
     _assign("weights", weights, [shared["weights"][each.path] for each in weights])
     _restore_optimizer(learner, shared["optimizer"])
+    if learner.local is not None:
+        learner.local.restore_shared(shared["local_steps"])
     return _restore_extras(learner, shared)
 
 
@@ -163,6 +174,8 @@ def _restore_own(learner: Learner, checkpoint: Checkpoint) -> list[str]:
     _assign("statistics", learner.model.non_trainable_weights, own["statistics"])
     _assign("random", _random_states(learner), own["random"])
     _assign("carried", learner.task.carried, own["carried"])
+    if learner.local is not None:
+        learner.local.restore_own(own["local_steps"])
     state = own["reducer"]
     dense_residual(state, learner.gradients.size)  # raises if the state is not a reducer's
     try:
@@ -220,8 +233,18 @@ def _restore_of_another_world(learner: Learner, checkpoint: Checkpoint) -> list[
     return [
         f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
         "and random states of the model begin again",
+        *_local_steps_of_another_world(checkpoint),
         *_take_over_carried(learner, checkpoint),
     ]
+
+
+def _local_steps_of_another_world(checkpoint: Checkpoint) -> list[str]:
+    """Return a line on what becomes of the local steps of other ranks, if they had any."""
+    shared: Any = checkpoint.shared
+    if (found := shared.get("local_steps")) is None:
+        return []
+    lost = ", and the local steps of the round that was under way are lost" if found["in_round"] else ""
+    return [f"local steps: all ranks begin with the optimizer state of rank 0{lost}"]
 
 
 def _take_over_carried(learner: Learner, checkpoint: Checkpoint) -> list[str]:
@@ -296,6 +319,13 @@ def _check_weights(learner: Learner, saved: Any) -> None:
             raise OtherModel(
                 f"the checkpoint is of another model: {path}: expected {here.get(path, 'none')}, got {there}"
             )
+
+
+def _check_local_steps(learner: Learner, shared: Any) -> None:
+    found, expected = shared.get("local_steps") is not None, learner.local is not None
+    if found != expected:  # they hold back gradients or differences of weights
+        phase = ("a phase without local_steps", "a phase with local_steps")
+        raise OtherModel(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
 
 
 def as_tree(position: Position) -> Tree:

@@ -23,7 +23,7 @@ class Backward:
     """Loss and gradient of batches of one kind, one graph for them.
 
     ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``gradients``: of the model's
-    weights; where they overlap, the graph submits them, bucket by bucket, and returns tokens in their place.
+    weights; where ``overlaps``, the graph submits them, bucket by bucket, and returns tokens in their place.
     ``carried``: variables of the task that a step changes. ``scale``: the loss scale, if any.
 
     ``found``: what a step changes besides the weights, before the latest call, see :meth:`put_back`.
@@ -38,9 +38,10 @@ class Backward:
         *,
         carried: Sequence[tf.Variable] = (),
         scale: LossScale | None = None,
+        overlaps: bool = False,
     ) -> None:
         variables = [variable.value for variable in model.trainable_variables]
-        give = gradients.submit if gradients.overlaps else gradients.inputs
+        give = gradients.submit if overlaps else gradients.inputs
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
 
@@ -63,7 +64,7 @@ class Backward:
     def __call__(self, *arrays: Array) -> tuple[float, list[Any]]:
         """Return the mean loss of a batch, and its gradient, as :meth:`DistributedGradients.inputs` does.
 
-        Where gradients overlap, it is submitted.
+        Where it ``overlaps``, it is submitted.
         """
         loss, gradient, self.found = self._backward(*arrays)
         return float(loss), gradient

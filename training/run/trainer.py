@@ -135,6 +135,8 @@ class Trainer:
             progress.say(line)
         for event in events.choices(self.learner, self._why_not_on_gpus):
             self.report(event)
+        for event in events.rounds(self.phases):
+            self.report(event)
         resumed = False
         if self.config.checkpoints is not None:
             run = "" if folder is None else folder.identity
@@ -229,7 +231,10 @@ class Trainer:
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
             return
-        before = self.phases[phase.number - 1].result.reducer
+        before, first = self.phases[phase.number - 1].result.reducer, phase.hyperparameters(0)
+        if (self.learner.local is None) != (phase.phase.local_steps is None):
+            self.report(events.Settled.of(phase, self.learner.residual_norm()))
+            self.accumulator.sent += self.learner.settle(first).sent
         residual = self.learner.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
             self.report(events.Switched(before, phase.result.reducer, residual))
@@ -283,7 +288,7 @@ class Trainer:
         self.position = at.after_step(phase.global_batch)
         self._call(Callback.on_step_end, step)
         if self._saving is not None:
-            self._save_after_step(self._saving, phase, report.flags)
+            self._save_after_step(self._saving, phase, step)
 
     def restart_step_clock(self) -> None:
         """Let the seconds of the next step begin now: what was done since the last one is no part of it."""
@@ -336,9 +341,11 @@ class Trainer:
         self.summary.seconds = time.perf_counter() - self._began
         self._report_saved(self._saving.start(self.position, self.summary, self.accumulator, best=best))
 
-    def _save_after_step(self, saving: Saving, phase: PhaseRun, flags: int) -> None:
-        """Go on with a checkpoint, and begin one that is due, after a step with these flags; collective."""
-        self._report_saved(saving.proceed(flags))
+    def _save_after_step(self, saving: Saving, phase: PhaseRun, step: Step) -> None:
+        """Go on with a checkpoint, and begin one that is due, after a step; collective."""
+        flags = step.report.flags
+        if step.hyperparameters.round_steps:  # within a round the flags are not those of all ranks
+            self._report_saved(saving.proceed(flags))
         terminated = bool(flags & TERMINATED)
         if not saving.is_due_after_step(phase, self.position, terminated=terminated):
             return
@@ -357,6 +364,8 @@ class Trainer:
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
         summary = self.summary
+        if self.learner.local is not None:
+            self.learner.local.abandon_round()
         summary.seconds = time.perf_counter() - self._began
         summary.residual_norm = self.learner.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:

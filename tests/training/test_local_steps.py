@@ -1,0 +1,455 @@
+"""Local steps of real models: learners of several ranks, one a thread, and whole runs of one rank."""
+
+from itertools import chain
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from commlib import Topology
+from commlib.transport import simulated
+from tests.extent import more
+from tests.gpu.test_training import batch_of
+from tests.launching import DIGITS
+from tests.training.small import crash_after, metrics_of, phase, trainer
+from training.bench import simulated_ranks
+from training.bench.horovod_learner import HorovodLearner
+from training.callbacks.skipped_steps import TrainingDiverged
+from training.checkpoint.folders import Checkpoints
+from training.config.config import ConfigurationError, load, load_with_warnings
+from training.datasets import make_dataset
+from training.models import MODELS
+from training.models.heads import image_input
+from training.run.data import Data
+from training.run.learner import Learner
+from training.run.stages import StepHyperparameters
+from training.run.state import OtherModel, own_state, restore, shared_state
+
+RATE = 0.1
+DILOCO = "{rate: 0.7, momentum: 0.9, nesterov: true}"
+
+
+def named_layers(channels, classes, *, normalised=False):
+    """Return a small model whose weights have the same names on all ranks."""
+    images, x = image_input(channels, normalised=normalised)
+    x = layers.Flatten(name="flat")(layers.Resizing(4, 4, interpolation="area", name="small")(x))
+    x = layers.Dense(8, activation="relu", name="hidden")(x)
+    x = layers.BatchNormalization(name="norm")(x)
+    return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
+
+
+named_layers.smallest_side = 4
+
+
+@pytest.fixture(autouse=True)
+def _small_model(monkeypatch):
+    monkeypatch.setitem(MODELS, "named_layers", named_layers)
+    hvd.init()
+
+
+def config_of(*phases, words=()):
+    """Return a configuration of these phases, each a dictionary of keys."""
+    lists = ", ".join(phase(size=8, batch=8, steps=100, **each) for each in phases)
+    plain = ("model=named_layers", "density=null", "reducer=dense", "cache={}", "ranks_per_node=null")
+    return load(DIGITS, [f"phases=[{lists}]", *plain, *words])
+
+
+def learner_of(comm, config, layout=None):
+    topology = Topology(comm, ranks_per_node=layout)
+    data = Data(config, topology, make_dataset("digits"))
+    keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
+    return Learner(config, topology, data, None)
+
+
+def take(learner, step, *, steps=None, number=0, spoilt=False):
+    """Take one step, numbered from 1, the last of a round where ``steps`` divides it; return the report."""
+    only = learner.config.phases[number]
+    steps = steps or only.local_steps or 1
+    if spoilt:
+        last = learner.variables[-1]
+        last.assign(np.full(last.shape, np.nan, np.float32))
+    hyperparameters = StepHyperparameters(RATE, 0.9, 0 if step % steps else steps)
+    batch = batch_of(learner.topology.world.rank, step)
+    return learner.step(learner.backward_of(only), batch, hyperparameters)[1]
+
+
+def flat(learner):
+    return np.concatenate([variable.numpy().ravel() for variable in learner.variables])
+
+
+def state_of(learner):
+    """Return the bits of optimizer, statistics and reducer of a rank."""
+    optimizer = learner.optimizer
+    parts = [optimizer.iterations, *chain(*optimizer.slots), *learner.model.non_trainable_weights]
+    return [each.numpy().tobytes() for each in parts], learner.gradients.reducer.residual.tobytes()
+
+
+def on_ranks(body, world_size=3):
+    return simulated.run(body, world_size)
+
+
+# ------------------------------------------------------------------------------------------ a round
+
+
+@pytest.mark.parametrize(("local", "equal_within"), [("rank", 1), ("node", 2)])
+def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, equal_within):
+    config = config_of({"local_steps": 3, "local": local, "reducer": "hitopk", "density": 0.1})
+
+    def body(comm):
+        learner, seen = learner_of(comm, config, [2, 1]), []
+        for step in range(1, 7):
+            report = take(learner, step)
+            seen.append((flat(learner).tobytes(), report.traffic.sent, report.selected))
+        return seen
+
+    ranks = on_ranks(body)
+    for step in range(6):
+        weights = [rank[step][0] for rank in ranks]
+        ends = step in (2, 5)
+        assert len(set(weights)) == (1 if ends else 4 - equal_within)
+        for rank, (_, sent, selected) in enumerate(each[step] for each in ranks):
+            is_first = rank != 1  # of its node, for which it selects and sends
+            assert (sent.inter > 0, selected > 0) == (ends and is_first, ends and is_first)
+            inside = rank < 2 and (local == "node" or ends)  # ranks 0 and 1 share a node
+            assert (sent.intra > 0) == inside
+
+
+def test_one_local_step_of_gradient_descent_is_plain_training():
+    plain, local = (
+        config_of(keys, words=("optimizer={name: sgd, momentum: 0}", "clip_norm=null"))
+        for keys in ({}, {"local_steps": 1, "local": "rank"})
+    )
+
+    def body(comm):
+        learners = [learner_of(comm, config) for config in (plain, local)]
+        for step in range(1, 5):
+            for learner in learners:
+                take(learner, step)
+        return [flat(learner) for learner in learners]
+
+    for one, other in on_ranks(body):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)  # θ − (θ − w) rounds
+
+
+def test_a_replica_of_all_ranks_trains_as_plain_ranks_do():
+    words = ("optimizer={name: adamw}",)
+    plain, local = (config_of(keys, words=words) for keys in ({}, {"local_steps": 4}))
+
+    def body(comm):
+        learners = [learner_of(comm, config, 2) for config in (plain, local)]
+        for step in range(1, 9):
+            for learner in learners:
+                take(learner, step)
+        return [flat(learner) for learner in learners]
+
+    for one, other in on_ranks(body, 2):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- rounds that fail
+
+
+@pytest.mark.parametrize(
+    ("local", "precision"), [("node", "float16"), *more(("node", "float32"), ("rank", "float32"))]
+)
+def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(local, precision):
+    keys = {"local_steps": 3, "local": local, "reducer": "hitopk", "density": 0.1, "outer": DILOCO}
+    config = config_of(keys, words=("optimizer={name: adamw}", f"precision={precision}"))
+
+    def body(comm):
+        learner = learner_of(comm, config, [2, 1])
+        if learner.scale is not None:
+            learner.scale.scale.assign(16.0)  # that of the beginning is too large
+        for step in (1, 2, 3):
+            assert take(learner, step).finite
+        before = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
+        scales = [learner.scale and float(learner.scale.scale.numpy())]
+        finite = [take(learner, step, spoilt=(comm.rank, step) == (1, 5)).finite for step in (4, 5, 6)]
+        after = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
+        scales.append(learner.scale and float(learner.scale.scale.numpy()))
+        assert take(learner, 7).finite
+        assert take(learner, 8).finite
+        return finite, before == after, scales, take(learner, 9).finite, flat(learner).tobytes()
+
+    ranks = on_ranks(body)
+    keras.config.set_dtype_policy("float32")
+    for finite, same, scales, again, weights in ranks:
+        assert finite == [True, True, False]
+        assert same
+        assert again
+        assert weights == ranks[0][-1]
+        assert scales[0] is None or scales[1] == scales[0] / 2
+
+
+# ------------------------------------------------------------------------------------- between phases
+
+
+def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_it_is():
+    sparse = {"reducer": "hitopk", "density": 0.1}
+    local = {**sparse, "local_steps": 2, "local": "rank", "outer": "{rate: 0.5}"}
+    config = config_of(sparse, local, sparse, words=("optimizer={name: sgd, momentum: 0}",))
+    pace = StepHyperparameters(RATE, None)
+
+    def body(comm):
+        learner, seen = learner_of(comm, config, [2, 1]), []
+        for number, each in enumerate(config.phases):
+            if number:
+                before, residual = flat(learner), learner.gradients.reducer.residual
+                sent = learner.settle(pace).sent
+                learner.begin(each)
+                seen.append((before, residual, flat(learner), sent))
+                assert not learner.gradients.reducer.residual.any()
+            for step in (1, 2):
+                assert take(learner, step, number=number).finite
+        return seen
+
+    ranks = on_ranks(body)
+    for number, rate in enumerate((RATE, 0.5)):  # gradients by the optimizer, differences by the outer one
+        mean = np.mean([rank[number][1] for rank in ranks], axis=0, dtype=np.float64)
+        assert mean.any()
+        assert sum(rank[number][-1].inter for rank in ranks) > 0
+        for before, _, after, _ in (rank[number] for rank in ranks):
+            np.testing.assert_allclose(before - after, rate * mean, rtol=1e-4, atol=1e-6)
+            assert after.tobytes() == ranks[0][number][2].tobytes()
+
+
+def test_after_local_steps_all_ranks_have_the_mean_of_their_optimizers_states():
+    config = config_of({"local_steps": 2, "local": "rank"}, {}, words=("optimizer={name: adamw}",))
+
+    def slots(learner):
+        return np.concatenate([slot.numpy().ravel() for slots in learner.optimizer.slots for slot in slots])
+
+    def body(comm):
+        learner = learner_of(comm, config)
+        for step in (1, 2):
+            take(learner, step)
+        before = slots(learner)
+        learner.settle(StepHyperparameters(RATE, None))
+        learner.begin(config.phases[1])
+        after = slots(learner)
+        for step in (3, 4):
+            take(learner, step, number=1)
+        return before, after, flat(learner).tobytes()
+
+    ranks = on_ranks(body)
+    expected = np.mean([before for before, *_ in ranks], axis=0, dtype=np.float64)
+    assert np.abs(ranks[0][0] - expected).max() > 1e-6
+    for _, after, weights in ranks:
+        np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-9)
+        assert weights == ranks[0][-1]
+
+
+# --------------------------------------------------------------------------------------- checkpoints
+
+SAVED = {"local_steps": 4, "local": "rank", "reducer": "hitopk", "density": 0.1, "outer": DILOCO}
+
+
+def saved(comm, config, folder, at, last=10):
+    """Train to step ``last``, with a checkpoint after step ``at``; return the weights then and there."""
+    learner = learner_of(comm, config)
+    for step in range(1, last + 1):
+        take(learner, step)
+        if step == at:
+            Checkpoints(folder, comm).save(at, shared_state(learner), own_state(learner))
+            then = flat(learner)
+    return then, flat(learner).tobytes(), state_of(learner)
+
+
+def resumed(comm, config, folder, last=10, *, spoilt=0):
+    """Go on from the checkpoint; rank 1 spoils step ``spoilt``; return weights and lines."""
+    learner, checkpoint = learner_of(comm, config), Checkpoints(folder, comm).newest()
+    lines = restore(learner, checkpoint)
+    there = flat(learner)
+    finite = True
+    for step in range(checkpoint.step + 1, last + 1):
+        finite &= take(learner, step, spoilt=(comm.rank, step) == (1, spoilt)).finite
+    return there, flat(learner).tobytes(), state_of(learner), lines, finite
+
+
+@pytest.mark.parametrize("at", [6, *more(8)])
+def test_ranks_go_on_to_the_bit(tmp_path, at):
+    config = config_of(SAVED, words=("optimizer={name: adamw}",))
+    whole = on_ranks(lambda comm: saved(comm, config, tmp_path, at), 2)
+    again = on_ranks(lambda comm: resumed(comm, config, tmp_path), 2)
+    for (then, *expected), (there, weights, state, lines, _) in zip(whole, again, strict=True):
+        assert there.tobytes() == then.tobytes()
+        assert [weights, state] == expected
+        assert lines == []
+    assert (whole[0][0].tobytes() == whole[1][0].tobytes()) == (at == 8)
+
+
+def test_a_round_that_fails_after_it_was_resumed_leaves_ranks_as_they_were_before_it(tmp_path):
+    config = config_of(SAVED, words=("optimizer={name: adamw}",))
+    before = on_ranks(lambda comm: saved(comm, config, tmp_path / "4", 4, 4), 2)
+    on_ranks(lambda comm: saved(comm, config, tmp_path / "6", 6, 6), 2)
+    failed = on_ranks(lambda comm: resumed(comm, config, tmp_path / "6", 8, spoilt=7), 2)
+    for (_, *expected), (_, weights, state, _, finite) in zip(before, failed, strict=True):
+        assert not finite
+        assert [weights, state] == expected
+
+
+@pytest.mark.parametrize(("at", "lost"), [(6, True), *more((8, False))])
+def test_other_ranks_begin_with_the_common_weights(tmp_path, at, lost):
+    config = config_of(SAVED)
+    whole = on_ranks(lambda comm: saved(comm, config, tmp_path / "common", at - at % 4, at), 2)
+    on_ranks(lambda comm: saved(comm, config, tmp_path / "saved", at, at), 2)
+    again = on_ranks(lambda comm: resumed(comm, config, tmp_path / "saved", 12), 3)
+    line = "local steps: all ranks begin with the optimizer state of rank 0"
+    line += ", and the local steps of the round that was under way are lost" * lost
+    for there, weights, _, lines, _ in again:
+        assert there.tobytes() == whole[0][0].tobytes()
+        assert line in lines
+        assert weights == again[0][1]
+
+
+def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
+    local, plain = config_of({"local_steps": 2}), config_of({})
+    simulated.run(lambda comm: saved(comm, local, tmp_path, 2, 2), 1)
+    expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "
+    with pytest.raises(OtherModel, match=expected):
+        simulated.run(lambda comm: resumed(comm, plain, tmp_path), 1)
+
+
+# ---------------------------------------------------------------------------------------- whole runs
+
+EPOCH_STEPS = 1437 // 64
+
+
+def noted(run):
+    """Return lists that get the weights after each step, and those that are tested."""
+    after, tested = [], []
+    step, evaluate = run.learner.step, run.learner.evaluation.evaluate
+
+    def note_step(*arguments):
+        result = step(*arguments)
+        after.append(flat(run.learner).tobytes())
+        return result
+
+    def note_test(*arguments):
+        tested.append(flat(run.learner).tobytes())
+        return evaluate(*arguments)
+
+    run.learner.step, run.learner.evaluation.evaluate = note_step, note_test
+    return after, tested
+
+
+def test_tests_see_common_weights_and_the_last_round_is_shorter(tmp_path):
+    run = trainer(tmp_path, phases=(phase(epochs=2, local_steps=5, outer=DILOCO), phase(steps=3)))
+    after, tested = noted(run)
+    run.fit()
+    assert EPOCH_STEPS == 22
+    assert tested == [after[20 - 1], after[44 - 1], after[47 - 1]]
+    lines = metrics_of(tmp_path)
+    (line,) = [line["reason"] for line in lines if line["kind"] == "local_steps"]
+    assert line == "phase 1: 5 local steps of each node to an exchange; its last round has 4"
+    (line,) = [line["reason"] for line in lines if line["kind"] == "settle"]
+    assert line.startswith("phase 2 ends local steps: what was held back (norm 0 on rank 0) is applied first")
+
+
+def test_digests_are_compared_at_the_first_end_of_a_round_from_when_they_are_due(tmp_path):
+    trainer(tmp_path, "digest_every=4", phases=(phase(steps=13, local_steps=3),)).fit()
+    assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "digest"] == [6, 9, 12]
+
+
+def test_a_run_that_ends_within_a_round_ends_with_the_weights_that_were_tested(tmp_path):
+    words = ("target={metric: top1, at_least: 0.01}",)
+    run = trainer(tmp_path, *words, phases=(phase(epochs=2, local_steps=5),))
+    after, _ = noted(run)
+    run.fit()
+    assert len(after) == EPOCH_STEPS
+    assert flat(run.learner).tobytes() == after[20 - 1] != after[-1]
+
+
+def test_a_run_goes_on_to_the_bit_within_a_round(tmp_path):
+    words = ("checkpoints={every_epochs: 1}", "resume=auto", "optimizer={name: adamw}")
+    phases = (phase(epochs=2, local_steps=5, outer=DILOCO),)
+    whole = trainer(tmp_path / "whole", *words, phases=phases)
+    whole.fit()
+    crash_after(trainer(tmp_path / "crashed", *words, phases=phases), 24)  # the checkpoint is of step 22
+    again = trainer(tmp_path / "crashed", *words, phases=phases)
+    again.fit()
+    assert flat(again.learner).tobytes() == flat(whole.learner).tobytes()
+    assert again.summary.metrics == whole.summary.metrics
+
+
+def test_a_run_whose_rounds_all_fail_ends(tmp_path):
+    run = trainer(tmp_path, phases=(phase(steps=60, local_steps=2),))
+    run.model.trainable_variables[0].assign(np.full((4, 10), np.nan))
+    with pytest.raises(TrainingDiverged, match="^20 rounds of local steps in a row had a NaN or an infinity"):
+        run.fit()
+    assert run.position.steps == 40
+    assert run.phase.result.skipped_steps == 40
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "expected"),
+    [
+        ({"local_steps": 0}, (), r"phases\[0\].local_steps: expected a whole number from 1, got 0"),
+        ({"outer": "{rate: 0.7}"}, (), r"phases\[0\].outer: expected none without local_steps, got one"),
+        ({"local": "rank"}, (), r"phases\[0\].local: expected none without local_steps, got one"),
+        (
+            {"local_steps": 2, "local": "world"},
+            (),
+            r"phases\[0\].local: expected 'node' or 'rank', got 'world'",
+        ),
+        (
+            {"local_steps": 2, "outer": "{optimizer: adam}"},
+            (),
+            r"phases\[0\].outer.optimizer: expected 'sgd', got 'adam'",
+        ),
+        (
+            {"local_steps": 2, "outer": "{rate: 0}"},
+            (),
+            r"phases\[0\].outer.rate: expected a number above 0, got 0",
+        ),
+        (
+            {"local_steps": 2, "outer": "{nesterov: true}"},
+            (),
+            r"phases\[0\].outer.nesterov: expected false where momentum is 0, got true",
+        ),
+        (
+            {"local_steps": 2},
+            ("optimizer={name: sgd, sharded: true}",),
+            r"optimizer.sharded: expected false, phases\[0\] has local_steps=2; got true",
+        ),
+        (
+            {"local_steps": 2},
+            ("sparse_tables=true",),
+            r"sparse_tables: expected false, phases\[0\] has local_steps=2; got true",
+        ),
+        (
+            {"local_steps": 2},
+            ("average=0.9",),
+            r"average: expected none, phases\[0\] has local_steps=2; got 0.9",
+        ),
+        (
+            {"local_steps": 2, "reducer": "{name: gtopk, wrappers: [{name: local_clipping, norm: 1.0}]}"},
+            (),
+            r"phases\[0\].reducer.wrappers: expected none, phases\[0\] has local_steps=2 and exchanges no "
+            "gradients; got local_clipping",
+        ),
+    ],
+)
+def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, expected):
+    with pytest.raises(ConfigurationError, match=f": {expected}$") as refused:
+        config_of(keys, words=words)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
+    words = [f"phases=[{phase(steps=3, local_steps=2)}]", "density=null", "reducer=dense", "overlap=true"]
+    (line,) = load_with_warnings(DIGITS, words).warnings
+    assert line.startswith("overlap=True has no effect: every phase has local_steps")
+
+
+def test_benches_that_know_no_local_steps_refuse_them(tmp_path):
+    config = config_of({"local_steps": 2}, words=(f"output={tmp_path}",))
+    with pytest.raises(ConfigurationError, match="^local_steps: expected none with Horovod"):
+        HorovodLearner(config, Topology(simulated_ranks.world()), None)
+    with pytest.raises(ConfigurationError, match="^local_steps: expected none on simulated ranks, got some$"):
+        simulated_ranks.train(config, [1, 1])

@@ -1,0 +1,68 @@
+"""Local steps of a phase: the record of its outer optimizer, and what goes with them and what does not."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+
+from training.config.schema import Momentum, Positive, Record, problem
+
+if TYPE_CHECKING:
+    from training.config.config import Config
+
+
+class Outer(Record):
+    """The outer optimizer, which moves the common weights by the mean difference of a round.
+
+    At the defaults the common weights become the mean of all replicas' weights.
+    """
+
+    optimizer: Literal["sgd"] = "sgd"
+    """Gradient descent, with the mean difference in place of a gradient."""
+    rate: Positive = 1.0
+    """Times the mean difference is subtracted from the common weights."""
+    momentum: Momentum = 0.0
+    """Share of the last round's velocity that is added to the next."""
+    nesterov: bool = False
+    """Whether the weights are moved by Nesterov's momentum."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_a_momentum(self) -> "Outer":
+        if self.nesterov and not self.momentum:
+            raise problem("expected false where momentum is 0, got true", key="nesterov")
+        return self
+
+
+def check_local_steps(config: "Config") -> None:
+    """Raise a problem for settings that exclude local steps, or that need them."""
+    for number, phase in enumerate(config.phases):
+        place = f"phases[{number}]"
+        if phase.local_steps is None:
+            for key in ("outer", "local"):
+                if getattr(phase, key) is not None:
+                    raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
+            continue
+        given = f"{place} has local_steps={phase.local_steps}"
+        if wrappers := config.reducer_config(phase).get("wrappers"):
+            expected = f"expected none, {given} and exchanges no gradients"
+            raise problem(f"{expected}; got {wrappers[0]['name']}", key=f"{place}.reducer.wrappers")
+        for key, excluded in _excluded(config).items():
+            if excluded:
+                none = "false" if excluded is True else "none"
+                got = str(excluded).lower()
+                raise problem(f"expected {none}, {given}; got {got}", key=key)
+
+
+def _excluded(config: "Config") -> dict[str, bool | float | None]:
+    """Return the settings that do not go with local steps, by key."""
+    return {
+        "optimizer.sharded": config.optimizer.sharded,  # replicas have weights of their own
+        "sparse_tables": config.sparse_tables,  # a difference of weights has all rows
+        "average": config.average,
+    }
+
+
+def local_steps_without_effect(config: "Config") -> Iterator[str]:
+    """Yield a line for what local steps leave without an effect."""
+    if "overlap" in config.model_fields_set and config.overlap and all(p.local_steps for p in config.phases):
+        yield "overlap=True has no effect: every phase has local_steps, whose exchange is after the last one"
