@@ -91,7 +91,14 @@ def _tables(plan: Plan, found: Sequence[Simulation]) -> Iterator[Table]:
     ranks = f"{site.ranks} rank{'s' * (site.ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
     title = f"{plan.name}: {plan.weights:,} weights, {ranks} ({site.source})"
     header = ["phase", "steps", "epochs", "batch", "input", "learning rate", "reducer", "density"]
-    yield Table(title, header, [_schedule(each) for each in plan.phases])
+    rows = [_schedule(each) for each in plan.phases]
+    if any(each.local_steps for each in plan.phases):
+        header.append("local\nsteps")
+        rows = [
+            [*row, NONE if each.local_steps is None else str(each.local_steps)]
+            for row, each in zip(rows, plan.phases, strict=True)
+        ]
+    yield Table(title, header, rows)
     yield _memory(plan)
     yield _step(plan)
     if found:
@@ -165,7 +172,8 @@ def _step(plan: Plan) -> Table:
                 NONE if cost is None else f"{cost:,.2f}",
             ]
         )
-    return Table("a step; bytes are those of the busiest node", header, rows)
+    rounds = ", the mean of a round with local steps" if any(p.local_steps for p in plan.phases) else ""
+    return Table(f"a step{rounds}; bytes are those of the busiest node", header, rows)
 
 
 def _shown(value: float | None, unit: float) -> str:

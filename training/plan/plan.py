@@ -14,6 +14,8 @@ from training.plan.site import Room, Site
 class PhasePlan:
     """One phase, numbered from 1. Of each step: what follows is at the density of the phase's end.
 
+    With ``local_steps`` it is the mean over the steps of rounds.
+
     ``slow_bytes``, ``dense_bytes``: that the busiest node sends in a step over the slow link, by the phase's
     reducer and by ``dense``. Seconds of a step: of its ``messages``, of ``computing`` on one rank, of the
     ``step``, in which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes, to the
@@ -29,6 +31,7 @@ class PhasePlan:
     input: str
     rate: Curve
     density: Curve | None
+    local_steps: int | None
     reducer: str
     options: Mapping[str, Any]
     buckets: int

@@ -20,6 +20,7 @@ from training.plan.curves import Curve, densities_of, rate_of
 from training.plan.exchange import Exchange
 from training.plan.memory import GRADIENTS, Memory, kept_by
 from training.plan.plan import PhasePlan, Plan, total
+from training.plan.rounds import StepExchange, exchanges_per_step
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
 from training.plan.step import Workload, buckets_of, step_seconds
@@ -139,9 +140,11 @@ class _Planner:
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
+        shares = exchanges_per_step(counts, phase.local_steps)
+        each_step = [StepExchange.of(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
         computing = self._computing(number, task.describe(phase), epoch)
-        seconds = [self._seconds(each, computing) for each in exchanges]
-        sent = [each.node_bytes() if each.is_known else None for each in exchanges]
+        seconds = [self._seconds(phase, each, computing) for each in each_step]
+        sent = [each.node_bytes() for each in each_step]
         return PhasePlan(
             number=number + 1,
             steps=span.steps,
@@ -152,11 +155,12 @@ class _Planner:
             input=task.describe(phase),
             rate=rate_of(phase, number, span),
             density=Curve.of_values([density for density, _ in densities]) if selects else None,
+            local_steps=phase.local_steps,
             reducer=name,
             options={**options, **({"wrappers": wrappers} if wrappers else {})},
             buckets=len(exchange.sizes),
-            memory=self._memory(exchanges[0], wrappers),
-            slow_bytes=None if sent[-1] is None else max(sent[-1]),
+            memory=self._memory(phase, exchanges[0], wrappers),
+            slow_bytes=None if sent[-1] is None else round(max(sent[-1])),
             dense_bytes=self.dense_bytes,
             traffic_bytes=_whole(total([None if each is None else sum(each) for each in sent], counts)),
             messages=seconds[-1][0],
@@ -181,12 +185,18 @@ class _Planner:
         )
         return None if per_second is None else epoch.global_batch / self.site.ranks / per_second
 
-    def _seconds(self, exchange: Exchange, computing: float | None) -> tuple[float | None, float | None]:
+    def _seconds(
+        self, phase: Phase, step_exchange: StepExchange, computing: float | None
+    ) -> tuple[float | None, float | None]:
         """Return the seconds of the messages of a step, and of the step."""
+        exchange = step_exchange.exchange
         if self.site.ranks == 1:
             return 0.0, computing
         if not exchange.is_known or self.site.network is None:
             return None, None
+        if phase.local_steps is not None:
+            messages_seconds = step_exchange.seconds()
+            return messages_seconds, None if computing is None else computing + messages_seconds
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
@@ -197,18 +207,26 @@ class _Planner:
         overlaps = self.config.overlap and self.config.accumulate == 1
         return step.messages, step.overlapped if overlaps else step.plain
 
-    def _memory(self, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
-        """Return the memory of a rank in the exchange of the largest density."""
+    def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
+        """Return the memory of a rank in the exchange of the largest density.
+
+        With local steps also the common weights, the gradient of the replica, the outer velocity, and what
+        a skipped round restores.
+        """
         config, size, site = self.config, self.weights.size, self.site
         options = {**exchange.options, "wrappers": wrappers}
         kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
         is_sharded = config.optimizer.sharded and not reducer_class(exchange.reducer).sparse
         slots = VALUE_BYTES * size * slots_of(config)
-        averages = size if config.average is not None else 0
+        copies = int(config.average is not None)
+        gradients = GRADIENTS
+        if phase.local_steps is not None:
+            slots += slots + VALUE_BYTES * size * bool(phase.outer and phase.outer.momentum)
+            copies, gradients = copies + 1, gradients + 1
         return Memory(
-            weights=VALUE_BYTES * (size + averages + self.weights.others),
+            weights=VALUE_BYTES * (size + copies * size + self.weights.others),
             optimizer=-(-slots // site.ranks) if is_sharded else slots,
-            gradient=GRADIENTS * VALUE_BYTES * size,
+            gradient=gradients * VALUE_BYTES * size,
             residual=kept.residual,
             reducer=kept.reducer,
         )

@@ -1,0 +1,77 @@
+"""The plan of a run with local steps: bytes, seconds and memory of an average step, by hand."""
+
+import pytest
+
+from commlib import bytes_of_nodes
+from tests.training.test_plan import cluster as small_cluster
+from tests.training.test_plan import planned
+from training.plan.samples import Epoch
+
+SIZE, STEPS = 1000, 25
+cluster = small_cluster
+NODES = [[0, 1], [2, 3]]
+
+
+def of_phases(cluster, *phases, words=()):
+    listed = ", ".join(
+        f"{{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: {STEPS}, {each}}}" for each in phases
+    )
+    words = [f"phases=[{listed}]", "model=resnet8", "reducer=dense", "density=null", *words]
+    return planned(
+        words, cluster=cluster, sizes=[SIZE], epochs=[Epoch(STEPS, 192, "samples")] * len(phases)
+    ).phases
+
+
+@pytest.mark.parametrize(("steps", "exchanges"), [(5, 5), (10, 3), (1, 25), (100, 1)])
+@pytest.mark.parametrize("reducer", ["reducer: hitopk, density: 0.1", "reducer: dense"])
+def test_a_step_has_its_share_of_the_exchanges(cluster, steps, exchanges, reducer):
+    local = f"{reducer}, local_steps: {steps}"
+    every, rounds, of_ranks = of_phases(cluster, reducer, local, f"{local}, local: rank")
+    share = exchanges / STEPS
+    for phase in (rounds, of_ranks):
+        assert phase.local_steps == steps
+        assert phase.slow_bytes == round(every.slow_bytes * share)
+        assert phase.traffic_bytes == pytest.approx(every.traffic_bytes * share, abs=1)
+        assert phase.dense_bytes == every.dense_bytes
+    assert of_ranks.messages == pytest.approx(every.messages * share)
+    # inside the node a ring of two ranks: two hops of half the vector
+    assert rounds.messages - of_ranks.messages == pytest.approx(2 * (1e-6 + 2000e-9), rel=1e-6)
+    for phase in (rounds, of_ranks):
+        assert phase.step == pytest.approx(phase.computing + phase.messages)
+        assert phase.seconds == pytest.approx(STEPS * phase.step)
+
+
+def test_bytes_are_those_of_the_reducer_by_hand(cluster):
+    (phase,) = of_phases(cluster, "reducer: hitopk, density: 0.1, local_steps: 5")
+    sent = bytes_of_nodes("hitopk", NODES, SIZE, density=0.1)
+    assert phase.slow_bytes == max(each.inter for each in sent) / 5
+
+
+def test_on_one_node_the_replica_is_all_ranks():
+    (phase,) = planned(
+        [
+            "phases=[{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: 25, local_steps: 5}]",
+            "reducer=dense",
+            "density=null",
+        ],
+        ranks=4,
+        sizes=[SIZE],
+        epochs=[Epoch(STEPS, 192, "samples")],
+    ).phases
+    assert phase.slow_bytes == round(phase.dense_bytes * (1 + 1 / 5))
+
+
+def test_memory_has_what_a_round_keeps(cluster):
+    every, mean, diloco = of_phases(
+        cluster,
+        "reducer: dense",
+        "reducer: dense, local_steps: 5",
+        "reducer: dense, local_steps: 5, outer: {momentum: 0.9}",
+        words=["optimizer={name: adamw}"],
+    )
+    vector = 4 * SIZE
+    for phase, velocity in ((mean, 0), (diloco, vector)):
+        own, before = phase.memory, every.memory
+        assert own.weights == before.weights + vector  # the common ones
+        assert own.optimizer == 2 * before.optimizer + velocity
+        assert own.gradient == before.gradient + vector
