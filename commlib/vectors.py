@@ -295,7 +295,7 @@ def sum_sparse(
         raise InvalidArgument(f"vectors: expected one or more of equal size, got sizes {sorted(sizes)}")
     size = sizes.pop()
     sparse = [vector.indices for vector in vectors if vector.indices is not None]
-    if len(sparse) < len(vectors) or sum(map(len, sparse)) >= delta(size):
+    if len(sparse) < len(vectors) or (size and sum(map(len, sparse)) >= delta(size)):
         arrays = module_of(vectors[0].values)
         return _dense_total(vectors, empty(size, arrays) if dense is None else dense(size))
     return _sparse_total(size, sparse, [vector.values for vector in vectors], room)

@@ -18,7 +18,7 @@ from training.config.config import load
 PAGES = ["README.md", "CONTRIBUTING.md", "datacache/README.md", "benchmarks/README.md"]
 PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 # Whose >>> are run by tests/test_docs.py and test_docs_pto.py.
-PROMPTED = {"docs/pto.md", "docs/reducers.md", "docs/training.md"}
+PROMPTED = {"docs/linear.md", "docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, tests/test_docs_from_horovod.py and tests/training/test_own_parts.py.
 RUN_ELSEWHERE = {"README.md": 3, "docs/from_horovod.md": 1, "docs/own_parts.md": 6}
 WRITTEN_BY_USERS = ("my.yaml", "my_cluster.yaml", "my.py")

@@ -95,7 +95,7 @@ def test_what_the_papers_gtopk_loses_is_what_the_page_says(world_size, share, wo
     assert f"{words} " in " ".join(SECTIONS["gtopk"].split())
 
 
-@pytest.mark.parametrize("name", ["docs/reducers.md", "docs/training.md"])
+@pytest.mark.parametrize("name", ["docs/linear.md", "docs/reducers.md", "docs/training.md"])
 def test_the_examples_print_what_the_page_shows(name):
     page = (ROOT / name).read_text()
     examples = doctest.DocTestParser().get_doctest(page, {}, name, name, 0)

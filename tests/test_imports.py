@@ -55,6 +55,7 @@ ROOMS = {
     },
     "training.report": {"commlib", "datacache", *SCHEMA, "training.config", "training.tasks"},
     # what a run will take: it imports no learner, see below
+    "training.linear": {"commlib", *SCHEMA, "training.config", "training.process"},
     "training.plan": {
         *(*LIBRARIES, *CONFIG, "training.datasets", "training.process", "training.run", "training.tasks"),
     },
@@ -85,7 +86,7 @@ ADAPTERS = {
 }
 LIGHT = {
     *(*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"),
-    "training.receipt",
+    *("training.linear", "training.receipt"),
 }
 
 

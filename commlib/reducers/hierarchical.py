@@ -1,14 +1,15 @@
 """Shards: dense inside the node, an algorithm among the owners of each shard, one on every node."""
 
-from typing import ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib.reducers.messages import gather_messages
+from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
 from commlib.reducers.selecting import Flat, SelectingReducer
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector, is_one_non_finite, non_finite
+from commlib.vectors import SparseVector, is_one_non_finite, non_finite
 
 
 class Shards(Flat):
@@ -17,11 +18,11 @@ class Shards(Flat):
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
     it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
     smallest node has ranks; the ranks beyond contribute and receive, and own nothing. A gradient that is a
-    ``SparseVector`` is made dense.
+    ``SparseVector`` stays one where all is sent; else it is made dense, as what is selected from.
     """
 
     of_node: ClassVar[bool] = True
-    takes_entries: ClassVar[bool] = False  # the reduce-scatter is dense
+    takes_entries: ClassVar[bool] = False
 
     def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
@@ -31,10 +32,30 @@ class Shards(Flat):
         self.low = int(self.bounds[local_rank])
         self.length = int(self.bounds[local_rank + 1]) - self.low
 
-    def collect(self, reducer: SelectingReducer, gradient: Float32) -> Float32:
+    def collect(self, reducer: SelectingReducer, gradient: Any) -> Any:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
+        if isinstance(gradient, SparseVector):
+            return self._add_up_entries(reducer, gradient)
         with reducer.measure("intra"):
             return reducer.topology.node.reduce_scatter(gradient, self.bounds, reducer.workspace)
+
+    def _add_up_entries(self, reducer: SelectingReducer, gradient: SparseVector) -> SparseVector:
+        """Return the shard's entries, added up in the order of the node's ranks.
+
+        They lie in arrays of their own: the sums of the algorithm are made while they are read.
+        """
+        node, workspace, shards = reducer.topology.node, reducer.workspace, pairwise(self.bounds.tolist())
+        if node.size == 1:
+            return gradient
+        messages = [reducer.encode(gradient.slice(low, high)) for low, high in shards]
+        with reducer.measure("intra"):
+            received = swap_messages(node, messages, workspace)
+        with reducer.measure("combine"):
+            return reducer.kernels.sum_sparse(
+                [reducer.codec.decode(message, self.length) for message in received],
+                dense=lambda size: workspace.get("shard", size),
+                room=lambda name, length, dtype: workspace.get(f"shard's {name}", length, dtype),
+            )
 
     def spread(self, reducer: SelectingReducer, combined: SparseVector, selected: int) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""

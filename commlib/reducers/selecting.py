@@ -17,7 +17,6 @@ from commlib.reducers.decay import decayed
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Forgotten, Outcome
 from commlib.reducers.sparse import SparseReducer
-from commlib.selection import EVERYTHING
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector
 from commlib.wire import Codec, Message
@@ -28,7 +27,8 @@ class Flat:
 
     ``comm``: the ranks that combine; ``link``: the stage that their exchange counts as. ``low``, ``length``:
     the range of entries that this rank selects from. ``of_node``: whether what a rank selects is its whole
-    node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``, and returns it.
+    node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``, and returns it, also where a
+    selector then picks some of its entries.
     """
 
     of_node: ClassVar[bool] = False
@@ -83,9 +83,6 @@ class SelectingReducer(SparseReducer):
         self._encoded = 0  # messages of the step that is under way
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
         self._state_before = self.state, self.selector.state_dict()
-        if self.sends_all and not layout.takes_entries:
-            expected = "expected one that selects from dense shards"
-            raise InvalidArgument(f"selector: {expected} for {type(self).__name__}, got {EVERYTHING}")
         kept = 0 if self.sends_all else self.length
         with memory_errors(self):
             self._residual = self.arrays.zeros(kept, np.float32)
@@ -110,8 +107,8 @@ class SelectingReducer(SparseReducer):
 
     @property
     def takes_entries(self) -> bool:
-        """See :attr:`Reducer.takes_entries`: where each rank selects from its own gradient."""
-        return self.layout.takes_entries
+        """See :attr:`Reducer.takes_entries`: if each rank selects from its own gradient, or all is sent."""
+        return self.layout.takes_entries or self.sends_all
 
     def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
         self._encoded = 0
@@ -125,7 +122,7 @@ class SelectingReducer(SparseReducer):
     def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
         """Return what this rank sends, taken from its next residual; a NaN where it is not finite."""
         if self.sends_all:
-            return self.select_all(gradient)
+            return self.select_all(self.layout.collect(self, gradient))
         collected, accumulated = self.layout.collect(self, gradient), self._spare
         selected = self.select(collected, self._decayed(), self.k, out=accumulated)
         with self.measure("combine"):

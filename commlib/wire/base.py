@@ -104,11 +104,10 @@ class Codec:
 
         Any other bytes raise ``InvalidArgument``.
         """
-        dense = self._values.message_bytes(size)
-        if len(message) == dense:
-            return SparseVector(size, None, self._values.decode(message, size))
         if len(message) == 0:
             return SparseVector.empty(size, module_of(message))
+        if len(message) == self._values.message_bytes(size):
+            return SparseVector(size, None, self._values.decode(message, size))
         try:
             return self._decode_sparse(message, size)
         except InvalidArgument as error:

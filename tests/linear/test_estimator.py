@@ -1,0 +1,138 @@
+"""The estimator: scikit-learn's interface, alone and on simulated ranks."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler
+
+from commlib.transport import simulated
+from tests.linear.made import matrix_of, value_of
+from training.linear import LinearClassifier
+from training.linear.settings import Settings
+
+SLOW = {"learning_rate": {"rate": 2.0, "schedule": "power"}, "batch_size": 10}
+
+
+def all_rows(ranks=2):
+    parts = [matrix_of(rank) for rank in range(ranks)]
+    return sparse.vstack([matrix for matrix, _ in parts]).tocsr(), np.concatenate([y for _, y in parts])
+
+
+def test_it_comes_near_the_optimum_that_scikit_learn_finds():
+    matrix, labels = all_rows()
+    settings = Settings(l2=0.01)
+    exact = LogisticRegression(C=1 / (0.01 * len(labels)), tol=1e-8, max_iter=1000).fit(matrix, labels)
+    least = value_of(settings, matrix, labels, exact.coef_[0], exact.intercept_[0])
+    own = LinearClassifier(l2=0.01, epochs=60, **SLOW).fit(matrix, labels)
+    found = value_of(settings, matrix, labels, own.coef_[0], own.intercept_[0])
+    assert least <= found < least + 2e-3
+    assert own.score(matrix, labels) == pytest.approx(exact.score(matrix, labels), abs=0.03)
+    margins = matrix @ own.coef_[0] + own.intercept_[0]
+    np.testing.assert_allclose(own.decision_function(matrix), margins, rtol=1e-6)
+    assert (own.predict(matrix) == np.where(margins > 0, 1, -1)).all()
+
+
+def test_ranks_that_give_their_rows_get_one_model_and_one_score():
+    def body(comm):
+        matrix, labels = matrix_of(comm.rank)
+        names = np.where(labels > 0, "spam", "ham")
+        own = LinearClassifier(epochs=3, reducer="ssar_split", communicator=comm, **SLOW)
+        own.fit(matrix, names)
+        right = float((own.predict(matrix) == names).mean())
+        return own.classes_.tolist(), own.coef_.tobytes(), own.score(matrix, names), right
+
+    seen = simulated.run(body, 3)
+    assert {tuple(classes) for classes, *_ in seen} == {("ham", "spam")}
+    assert len({coef for _, coef, *_ in seen}) == 1
+    assert len({score for _, _, score, _ in seen}) == 1
+    assert seen[0][2] == pytest.approx(np.mean([right for *_, right in seen]))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_auto_picks_the_same_reducer_on_all_ranks(world_size):
+    def body(comm):
+        matrix, labels = matrix_of(comm.rank)
+        fitted = [
+            LinearClassifier(epochs=2, reducer=name, communicator=comm, **SLOW).fit(matrix, labels).coef_
+            for name in ("auto", "dense")
+        ]
+        np.testing.assert_allclose(*fitted, rtol=1e-5, atol=1e-6)
+        return fitted[0].tobytes()
+
+    assert len(set(simulated.run(body, world_size))) == 1
+
+
+def test_partial_fit_goes_on_with_the_model():
+    matrix, labels = all_rows()
+    constant = {"learning_rate": {"rate": 0.5, "schedule": "constant"}, "batch_size": 10}
+    own = LinearClassifier(l2=0.0, **constant)
+    own.partial_fit(matrix[:1], labels[:1], classes=[-1, 1])
+    first = own.coef_.copy()
+    assert np.count_nonzero(first) == matrix[:1].nnz
+    own.partial_fit(matrix, labels)
+    again = LinearClassifier(l2=0.0, **constant, epochs=1).fit(matrix, labels)
+    assert not np.allclose(own.coef_, again.coef_)
+    losses = [own.partial_fit(matrix, labels).losses_[0] for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_it_is_an_estimator_of_scikit_learn():
+    matrix, labels = all_rows()
+    own = LinearClassifier("hinge", l1=1e-4, epochs=2)
+    assert clone(own).get_params() == own.get_params()
+    assert set(own.get_params()) - {"communicator"} == set(Settings.model_fields)
+    defaults = {
+        name: value for name, value in LinearClassifier().get_params().items() if name != "communicator"
+    }
+    assert Settings.model_validate(defaults) == Settings()
+    pipeline = make_pipeline(MaxAbsScaler(), LinearClassifier(epochs=20, **SLOW)).fit(matrix, labels)
+    assert pipeline.score(matrix, labels) > 0.85
+    dense = LinearClassifier(epochs=2, **SLOW).fit(matrix.toarray(), labels)
+    np.testing.assert_array_equal(dense.coef_, LinearClassifier(epochs=2, **SLOW).fit(matrix, labels).coef_)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": "squared"}, '^loss: unknown loss "squared".*squared_hinge'),
+        ({"l2": -1}, "^l2: expected a number from 0, got -1$"),
+        ({"epochs": 0}, "^epochs: expected a whole number from 1, got 0$"),
+        ({"learning_rate": 0}, "^learning_rate.rate: expected a number above 0, got 0$"),
+        (
+            {"learning_rate": 20, "l2": 0.05},
+            "^learning_rate.rate: expected less than 20 with l2 = 0.05, got 20",
+        ),
+        ({"reducer": "ssar"}, '^reducer.name: unknown reducer "ssar"'),
+        ({"reducer": {"name": "hitopk", "density": 0.1}}, "^reducer.density: expected none, as all entries"),
+        ({"reducer": {"name": "hitopk", "wire": "gap+fp16"}}, "^reducer: wire: expected one without loss"),
+        ({"reducer": {"name": "auto", "wire": "gap"}}, "^reducer: expected none with auto, got wire$"),
+        ({"reducer": {"name": "dense", "wire": "gap"}}, "^reducer: .*wire"),
+    ],
+    ids=str,
+)
+def test_parameters_that_are_wrong_are_named_in_one_line(given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        LinearClassifier(**given).fit(*all_rows())
+    assert "\n" not in str(error.value)
+
+
+def test_data_that_does_not_fit_is_refused():
+    matrix, labels = all_rows()
+    own = LinearClassifier(epochs=1)
+    with pytest.raises(NotFittedError):
+        own.predict(matrix)
+    with pytest.raises(ValueError, match="^y: expected two classes, got 1: 1$"):
+        own.fit(matrix, np.ones_like(labels))
+    with pytest.raises(ValueError, match="^y: expected two classes, got 3: 0, 1, 2$"):
+        own.fit(matrix, np.arange(len(labels)) % 3)
+    own.fit(matrix, labels)
+    with pytest.raises(ValueError, match="^X: expected 300 features, got 299$"):
+        own.score(matrix[:, :299], labels)
+    with pytest.raises(ValueError, match="^X: expected 300 features, got 299$"):
+        own.partial_fit(matrix[:, :299], labels)
+    with pytest.raises(ValueError, match="^y: expected -1 or 1, got 2$"):
+        own.partial_fit(matrix, labels + 1)

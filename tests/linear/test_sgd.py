@@ -1,0 +1,173 @@
+"""Gradient descent on sparse rows: as with dense vectors in float64, with every reducer, on any ranks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from commlib import REDUCERS, Topology
+from commlib.transport import simulated
+from tests.extent import more
+from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
+from training.bench.memory import Meter, MeteredCommunicator, traced
+from training.linear.losses import LOSSES, value_and_slope
+from training.linear.rows import Rows
+from training.linear.sgd import SGD, Diverged
+
+LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]
+PENALTIES = [{"l2": 0.02}, {"l2": 0.0, "l1": 0.01}, {"l2": 0.02, "l1": 0.01}, {"l2": 0.0, "intercept": False}]
+PASSES = 3
+# weights are float32, of a magnitude up to 4, and about 20 steps round each of them
+ROUNDED = {"rtol": 1e-5, "atol": 3e-6}
+
+
+def counts(layout):
+    """Ranks have unequal numbers of rows."""
+    return [40 - 3 * rank for rank in range(sum(layout))]
+
+
+def run(layout, settings, passes=PASSES):
+    """Return of each rank its weights, intercept, the objective and the losses of passes."""
+
+    def body(comm):
+        sgd = SGD(Topology(comm), rows_of(comm.rank, counts(layout)[comm.rank]), settings)
+        losses = [sgd.run_pass().loss for _ in range(passes)]
+        found = sgd.value(), sgd.model.penalty()
+        return sgd.model.weights.copy(), sgd.model.intercept, found[0], losses
+
+    return simulated.run(body, sum(layout), layout)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_and_their_slopes(loss):
+    for label in (-1.0, 1.0):
+        for margin in np.linspace(-40, 40, 81) + 0.13:
+            expected = VALUES[loss](label * margin)
+            found, slope = value_and_slope(LOSSES[loss], margin, label)
+            assert found == pytest.approx(expected, rel=1e-12, abs=1e-300)
+            near = (VALUES[loss](label * (margin + 1e-6)) - VALUES[loss](label * (margin - 1e-6))) / 2e-6
+            assert slope == pytest.approx(near, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("layout", [[1], [3, 2]], ids=str)
+def test_steps_are_those_of_dense_vectors_in_float64(layout, loss, penalty):
+    settings = settings_of(loss=loss, reducer="ssar_split", **penalty)
+    parts = [matrix_of(rank, rows) for rank, rows in enumerate(counts(layout))]
+    expected, intercept = trained(settings, parts, PASSES)
+    for weights, own, found, _ in run(layout, settings):
+        np.testing.assert_allclose(weights, expected, **ROUNDED)
+        assert own == pytest.approx(intercept, rel=1e-5, abs=1e-6)
+        rows = sum(len(labels) for _, labels in parts)
+        losses = [value_of(settings_of(loss=loss, l2=0), *part, expected, intercept) for part in parts]
+        mean = sum(len(labels) * each for (_, labels), each in zip(parts, losses, strict=True)) / rows
+        penalties = value_of(settings, np.zeros((1, FEATURES)), np.ones(1), expected, 1e9)
+        assert found == pytest.approx(mean + penalties, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", [name for name in REDUCERS if name != "dense"])
+def test_every_reducer_gives_the_model_of_the_dense_one(name, layout):
+    given = {"loss": "logistic", "l2": 0.01, "l1": 0.002}
+    (weights, intercept, objective, losses), *_ = run(layout, settings_of(**given))
+    for each in run(layout, settings_of(**given, reducer=name)):
+        np.testing.assert_allclose(each[0], weights, **ROUNDED)
+        np.testing.assert_allclose([each[1], each[2], *each[3]], [intercept, objective, *losses], rtol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["power", "adaptive"])
+def test_rates_adapt(schedule):
+    settings = settings_of(learning_rate={"rate": 0.5, "schedule": schedule})
+    parts = [matrix_of(rank, rows) for rank, rows in enumerate(counts([2]))]
+    found = run([2], settings)[0]
+    if schedule == "power":
+        np.testing.assert_allclose(found[0], trained(settings, parts, PASSES)[0], **ROUNDED)
+    # with a rate far too large losses rise, and each such pass halves it
+    wild = settings_of(learning_rate={"rate": 300.0, "schedule": "adaptive"}, loss="hinge", l2=0.0)
+
+    def body(comm):
+        sgd = SGD(Topology(comm), rows_of(comm.rank), wild)
+        passes = [sgd.run_pass() for _ in range(12)]
+        rises = [later.loss >= min(p.loss for p in passes[: at + 1]) for at, later in enumerate(passes[1:])]
+        rates = [each.rate for each in passes]
+        return rates[0], rates[2:], [300 / 2 ** sum(rises[: at + 1]) for at in range(len(rises) - 1)]
+
+    first, rates, expected = simulated.run(body, 2)[0]
+    assert (first, rates) == (300, expected)
+    assert expected[-1] < 300
+
+
+def test_a_pass_reports_what_it_did():
+    def body(comm):
+        rows = rows_of(comm.rank)
+        sgd = SGD(Topology(comm), rows, settings_of(reducer="allgather", l2=0.0))
+        done = sgd.run_pass()
+        return done.steps, done.entries, done.sent.inter + done.sent.intra, done.communication > 0
+
+    for steps, (given, applied), sent, communicates in simulated.run(body, 4, [2, 2]):
+        assert steps == 5
+        assert 0 < given <= applied <= 5 * (FEATURES + 1)
+        assert sent > 0 and communicates
+
+
+@pytest.mark.parametrize("reducer", ["dense", "oktopk"])
+def test_a_gradient_that_is_not_finite_ends_training_on_all_ranks(reducer):
+    def body(comm):
+        matrix, labels = matrix_of(comm.rank)
+        if comm.rank == 1:
+            matrix.data[:], labels[:] = np.finfo(np.float32).max, 1  # 8 rows add up to twice of that
+        settings = settings_of(reducer=reducer, loss="squared_hinge", intercept=False)
+        sgd = SGD(Topology(comm), Rows.of_matrix(matrix, labels), settings)
+        with pytest.raises(
+            Diverged, match="^learning_rate: expected one that converges, got .* not finite in "
+        ) as error:
+            for _ in range(3):
+                sgd.run_pass()
+        return str(error.value)
+
+    assert len(set(simulated.run(body, 3))) == 1
+
+
+def test_a_rank_without_rows_is_named_on_all_ranks():
+    def body(comm):
+        with pytest.raises(ValueError, match="^rows: expected one or more on each rank, got none on rank 1$"):
+            SGD(Topology(comm), rows_of(comm.rank, rows=5 * (comm.rank != 1)), settings_of())
+
+    simulated.run(body, 3)
+
+
+def test_ranks_with_other_features_are_refused():
+    def body(comm):
+        message = "^rows: expected as many features on each rank, got 300, 301$"
+        with pytest.raises(ValueError, match=message):
+            SGD(Topology(comm), rows_of(comm.rank, features=300 + comm.rank), settings_of())
+
+    simulated.run(body, 2)
+
+
+LARGE = 5_000_000
+STAY_SPARSE = ["allgather", "ssar_doubling", "ssar_split", "oktopk", "hitopk", "hioktopk"]
+
+
+@pytest.mark.parametrize("penalty", [{"l2": 1e-3}, {"l1": 1e-3}], ids=str)
+@pytest.mark.parametrize("name", [*STAY_SPARSE, "dense"])
+def test_no_vector_of_the_models_length_is_made_on_the_way_of_a_step(name, penalty):
+    def body(comm):
+        meter = Meter()
+        topology = Topology(MeteredCommunicator(comm, meter), ranks_per_node=2)
+        matrix, labels = matrix_of(comm.rank)
+        spread = Rows.of_matrix(matrix, labels, LARGE)
+        columns = spread.matrix.columns * (LARGE // FEATURES)
+        rows = replace(spread, matrix=spread.matrix._replace(columns=columns))
+        sgd = SGD(topology, rows, settings_of(reducer=name, **penalty))
+        meter.restart()
+        sgd.run_pass()
+        with meter.pause():
+            return meter.peak
+
+    with traced():
+        most = max(simulated.run(body, 4))
+    # gradients of at most 300 entries, against 20 MB of a dense one
+    assert (most < LARGE / 20) == (name != "dense")
+    assert most < LARGE / 20 or most > 4 * LARGE

@@ -1,0 +1,163 @@
+"""Linear classifiers with scikit-learn's interface, on the rows of one process or of all ranks of a job.
+
+>>> import numpy as np
+>>> X, y = np.array([[1.0, 0], [0, 1], [2, 1], [1, 3]]), np.array([1, 0, 1, 0])
+>>> LinearClassifier(l2=0.01, epochs=50, batch_size=2).fit(X, y).score(X, y)
+1.0
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
+
+from commlib import Communicator, InvalidArgument, Topology, transport
+from training.linear.rows import Rows
+from training.linear.settings import Settings, checked
+from training.linear.sgd import SGD
+
+CLASSES = 2
+
+
+class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Logistic regression, or a linear support vector machine, of two classes.
+
+    Under ``mpirun`` each rank gives its own rows to ``fit``, ``partial_fit`` and ``score``, all call them
+    together, and all have the same model after it. Labels are any two values, the same on all ranks.
+    The parameters are the keys of :class:`training.linear.settings.Settings`. ``communicator``: of the ranks;
+    without one, those of ``mpirun``, or this process alone.
+
+    ``coef_``, ``intercept_``, ``classes_`` and ``n_features_in_`` are as scikit-learn has them; ``losses_``
+    has the mean loss of each pass over the rows.
+    """
+
+    def __init__(
+        self,
+        loss: str = "logistic",
+        *,
+        l2: float = 1e-4,
+        l1: float = 0.0,
+        intercept: bool = True,
+        epochs: int = 5,
+        batch_size: int = 1000,
+        learning_rate: Any = 1.0,
+        reducer: Any = "auto",
+        seed: int = 1,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self.loss = loss
+        self.l2 = l2
+        self.l1 = l1
+        self.intercept = intercept
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.reducer = reducer
+        self.seed = seed
+        self.communicator = communicator
+
+    classes_: npt.NDArray[Any]
+
+    def fit(self, X: Any, y: npt.ArrayLike) -> "LinearClassifier":
+        """Train a new model on the rows of all ranks."""
+        settings = self._settings()
+        return self._fit(X, y, settings, settings.epochs)
+
+    def partial_fit(
+        self, X: Any, y: npt.ArrayLike, classes: npt.ArrayLike | None = None
+    ) -> "LinearClassifier":
+        """Take one pass over the rows of all ranks, from the model of the calls before.
+
+        ``classes``: both labels, where the first rows do not have both. The rate begins anew in each call.
+        """
+        before = (self.coef_[0], float(self.intercept_[0])) if hasattr(self, "coef_") else None
+        return self._fit(X, y, self._settings(), 1, classes=classes, before=before)
+
+    def _settings(self) -> Settings:
+        given = self.get_params()
+        del given["communicator"]
+        return checked(given)
+
+    def _fit(
+        self,
+        X: Any,
+        y: npt.ArrayLike,
+        settings: Settings,
+        passes: int,
+        *,
+        classes: npt.ArrayLike | None = None,
+        before: tuple[npt.NDArray[np.float32], float] | None = None,
+    ) -> "LinearClassifier":
+        with self._topology() as topology:
+            known = self.classes_ if before is not None else classes
+            found = np.unique(y) if known is None else np.unique(known)
+            self.classes_ = _both(topology, found)
+            if before is not None:
+                _expect_features(X, len(before[0]))
+            rows = Rows.of_matrix(X, _as_signs(y, self.classes_))
+            sgd = SGD(topology, rows, settings)
+            if before is not None:
+                sgd.model.set_weights(*before)
+            self.losses_ = [sgd.run_pass().loss for _ in range(passes)]
+            sgd.close()
+        self.coef_ = sgd.model.weights.reshape(1, -1)
+        self.intercept_ = np.array([sgd.model.intercept])
+        self.n_features_in_ = rows.features
+        return self
+
+    @contextmanager
+    def _topology(self) -> Iterator[Topology]:
+        """Give the ranks; communicators that are made for that are closed after it, unless it fails."""
+        world = self.communicator or transport.mpi.world()
+        with Topology(world) as topology:
+            yield topology
+        if self.communicator is None:
+            world.close()
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return ``w·x + b`` of each row: above 0 for the second class."""
+        if not hasattr(self, "coef_"):
+            raise NotFittedError("this LinearClassifier has no model yet: call fit or partial_fit first")
+        _expect_features(X, self.n_features_in_)
+        return np.asarray(X @ self.coef_[0] + self.intercept_[0], np.float64)
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """Return the class of each row."""
+        is_second = self.decision_function(X) > 0
+        predicted: npt.NDArray[Any] = self.classes_[is_second.astype(int)]
+        return predicted
+
+    def score(self, X: Any, y: npt.ArrayLike, sample_weight: Any = None) -> float:
+        """Return the share of the rows of all ranks, by weight, whose class is predicted."""
+        is_right = self.predict(X) == np.asarray(y)
+        weights = np.ones(len(is_right)) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        with self._topology() as topology:
+            sums = topology.world.allgather_objects((float(weights[is_right].sum()), float(weights.sum())))
+        right, all_rows = np.sum(sums, axis=0)
+        return float(right / all_rows)
+
+
+def _both(topology: Topology, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the two classes of all ranks, sorted."""
+    classes: npt.NDArray[Any] = np.unique(np.concatenate(topology.world.allgather_objects(found)))
+    if len(classes) != CLASSES:
+        got = f"{len(classes)}: {', '.join(map(str, classes[:5]))}"
+        raise InvalidArgument(f"y: expected two classes, got {got}")
+    return classes
+
+
+def _as_signs(y: npt.ArrayLike, classes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+    given = np.asarray(y)
+    if not (is_known := np.isin(given, classes)).all():
+        unknown = given[~is_known][0]
+        raise InvalidArgument(f"y: expected {classes[0]} or {classes[1]}, got {unknown}")
+    return np.where(given == classes[1], 1, -1).astype(np.int8)
+
+
+def _expect_features(X: Any, features: int) -> None:
+    if X.shape[1] != features:
+        raise InvalidArgument(f"X: expected {features} features, got {X.shape[1]}")

@@ -1,0 +1,184 @@
+"""Files in the format of LibSVM, ``label index:value …`` a line, of which each rank reads its own bytes.
+
+scikit-learn's reader parses them; what it refuses is reported with the file, the line and what was expected.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from commlib import InvalidArgument, Topology
+from commlib.errors import shown
+from commlib.vectors import partition
+from training.linear.rows import LABELS, Rows, first_wrong_label
+from training.process.job import all_or_raise
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+INDEX = re.compile(rb"-?\d+")
+LARGEST_INDEX = 2**63 - 1
+LARGEST_VALUE = float(np.finfo(np.float32).max)
+
+
+def read_rows(
+    path: Path, topology: Topology, features: int | None = None, *, zero_based: bool = False
+) -> Rows:
+    """Return this rank's rows of a file: those whose lines begin in its part of the file's bytes.
+
+    ``features``: how many there are, else as many as the largest index of all ranks says. ``zero_based``:
+    whether indices begin at 0, as scikit-learn can write them. All ranks call it together; where one of them
+    finds something wrong all raise ``InvalidArgument``, of one line.
+    """
+    world = topology.world
+
+    def read() -> tuple[Rows, int]:
+        part = Part.of_rank(path, world.rank, world.size)
+        return _parsed(part, features, zero_based=zero_based)
+
+    rows, largest = all_or_raise(world, read)
+    if features is None:
+        features = int(world.allgather_ints([largest]).max())
+    return replace(rows, features=features)
+
+
+@dataclass
+class Part:
+    """The bytes ``low … high − 1`` of a file, which are whole lines. ``taken``: how many were read."""
+
+    path: Path
+    low: int
+    high: int
+    taken: int = 0
+
+    @classmethod
+    def of_rank(cls, path: Path, rank: int, ranks: int) -> "Part":
+        """Return the lines that begin in the part of a rank; for that it reads one line at each end."""
+        if path.suffix in COMPRESSED:
+            raise InvalidArgument(
+                f"{path}: expected a file that is not compressed, of which ranks read parts"
+            )
+        try:
+            size = os.stat(path).st_size
+            with path.open("rb") as file:
+                bounds = partition(size, ranks)[rank : rank + 2].tolist()
+                low, high = (_next_line(file, bound) for bound in bounds)
+                file.seek(max(0, high - 1))
+                if high and file.read(1) != b"\n":
+                    line = _lines_before(path, size) + 1
+                    raise InvalidArgument(f"{path}:{line}: the file ends in the middle of a line")
+        except OSError as error:
+            raise InvalidArgument(f"{path}: {error.strerror}") from error
+        if low == high:
+            of = f"of bytes {bounds[0]:,} to {bounds[1]:,} of {size:,}"
+            raise InvalidArgument(f"{path}: expected a line or more for each of {ranks} ranks, got none {of}")
+        return cls(path, low, high)
+
+    def read(self, count: int = -1) -> bytes:
+        """Be a file, as scikit-learn wants one; it iterates over the lines."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the lines."""
+        left, self.taken = self.high - self.low, 0
+        with self.path.open("rb") as file:
+            file.seek(self.low)
+            while left > 0:
+                line = file.readline()
+                left -= len(line)
+                self.taken += 1
+                yield line
+
+    def at(self, line: int) -> str:
+        """Return where a line of the part is, the first of which is 1."""
+        return f"{self.path}:{_lines_before(self.path, self.low) + line}"
+
+    def line_of_row(self, row: int) -> int:
+        """Return the number of the line of a row: lines of comments are none."""
+        rows = (number for number, line in enumerate(self, start=1) if _content(line))
+        return next(number for at, number in enumerate(rows) if at == row)
+
+
+def _next_line(file: BinaryIO, offset: int) -> int:
+    """Return where the first line begins at or after an offset."""
+    if offset:
+        file.seek(offset - 1)
+        file.readline()
+    return file.tell()
+
+
+def _lines_before(path: Path, offset: int) -> int:
+    count = 0
+    with path.open("rb") as file:
+        while offset > 0 and (block := file.read(min(offset, 1 << 20))):
+            count, offset = count + block.count(b"\n"), offset - len(block)
+    return count
+
+
+def _content(line: bytes) -> list[bytes]:
+    """Return the words of a line without its comment."""
+    return line.partition(b"#")[0].split()
+
+
+def _parsed(part: Part, features: int | None, *, zero_based: bool) -> tuple[Rows, int]:
+    """Return the rows of a part, and the number of features by its largest index."""
+    from sklearn.datasets import load_svmlight_file
+
+    first = int(not zero_based)
+    most = first - 1 + (LARGEST_INDEX if features is None else features)
+    try:
+        matrix, labels = load_svmlight_file(part, dtype=np.float32, zero_based=zero_based)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(_first_problem(part, first, most) or f"{part.at(1)}: {error}") from error
+    if matrix.shape[1] > most - first + 1 or not np.isfinite(matrix.data).all():
+        raise InvalidArgument(_first_problem(part, first, most))
+    if len(labels) == 0:
+        raise InvalidArgument(f"{part.at(1)}: expected rows in each rank's part, got comments only")
+    if (row := first_wrong_label(labels)) is not None:
+        got = f"{labels[row]:g}"
+        raise InvalidArgument(f"{part.at(part.line_of_row(row))}: label: expected {LABELS}, got {got}")
+    return Rows.of_matrix(matrix, labels), matrix.shape[1]
+
+
+def _first_problem(part: Part, first: int, most: int) -> str | None:
+    """Return the first line that is no ``label index:value …`` with indices in ``first … most``, and why."""
+    for line in part:
+        if (why := _problem(line, first, most)) is not None:
+            return f"{part.at(part.taken)}: {why}"
+    return None
+
+
+def _problem(line: bytes, first: int, most: int) -> str | None:
+    """Return what is wrong with a line, if anything is."""
+    words, before = _content(line), first - 1
+    if words and not math.isfinite(_number(words[0])):
+        return f"label: expected {LABELS}, got {_quoted(words[0])}"
+    entries = words[2:] if words[1:] and words[1].startswith(b"qid:") else words[1:]
+    for word in entries:
+        index, colon, value = word.partition(b":")
+        if not (colon and INDEX.fullmatch(index)):
+            return f"expected index:value, got {_quoted(word)}"
+        if not first <= int(index) <= most:
+            return f"index: expected {first} … {most}, got {int(index)}"
+        if int(index) <= before:
+            return f"index: expected ascending ones, got {int(index)} after {before}"
+        if not abs(_number(value)) <= LARGEST_VALUE:
+            return f"value: expected a finite number, got {_quoted(word)}"
+        before = int(index)
+    return None
+
+
+def _number(word: bytes) -> float:
+    """Return the number that is written; a NaN if there is none."""
+    try:
+        return float(word)
+    except ValueError:
+        return math.nan
+
+
+def _quoted(word: bytes) -> str:
+    return shown(word.decode(errors="backslashreplace"))

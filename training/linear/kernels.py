@@ -1,0 +1,180 @@
+"""Numba kernels of linear models: margins, gradients with entries only where rows have them, and updates."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.compiled import compiled
+from commlib.vectors import Float32, Index
+from training.linear.losses import value_and_slope
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+# Columns are cast to unsigned numbers where they are indices: Numba would else look for negative ones.
+
+SMALLEST_SCALE = 1e-6  # below it weights are scaled: float32 has room for what they are divided by
+
+
+class Matrix(NamedTuple):
+    """Rows of few entries: row ``i`` has ``values[starts[i] : starts[i + 1]]`` in those ``columns``."""
+
+    starts: Int64
+    columns: Index
+    values: Float32
+
+
+class Weights(NamedTuple):
+    """Weights ``w = scale·v`` and an intercept.
+
+    A step of L2 regularization multiplies ``scale`` alone. With L1 regularization an entry of ``v`` is
+    brought nearer to 0 when it is touched: by what ``shrunk`` has grown since the last time, which ``seen``
+    holds for each entry. Without L1 ``seen`` is empty.
+    """
+
+    v: Float32
+    seen: Float64
+    shrunk: float
+    scale: float
+    intercept: float
+
+
+@compiled
+def soft(number: float, threshold: float) -> float:
+    """Return ``number`` brought nearer to 0 by ``threshold``, at most to 0."""
+    if number > threshold:
+        return number - threshold
+    if number < -threshold:
+        return number + threshold
+    return 0.0
+
+
+@compiled
+def margin(matrix: Matrix, row: int, weights: Weights) -> float:
+    """Return ``w·x + b`` of a row."""
+    v, seen, total = weights.v, weights.seen, 0.0
+    low, high = matrix.starts[row], matrix.starts[row + 1]
+    columns, values = matrix.columns[low:high], matrix.values[low:high]
+    if len(seen):
+        for entry in range(len(columns)):
+            column = np.uintp(columns[entry])
+            total += soft(v[column], weights.shrunk - seen[column]) * values[entry]
+    else:
+        for entry in range(len(columns)):
+            total += v[np.uintp(columns[entry])] * values[entry]
+    return weights.scale * total + weights.intercept
+
+
+@compiled
+def margins_of(matrix: Matrix, weights: Weights) -> Float64:
+    """Return the margin of each row."""
+    found = np.empty(len(matrix.starts) - 1)
+    for row in range(len(found)):
+        found[row] = margin(matrix, row, weights)
+    return found
+
+
+@compiled
+def slopes_of(
+    loss: int, matrix: Matrix, labels: Float32, rows: Int64, weights: Weights, slopes: Float64
+) -> float:
+    """Write the derivative of the loss of each row of a batch to ``slopes``; return the sum of the losses."""
+    total = 0.0
+    for number in range(len(rows)):
+        row = rows[number]
+        of_row, slopes[number] = value_and_slope(loss, margin(matrix, row, weights), labels[row])
+        total += of_row
+    return total
+
+
+@compiled
+def add_entries(columns: Index, values: Float32, factor: float, weights: Weights) -> None:
+    """Add ``factor`` times the values in some columns to ``v``."""
+    v, seen, shrunk, times = weights.v, weights.seen, weights.shrunk, np.float32(factor)
+    if len(seen):
+        for entry in range(len(columns)):
+            column = np.uintp(columns[entry])
+            v[column] = soft(v[column], shrunk - seen[column]) + factor * values[entry]
+            seen[column] = shrunk
+    else:
+        for entry in range(len(columns)):
+            v[np.uintp(columns[entry])] += times * values[entry]
+
+
+@compiled
+def add_dense(vector: Float32, factor: float, weights: Weights) -> None:
+    """Add ``factor`` times a dense vector to ``v``."""
+    v, seen, shrunk, times = weights.v, weights.seen, weights.shrunk, np.float32(factor)
+    if len(seen):
+        for column in range(len(v)):
+            v[column] = soft(v[column], shrunk - seen[column]) + factor * vector[column]
+            seen[column] = shrunk
+    else:
+        for column in range(len(v)):
+            v[column] += times * vector[column]
+
+
+@compiled
+def settle(weights: Weights) -> None:
+    """Make ``v`` the weights themselves; ``scale`` is then 1, and ``shrunk`` begins again at 0."""
+    v, seen = weights.v, weights.seen
+    if len(seen):
+        for column in range(len(v)):
+            v[column] = weights.scale * soft(v[column], weights.shrunk - seen[column])
+            seen[column] = 0.0
+    else:
+        for column in range(len(v)):
+            v[column] = weights.scale * v[column]
+
+
+@compiled
+def norms(weights: Weights) -> tuple[float, float]:
+    """Return the sum of the squares and of the magnitudes of the weights."""
+    v, seen = weights.v, weights.seen
+    squares, magnitudes = 0.0, 0.0
+    for column in range(len(v)):
+        number = soft(v[column], weights.shrunk - seen[column]) if len(seen) else float(v[column])
+        squares += number * number
+        magnitudes += abs(number)
+    return weights.scale**2 * squares, weights.scale * magnitudes
+
+
+@compiled
+def pass_of_one_rank(
+    loss: int,
+    matrix: Matrix,
+    labels: Float32,
+    batches: tuple[Int64, Int64, Float64],
+    weights: Weights,
+    penalties: tuple[float, float],
+    has_intercept: bool,
+) -> tuple[float, float, float, float]:
+    """Take a step for each batch; return the sum of the losses, and ``shrunk``, ``scale`` and the intercept.
+
+    ``batches``: the order of the rows, where each batch begins in it, and its rate. ``penalties``: L2 and L1.
+    """
+    order, bounds, rates = batches
+    l2, l1 = penalties
+    total, slopes = 0.0, np.empty(len(order))
+    v, seen, shrunk, scale, intercept = weights
+    for step in range(len(rates)):
+        rows, rate = order[bounds[step] : bounds[step + 1]], rates[step]
+        own, now = slopes[: len(rows)], Weights(v, seen, shrunk, scale, intercept)
+        total += slopes_of(loss, matrix, labels, rows, now, own)
+        scale *= 1.0 - rate * l2
+        factor, of_intercept = -rate / (scale * len(rows)), 0.0
+        for number in range(len(rows)):
+            if own[number] != 0.0:
+                of_intercept += own[number]
+                low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
+                columns, values = matrix.columns[low:high], matrix.values[low:high]
+                add_entries(columns, values, factor * own[number], now)
+        if has_intercept:
+            intercept -= rate * of_intercept / len(rows)
+        shrunk += rate * l1 / scale
+        if scale < SMALLEST_SCALE:
+            settle(Weights(v, seen, shrunk, scale, intercept))
+            shrunk, scale = 0.0, 1.0
+    return total, shrunk, scale, intercept

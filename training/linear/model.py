@@ -1,0 +1,98 @@
+"""A linear model whose steps cost as much as their gradients have entries, also with regularization."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commlib import SparseVector
+from commlib.vectors import Float32
+from training.linear import kernels
+from training.linear.kernels import Float64, Int64, Weights
+from training.linear.losses import LOSSES
+from training.linear.rows import Rows
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``(1/N)·Σ loss(yᵢ, w·xᵢ + b) + l2/2·‖w‖² + l1·‖w‖₁``; the intercept ``b`` is not regularized."""
+
+    loss: str
+    l2: float = 0.0
+    l1: float = 0.0
+    intercept: bool = True
+
+
+class Model:
+    """Weights of float32 and an intercept, which are 0 at first.
+
+    A gradient of it has ``size`` entries, of which the last is that of the intercept, if it has one.
+    """
+
+    def __init__(self, objective: Objective, features: int) -> None:
+        self.objective, self.features = objective, features
+        self.size = features + objective.intercept
+        self._loss = LOSSES[objective.loss]
+        seen = np.zeros(features if objective.l1 else 0)
+        self._weights = Weights(np.zeros(features, np.float32), seen, 0.0, 1.0, 0.0)
+
+    @property
+    def intercept(self) -> float:
+        """Return the intercept."""
+        return self._weights.intercept
+
+    @property
+    def weights(self) -> Float32:
+        """Return the weights, an array of the model: the next step overwrites it."""
+        kernels.settle(self._weights)
+        self._weights = self._weights._replace(shrunk=0.0, scale=1.0)
+        return self._weights.v
+
+    def set_weights(self, weights: Float32, intercept: float) -> None:
+        """Take other weights, which are copied."""
+        self._weights.v[...] = weights
+        self._weights.seen[...] = 0.0
+        self._weights = self._weights._replace(shrunk=0.0, scale=1.0, intercept=intercept)
+
+    def margins(self, rows: Rows) -> Float64:
+        """Return ``w·x + b`` of each row."""
+        return kernels.margins_of(rows.matrix, self._weights)
+
+    def slopes(self, rows: Rows, numbers: Int64, slopes: Float64) -> float:
+        """Write the derivatives of the losses of some rows by their margins; return the sum of the losses."""
+        return kernels.slopes_of(self._loss, rows.matrix, rows.labels, numbers, self._weights, slopes)
+
+    def step(self, gradient: SparseVector, rate: float) -> None:
+        """Step against the gradient of the mean loss: ``w ← soft((1 − rate·l2)·w − rate·g, rate·l1)``."""
+        own, objective = gradient.slice(0, self.features), self.objective
+        _, _, shrunk, scale, intercept = self._weights
+        scale *= 1.0 - rate * objective.l2
+        if own.indices is None:
+            kernels.add_dense(own.values, -rate / scale, self._weights)
+        else:
+            kernels.add_entries(own.indices, own.values, -rate / scale, self._weights)
+        if objective.intercept:
+            intercept -= rate * float(gradient.values[-1])
+        shrunk += rate * objective.l1 / scale
+        self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
+        if scale < kernels.SMALLEST_SCALE:
+            _ = self.weights
+
+    def pass_alone(self, rows: Rows, order: Int64, bounds: Int64, rates: Float64) -> float:
+        """Take a step for each batch of ``order``, as a single rank; return the sum of the losses before."""
+        objective = self.objective
+        total, shrunk, scale, intercept = kernels.pass_of_one_rank(
+            self._loss,
+            rows.matrix,
+            rows.labels,
+            (order, bounds, rates),
+            self._weights,
+            (objective.l2, objective.l1),
+            objective.intercept,
+        )
+        self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
+        return total
+
+    def penalty(self) -> float:
+        """Return ``l2/2·‖w‖² + l1·‖w‖₁``."""
+        squares, magnitudes = kernels.norms(self._weights)
+        return self.objective.l2 / 2 * squares + self.objective.l1 * magnitudes

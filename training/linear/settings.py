@@ -1,0 +1,115 @@
+"""What a linear model is trained with: keys of a configuration, and parameters of the estimator."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ValidationError, model_validator
+
+from commlib import Reducer, Topology, make_reducer
+from commlib.errors import InvalidArgument, shown
+from commlib.selection import EVERYTHING
+from training.config.reducers import AUTO, NamedReducer, ReducerRecord, check_options, class_of
+from training.config.schema import (
+    Count,
+    Positive,
+    Rate,
+    Record,
+    Share,
+    WholeNumber,
+    describe,
+    name_in,
+    problem,
+)
+from training.linear.losses import LOSSES
+from training.linear.model import Objective
+
+LOSSLESS = {"selector": EVERYTHING, "density": 1.0}  # options of a sparse reducer that sends all entries
+
+
+class LearningRate(Record):
+    """The learning rate, and how it adapts."""
+
+    rate: Positive = 1.0
+    """Of the first step."""
+    schedule: Literal["constant", "power", "adaptive"] = "adaptive"
+    """``power``: ``rate/(1 + epoch)^power``, where ``epoch`` counts the passes done, also parts of one.
+    ``adaptive``: multiplied by ``factor`` after each pass whose mean loss is not below the one before."""
+    power: Positive = 0.5
+    """Of the schedule ``power``."""
+    factor: Share = 0.5
+    """Of the schedule ``adaptive``."""
+
+
+def _rate(value: Any) -> Any:
+    return {"rate": value} if isinstance(value, int | float) else value
+
+
+class Settings(Record):
+    """A linear model, and how it is trained."""
+
+    loss: Annotated[str, name_in(LOSSES, "loss")] = "logistic"
+    """``logistic``, ``hinge`` or ``squared_hinge``."""
+    l2: Rate = 1e-4
+    """Factor of half the squared norm of the weights."""
+    l1: Rate = 0.0
+    """Factor of the sum of the magnitudes of the weights."""
+    intercept: bool = True
+    """Whether the model has one; it is not regularized."""
+    epochs: Count = 5
+    """Passes over the rows."""
+    batch_size: Count = 1000
+    """Rows of a rank in a step."""
+    learning_rate: Annotated[LearningRate, BeforeValidator(_rate)] = LearningRate()
+    """A number, or a record of it and how it adapts."""
+    reducer: NamedReducer = ReducerRecord(name=AUTO)
+    """A name of ``commlib.REDUCERS`` or an import path; with options, ``name`` and those. ``auto``: the
+    fastest on the first batches."""
+    seed: WholeNumber = 1
+    """Of the order of the rows."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Settings":
+        if self.learning_rate.rate * self.l2 >= 1:
+            expected = f"expected less than {1 / self.l2:g} with l2 = {self.l2:g}"
+            raise problem(f"{expected}, got {shown(self.learning_rate.rate)}", key="learning_rate.rate")
+        _check_reducer(self.reducer)
+        return self
+
+    @property
+    def objective(self) -> Objective:
+        """Return what is minimized."""
+        return Objective(self.loss, self.l2, self.l1, self.intercept)
+
+
+def _check_reducer(record: ReducerRecord) -> None:
+    name, options = str(record.name), record.options
+    for option in ("density", "selector", "wrappers"):
+        if option in options:
+            got = shown(options[option])
+            raise problem(f"expected none, as all entries are sent, got {got}", key=f"reducer.{option}")
+    if name == AUTO and options:
+        raise problem(f"expected none with {AUTO}, got {', '.join(options)}", key="reducer")
+    if name != AUTO:
+        try:
+            check_options(name, lossless(name) | options)
+        except InvalidArgument as error:
+            raise problem(str(error), key="reducer") from error
+
+
+def lossless(name: str) -> dict[str, Any]:
+    """Return the options with which a reducer sends all entries of its gradients."""
+    reducer = class_of(name)
+    return dict(LOSSLESS) if reducer is not None and reducer.sparse else {}
+
+
+def make_lossless(name: str, topology: Topology, size: int, options: Mapping[str, Any]) -> Reducer:
+    """Return a reducer that sends all entries of its gradients."""
+    return make_reducer(name, topology, size, **{**lossless(name), **options})
+
+
+def checked(given: Mapping[str, Any]) -> Settings:
+    """Return settings; raise a ``ValueError`` of one line for the first that is wrong."""
+    try:
+        return Settings.model_validate(dict(given))
+    except ValidationError as error:
+        raise InvalidArgument(describe(error.errors()[0])) from error
