@@ -1,14 +1,15 @@
-"""Central storage: files behind any URL that fsspec knows, read with retries."""
+"""Central storage: files behind any URL that fsspec knows, read with retries, and written."""
 
 import concurrent.futures
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 from fsspec.asyn import sync
@@ -143,6 +144,23 @@ class Storage:
         self.in_parallel(answer, joined(ranges))
         return results
 
+    @contextmanager
+    def writing(self, path: str) -> Iterator[BinaryIO]:
+        """Give a new file, which is there when the block has ended; ``StorageFailed`` where that fails.
+
+        A block that fails may leave a part of it. Retries are those of the filesystem.
+        """
+        self._connected()
+        try:
+            with self._filesystem.open(self._full(path), "wb") as file:
+                yield file
+        except Exception as error:
+            raise self._failed(path, "cannot be written:", error) from None
+
+    def remove(self, path: str) -> None:
+        """Remove a file; ``FileNotFoundError`` where there is none."""
+        self._request("rm_file", self._full(path))
+
     def in_parallel(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Return ``function(item)`` of each, computed by ``threads`` threads.
 
@@ -270,11 +288,14 @@ class Storage:
             if attempt < self._attempts:
                 time.sleep(self._wait_seconds(attempt))
         counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
-        shown, message = without_secrets(self._relative(path) or path), without_secrets(str(error))
-        cause = error if message == str(error) else None  # a traceback would show its secrets
-        raise StorageFailed(
-            f"{self.url}: {shown}: {counted} failed, the last with {type(error).__name__}: {message}"
-        ) from cause
+        assert error is not None
+        has_none = without_secrets(str(error)) == str(error)
+        cause = error if has_none else None  # a traceback would show its secrets
+        raise self._failed(self._relative(path) or path, f"{counted} failed, the last with", error) from cause
+
+    def _failed(self, path: str, how: str, error: BaseException) -> StorageFailed:
+        shown, message = without_secrets(path), without_secrets(str(error))
+        return StorageFailed(f"{self.url}: {shown}: {how} {type(error).__name__}: {message}")
 
     def _request_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
         pool = self._connected()

@@ -33,7 +33,7 @@ keys are for, with examples: [training.md](training.md). On the command line, `p
 key inside another. What is wrong is refused before anything starts.
 
 """
-PLAIN = {str: "text", bool: "`true`, `false`", float: "a number"}
+PLAIN = {str: "text", bool: "`true`, `false`", float: "a number", dict[str, Any]: "keys and values"}
 NAMED: list[dict[str, Any]] = [OPTIMIZERS, SCHEDULES, {name: task.Phase for name, task in TASKS.items()}]
 PARTS: dict[str, tuple[str, dict[str, Any], int]] = {  # place, table, arguments that are no options
     "tasks": ("training.md#tasks", dict(TASKS), 0),

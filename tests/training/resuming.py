@@ -17,6 +17,7 @@ from tests.launching import DIGITS
 from tests.training.small import settle
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
+from training.checkpoint.places import Folder
 from training.config.config import Config, load
 from training.run.metrics import to_resume
 from training.run.replicas import average_statistics
@@ -369,7 +370,7 @@ def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
     """Return what the ranks of the checkpoint held back, added up in float64."""
     assert path is not None
     identity = json.loads((path / "run.json").read_text())["identity"]
-    checkpoint = Checkpoints(path / "checkpoints", run.trainer.topology.world, run=identity).newest()
+    checkpoint = Checkpoints(Folder(path / "checkpoints"), run.trainer.topology.world, run=identity).newest()
     assert checkpoint is not None
     assert checkpoint.step == stop
     size = run.trainer.learner.gradients.size

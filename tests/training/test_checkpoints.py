@@ -29,6 +29,7 @@ from tests.extent import examples
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import serialization as trees
 from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged, taken_over
+from training.checkpoint.places import Folder
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
 
 FORK = multiprocessing.get_context("fork")
@@ -252,7 +253,7 @@ def common(comm, path):
 
 def test_every_rank_finds_what_all_saved_last(ranks, tmp_path):
     def body(comm):
-        store = Checkpoints(common(comm, tmp_path / "new" / "checkpoints"), comm)
+        store = Checkpoints(Folder(common(comm, tmp_path / "new" / "checkpoints")), comm)
         assert store.newest() is None
         assert store.best() is None
         for step in (10, 20):
@@ -265,7 +266,7 @@ def test_every_rank_finds_what_all_saved_last(ranks, tmp_path):
 def test_the_last_and_the_best_are_kept(ranks, tmp_path):
     def body(comm):
         folder = common(comm, tmp_path)
-        store = Checkpoints(folder, comm, keep=2)
+        store = Checkpoints(Folder(folder), comm, keep=2)
         kept = []
         for step in range(1, 8):
             save(store, comm, step, best=step in (2, 5))
@@ -280,7 +281,7 @@ def test_the_last_and_the_best_are_kept(ranks, tmp_path):
 
 def test_the_files_are_those_that_the_manifest_names(tmp_path):
     transport.simulated.run(
-        lambda comm: save(Checkpoints(tmp_path, comm, run="a run"), comm, 40, best=True), 2
+        lambda comm: save(Checkpoints(Folder(tmp_path), comm, run="a run"), comm, 40, best=True), 2
     )
     folder = tmp_path / "step-00000040"
     manifest = json.loads((folder / COMPLETE).read_text().splitlines()[0])
@@ -297,7 +298,7 @@ def test_a_run_that_went_back_is_found_where_it_is(ranks, tmp_path):
     """A step that is there already, damaged or not, or one before others: what is saved last counts."""
 
     def body(comm):
-        store = Checkpoints(common(comm, tmp_path), comm, keep=2)
+        store = Checkpoints(Folder(common(comm, tmp_path)), comm, keep=2)
         found = []
         for step in (10, 20, 20, 10):
             save(store, comm, step)
@@ -309,7 +310,7 @@ def test_a_run_that_went_back_is_found_where_it_is(ranks, tmp_path):
 
 def test_ranks_that_are_not_at_the_same_step_are_told(ranks, tmp_path):
     def body(comm):
-        store = Checkpoints(common(comm, tmp_path), comm)
+        store = Checkpoints(Folder(common(comm, tmp_path)), comm)
         with pytest.raises(RanksDisagree, match=r"step is 1 on ranks \[0.*2 on ranks \["):
             save(store, comm, 1 + (comm.rank == comm.size - 1))
         return True
@@ -322,7 +323,7 @@ def test_ranks_that_are_not_at_the_same_step_are_told(ranks, tmp_path):
 def test_bad_numbers_are_refused(tmp_path, keep, step):
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     with pytest.raises(InvalidArgument, match="expected at least"):
-        Checkpoints(tmp_path, comm, keep=keep).save(step, None, None)
+        Checkpoints(Folder(tmp_path), comm, keep=keep).save(step, None, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -332,7 +333,7 @@ def test_the_state_of_a_reducer_goes_through_unchanged(tmp_path, reducer):
         one = make_reducer(reducer, Topology(comm), size=64)
         gradient = np.random.default_rng(comm.rank).standard_normal(64)
         one.reduce(gradient)
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         store.save(1, {}, one.state_dict())
         other = make_reducer(reducer, Topology(comm), size=64)
         other.load_state_dict(store.newest().own)
@@ -360,7 +361,7 @@ def test_a_checkpoint_is_written_in_the_background_and_is_there_when_all_have_wr
     go = held(monkeypatch, OWN.format(1))
 
     def body(comm):
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         store.start(1, shared_tree(1), own_tree(1, comm.rank))
         comm.barrier()
         assert store.is_under_way
@@ -408,13 +409,18 @@ def test_instead_of_a_damaged_one_the_one_before_is_found_and_the_file_is_named(
     def find():
         return transport.simulated.run(
             lambda comm: next(
-                (step for step in (1, 2) if is_right(Checkpoints(tmp_path, comm).newest(), comm, step)), None
+                (
+                    step
+                    for step in (1, 2)
+                    if is_right(Checkpoints(Folder(tmp_path), comm).newest(), comm, step)
+                ),
+                None,
             ),
             2,
         )
 
     def fill(comm):
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         save(store, comm, 1)
         save(store, comm, 2)
 
@@ -470,14 +476,14 @@ def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_f
     change, expected = WRONG_MANIFESTS[name]
 
     def fill(comm):
-        store = Checkpoints(tmp_path, comm, run="this")
+        store = Checkpoints(Folder(tmp_path), comm, run="this")
         save(store, comm, 1)
         save(store, comm, 2)
 
     transport.simulated.run(fill, 2)
     rewrite(tmp_path / "step-00000002", change)
     found = transport.simulated.run(
-        lambda comm: is_right(Checkpoints(tmp_path, comm, run="this").newest(), comm, 1), 2
+        lambda comm: is_right(Checkpoints(Folder(tmp_path), comm, run="this").newest(), comm, 1), 2
     )
     assert found == [True, True]
     (line,) = capsys.readouterr().err.splitlines()
@@ -488,7 +494,7 @@ def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_f
 
 def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, capsys):
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    theirs, ours = (Checkpoints(tmp_path, comm, run=run, keep=1) for run in ("theirs", "ours"))
+    theirs, ours = (Checkpoints(Folder(tmp_path), comm, run=run, keep=1) for run in ("theirs", "ours"))
     for step in (7, 8, 9):
         save(theirs, comm, step)
     assert ours.newest() is None
@@ -551,7 +557,7 @@ def test_a_valid_digest_around_what_is_no_tree_is_one_line(tmp_path, name):
 
 def test_damage_after_it_was_found_is_an_error(tmp_path):
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    store = Checkpoints(tmp_path, comm)
+    store = Checkpoints(Folder(tmp_path), comm)
     save(store, comm, 1)
     found = store.newest()
     flip(found.path / OWN.format(0), 777)
@@ -572,10 +578,10 @@ def test_another_world_takes_over_all_residuals(tmp_path, before, after):
         return np.random.default_rng(rank).standard_normal(length).astype(np.float32)
 
     def write(comm):
-        Checkpoints(tmp_path, comm).save(3, {"a": 1}, {"residual": residual(comm.rank)})
+        Checkpoints(Folder(tmp_path), comm).save(3, {"a": 1}, {"residual": residual(comm.rank)})
 
     def read(comm):
-        found = Checkpoints(tmp_path, comm).newest()
+        found = Checkpoints(Folder(tmp_path), comm).newest()
         assert (found.step, found.world_size, found.shared, found.own) == (3, before, {"a": 1}, None)
         return merged(
             lambda rank: found.own_of(rank)["residual"],
@@ -609,13 +615,16 @@ def test_every_rank_of_then_is_taken_over_once():
 @pytest.mark.parametrize("rank", range(5))
 def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank):
     def write(comm):
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         save(store, comm, 1)
         save(store, comm, 2)
 
     transport.simulated.run(write, 5)
     flip(tmp_path / "step-00000002" / OWN.format(rank), 1500)
-    assert transport.simulated.run(lambda comm: Checkpoints(tmp_path, comm).newest().step, 2) == [1, 1]
+    assert transport.simulated.run(lambda comm: Checkpoints(Folder(tmp_path), comm).newest().step, 2) == [
+        1,
+        1,
+    ]
     assert OWN.format(rank) in capsys.readouterr().err
 
 
@@ -653,7 +662,7 @@ def kill_at(number, folder):
     os.fsync = lambda descriptor: (change(), fsync(descriptor))  # which has no audit event
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     sys.addaudithook(audit)
-    Checkpoints(folder, comm, keep=2).save(3, big_tree(3, 99), big_tree(3, 0))
+    Checkpoints(Folder(folder), comm, keep=2).save(3, big_tree(3, 99), big_tree(3, 0))
     os._exit(0)
 
 
@@ -661,7 +670,7 @@ def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, c
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     for number in range(1, 100):
         folder = tmp_path / str(number)
-        store = Checkpoints(folder, comm, keep=2)
+        store = Checkpoints(Folder(folder), comm, keep=2)
         for step in (1, 2):
             store.save(step, big_tree(step, 99), big_tree(step, 0))
         process = FORK.Process(target=kill_at, args=(number, folder))
@@ -695,7 +704,7 @@ def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "rename", record_rename)
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    save(Checkpoints(tmp_path / "store", comm), comm, 1)
+    save(Checkpoints(Folder(tmp_path / "store"), comm), comm, 1)
     above = tmp_path.name  # of which "store" is new
     assert done == [above, OWN.format(0), SHARED, COMPLETE, "unfinished", "rename", "store"]
 
@@ -712,7 +721,7 @@ def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, 
         return write_tree(path, tree)
 
     def body(comm):
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         save(store, comm, 1)
         comm.barrier()
         monkeypatch.setattr(checkpoints, "write_tree", full)
@@ -726,7 +735,7 @@ def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, 
 
 def test_an_error_in_the_background_is_all_ranks_and_the_next_one_is_written(tmp_path, monkeypatch):
     def body(comm):
-        store = Checkpoints(tmp_path, comm)
+        store = Checkpoints(Folder(tmp_path), comm)
         save(store, comm, 1)
         comm.barrier()
         monkeypatch.setattr(checkpoints.Manifest, "write", broken)  # which rank 0 does, when all have written
@@ -762,7 +771,7 @@ def small(tmp_path):
 @NOT_ROOT
 def test_a_full_disk_is_one_error_and_the_older_ones_stay(small):
     def body(comm):
-        store = Checkpoints(small, comm)
+        store = Checkpoints(Folder(small), comm)
         store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: .*No space left on device"):
             store.save(2, big_tree(2, 99), big_tree(2, comm.rank))
@@ -779,7 +788,7 @@ def test_what_a_crash_left_takes_no_room_from_the_next(small):
     (leftover / SHARED).write_bytes(bytes(5 * BIG))
 
     def body(comm):
-        store = Checkpoints(small, comm)
+        store = Checkpoints(Folder(small), comm)
         store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
         return is_big_right(store.newest(), comm.rank)
 
@@ -794,7 +803,7 @@ def test_a_folder_that_cannot_be_made_is_one_error(ranks, tmp_path):
             parent.write_text("no folder")
         comm.barrier()
         with pytest.raises(CheckpointFailed, match="rank 0: .*Not a directory"):
-            save(Checkpoints(parent / "checkpoints", comm), comm, 1)
+            save(Checkpoints(Folder(parent / "checkpoints"), comm), comm, 1)
         return True
 
     assert all(ranks.run(body))
@@ -804,7 +813,7 @@ def test_a_folder_that_others_do_not_see_is_one_error(tmp_path):
     def body(comm):
         own = tmp_path / f"host{comm.rank // 2}"  # as a disk of each node's own
         with pytest.raises(CheckpointFailed, match="rank 2 on node1 does not see it: choose a folder"):
-            save(Checkpoints(own, comm), comm, 1)
+            save(Checkpoints(Folder(own), comm), comm, 1)
         return True
 
     assert transport.simulated.run(body, 4, 2) == [True] * 4

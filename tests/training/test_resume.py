@@ -313,7 +313,7 @@ def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_
     rewrite(checkpoint, file, change)
     identity = json.loads((path / "run.json").read_text())["identity"]
     settings, callbacks = resuming.config.checkpoints, resuming.callbacks
-    saving = Saving(path / "checkpoints", settings, resuming.learner, identity, callbacks)
+    saving = Saving(path, settings, resuming.learner, identity, callbacks)
     resumption = saving.resume(resuming.phases, resuming.summary)
     (line,) = capsys.readouterr().err.splitlines()
     start = "cloudtrain: warning: the checkpoint of step 6 is left out: "

@@ -11,6 +11,7 @@ from datacache import Batch
 from tests.extent import more
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
+from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load
 from training.models import MODELS
 from training.run.data import Data
@@ -206,14 +207,14 @@ def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, a
     def written(comm):
         learner = learner_of(comm, configured(tmp_path, reducer, *before))
         stepped(learner, 0)
-        Checkpoints(tmp_path / "kept", comm).save(1, shared_state(learner), own_state(learner))
+        Checkpoints(Folder(tmp_path / "kept"), comm).save(1, shared_state(learner), own_state(learner))
         seen = learner.gradients.reducer.residual
         stepped(learner, 1)
         return seen, [variable.numpy() for variable in learner.variables]
 
     def read(comm):
         learner = learner_of(comm, configured(tmp_path, reducer, *after))
-        lines = restore(learner, Checkpoints(tmp_path / "kept", comm).newest())
+        lines = restore(learner, Checkpoints(Folder(tmp_path / "kept"), comm).newest())
         seen = learner.gradients.reducer.residual
         assert bool(lines) == (before != after or world_size == 3)
         stepped(learner, 1)

@@ -1,22 +1,22 @@
-"""Checkpoints in atomic folders: each is complete or does not exist.
+"""Checkpoints: each is complete or does not exist.
 
 A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one ``own-00000.safetensors`` for
-each rank, and ``COMPLETE``, the manifest with the length and digest of every file. The folder is written
-under a temporary name, synced and renamed, so a crash never damages an earlier checkpoint. Damage to a file
-is found by its digest, and the checkpoint before it is used instead.
+each rank, and ``COMPLETE``, the manifest with the length and digest of every file. It is written aside, as
+its :class:`training.checkpoint.places.Place` has it, so a crash never damages an earlier checkpoint. Damage
+to a file is found by its digest, and the checkpoint before it is used instead.
 
-Files are written by a thread of each rank, and the folder is completed by one of rank 0. Neither exchanges
-anything: the ranks agree on what the threads have done where the caller has them.
+Where each host has a place of its own, the first rank of each writes there what else rank 0 does, and a host
+has the files of its own ranks. What counts is then what is complete on all hosts.
+
+Files are written by a thread of each rank, and the folder is completed by one of a first rank. Neither
+exchanges anything: the ranks agree on what the threads have done where the caller has them.
 """
 
-import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,14 +24,20 @@ import numpy as np
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
 from commlib.vectors import Float32
-from datacache.store.files import sync_folder
-from training.checkpoint.manifest import SHARED, STEP, Manifest, own_file
-from training.checkpoint.serialization import Damaged, Tree, Written, check_file, read_tree, write_tree
+from training.checkpoint.manifest import SHARED, Manifest, own_file
+from training.checkpoint.places import Location, Place
+from training.checkpoint.serialization import (
+    Damaged,
+    Tree,
+    Written,
+    check_file,
+    read_tree,
+    reason,
+    write_tree,
+)
 from training.process.job import log_error
 
 Result = TypeVar("Result")
-
-_UNFINISHED = "unfinished-"
 
 
 class CheckpointFailed(RuntimeError):
@@ -43,7 +49,7 @@ class Checkpoint:
     """A complete checkpoint. ``own`` is ``None`` if it was written by another number of ranks."""
 
     step: int
-    path: Path
+    path: Location
     world_size: int
     shared: Tree = field(repr=False)
     own: Tree = field(repr=False)
@@ -68,30 +74,48 @@ class Saved:
 class _Writing:
     """A checkpoint that is being written. ``work``: what this rank does for it in the background.
 
-    First its files; then, when those of all ranks are written, rank 0 completes the folder.
+    First its files; then, when those of all ranks are written, first ranks complete their folders. ``name``:
+    of the folder.
     """
 
     step: int
+    number: int
     best: bool
-    folder: Path
+    name: str
     work: "Future[Any]"
     is_completing: bool = False
     since: float = field(default_factory=time.perf_counter)
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """What a first rank finds in its place: names and manifests, and a line for each that is damaged."""
+
+    found: list[tuple[str, Manifest]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
 class Checkpoints:
-    """The checkpoints of one run in ``folder``, which all ranks of ``comm`` must see; created when needed.
+    """The checkpoints of one run in ``place``, which all ranks of ``comm`` must see.
 
     The last ``keep`` checkpoints stay, and the last one that was saved as the best. All ranks call every
-    method together, but for the properties. Two runs must not save into one folder at the same time.
+    method together, but for the properties. Two runs must not save into one place at the same time.
     Checkpoints of another ``run`` than rank 0's are neither found nor removed.
+
+    ``per_host``: the place is one for each host, seen by its ranks. Only as many ranks on the same hosts then
+    find what was saved. ``shared`` of the first rank of each host is saved.
     """
 
-    def __init__(self, folder: Path, comm: Communicator, *, run: str = "", keep: int = 3) -> None:
+    def __init__(
+        self, place: Place, comm: Communicator, *, run: str = "", keep: int = 3, per_host: bool = False
+    ) -> None:
         if keep < 1:
             raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
-        self.folder, self._comm, self._run, self._keep = Path(folder), comm, run, keep
+        self.place, self._comm, self._run, self._keep = place, comm, run, keep
+        hosts = comm.allgather_objects(comm.host if per_host else "")
+        self._first_rank = hosts.index(hosts[comm.rank])  # of those that see this place
         self._writing: _Writing | None = None
+        self._number: int | None = None  # of the newest, counted from all that were ever saved
 
     def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> Saved | None:
         """Write a checkpoint as :meth:`start` does, and return when it is complete."""
@@ -99,7 +123,7 @@ class Checkpoints:
         return self.finish()
 
     def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
-        """Begin to write a checkpoint in the background: ``shared`` as rank 0 has it, ``own`` of every rank.
+        """Begin to write a checkpoint in the background: ``shared`` of a first rank, ``own`` of every rank.
 
         The trees are only read, and must not change until it is complete; the one before is. If any rank
         cannot write, all raise :class:`CheckpointFailed`, here or from the calls that follow; nothing of it
@@ -110,10 +134,12 @@ class Checkpoints:
             raise InvalidArgument(f"step: expected at least 0, got {step}")
         assert self._writing is None
         self._agree(step, best)
-        folder = self._begin(step)
+        number = self._next_number(step)
+        names = self._all(step, lambda: self._first(lambda: self.place.begin(step)))
+        name = str(names[self._first_rank])
         first = self._first(lambda: shared)  # so that others can free theirs
-        work = _in_background(lambda: self._write(folder, first, own))
-        self._writing = _Writing(step, best, folder, work)
+        work = _in_background(lambda: self._write(name, first, own))
+        self._writing = _Writing(step, number, best, name, work)
 
     @property
     def is_under_way(self) -> bool:
@@ -136,12 +162,13 @@ class Checkpoints:
             results = self._all(writing.step, writing.work.result)
         except CheckpointFailed:
             self._writing = None
-            self._first(lambda: shutil.rmtree(writing.folder, ignore_errors=True))
+            self._first(self.place.remove_unfinished)
             raise
         if writing.is_completing:
             self._writing = None
             return Saved(writing.step, time.perf_counter() - writing.since)
-        files = {name: written for each in results for name, written in each.items()}
+        files = {name: written for each in results for name, written in each.items() if name != SHARED}
+        files[SHARED] = results[self._first_rank][SHARED]
         writing.work = _in_background(lambda: self._first(lambda: self._complete(writing, files)))
         writing.is_completing = True
         return None
@@ -174,9 +201,9 @@ class Checkpoints:
         return next(self._those(lambda manifest: manifest.best), None)
 
     def count(self) -> int:
-        """Return how many folders have the name of a checkpoint, complete or not."""
-        names = self._first(lambda: [path.name for path in self.folder.glob(f"{STEP}*")])
-        return len(self._comm.allgather_objects(names)[0] or [])
+        """Return how many checkpoints there are, damaged or not; on several hosts the most of any."""
+        counts = self._comm.allgather_objects(self._first(lambda: len(self.place.names())))
+        return int(max(count for count in counts if count is not None))
 
     def is_left_out(self, step: int, problem: str | None) -> bool:
         """Return whether any rank found a problem with a checkpoint; rank 0 prints it."""
@@ -191,81 +218,78 @@ class Checkpoints:
         if different := differences(settings):
             raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
 
-    def _begin(self, step: int) -> Path:
-        """Return a new folder to write into; its name is new, since other hosts may cache old entries."""
+    def _next_number(self, step: int) -> int:
+        """Return the number of a new checkpoint: one above those that are there, on all ranks."""
+        if self._number is None:
+            listed = self._all(step, lambda: self._first(self._list))
+            found = [manifest.number for each in listed if each for _, manifest in each.found]
+            self._number = max(found, default=0)
+        self._number += 1
+        return self._number
 
-        def make() -> str:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder.parent)
-            self._remove_unfinished()
-            path = self.folder / f"{_UNFINISHED}{STEP}{step:08d}-{secrets.token_hex(4)}"
-            path.mkdir()
-            return path.name
-
-        names = self._all(step, lambda: self._first(make))
-        return self.folder / str(names[0])
-
-    def _write(self, folder: Path, shared: Tree, own: Tree) -> dict[str, Written]:
-        if not folder.is_dir():
+    def _write(self, name: str, shared: Tree, own: Tree) -> dict[str, Written]:
+        folder, rank = self.place.at(name), self._comm.rank
+        if not self.place.sees(name):
             raise FileNotFoundError(
-                f"{folder}: rank 0 has made it, and rank {self._comm.rank} on {self._comm.host} does not see "
-                "it: choose a folder on storage that all ranks share"
+                f"{folder}: rank {self._first_rank} has made it, and rank {rank} on {self._comm.host} does "
+                "not see it: choose a folder on storage that all ranks share"
             )
-        written = {own_file(self._comm.rank): write_tree(folder / own_file(self._comm.rank), own)}
-        if self._comm.rank == 0:
+        written = {own_file(rank): write_tree(folder / own_file(rank), own)}
+        if rank == self._first_rank:
             written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
     def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
-        found, _ = self._scan()
-        number = 1 + max((manifest.number for _, manifest in found), default=0)
-        manifest = Manifest(self._run, writing.step, number, self._comm.size, writing.best, files)
-        manifest.write(writing.folder)
-        sync_folder(writing.folder)
-        path = self._free_name(writing.step)
-        writing.folder.rename(path)
-        sync_folder(self.folder)
-        self._remove_old([(path, manifest), *found])
+        found = self._list().found
+        size = self._comm.size
+        manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
+        manifest.write(self.place.at(writing.name))
+        name = self.place.complete(writing.name, writing.step)
+        self._remove_old([(name, manifest), *found])
 
-    def _free_name(self, step: int) -> Path:
-        """Return a path named after the step, with a number appended if that name is taken."""
-        path, attempt = self.folder / f"{STEP}{step:08d}", 1
-        while path.exists():
-            attempt += 1
-            path = self.folder / f"{STEP}{step:08d}-{attempt}"
-        return path
+    def _remove_old(self, newest_first: list[tuple[str, Manifest]]) -> None:
+        best = [name for name, manifest in newest_first if manifest.best]
+        for name, _ in newest_first[self._keep :]:
+            if name not in best[:1]:
+                self.place.remove(name)
+        self.place.remove_unfinished()
 
-    def _remove_old(self, newest_first: list[tuple[Path, Manifest]]) -> None:
-        best = [path for path, manifest in newest_first if manifest.best]
-        for path, _ in newest_first[self._keep :]:
-            if path not in best[:1]:
-                # Renamed first: a folder with the name of a step is always complete.
-                path.rename(self.folder / f"{_UNFINISHED}removal-{secrets.token_hex(4)}")
-        self._remove_unfinished()
-
-    def _remove_unfinished(self) -> None:
-        for path in self.folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _scan(self) -> tuple[list[tuple[Path, Manifest]], list[Damaged]]:
-        """Return the folders with their manifests, newest first, and the errors of damaged ones."""
-        found, damaged = [], []
-        for path in sorted(self.folder.glob(f"{STEP}*")):
+    def _list(self) -> _Listed:
+        """Return what is in the place of this rank, newest first."""
+        listed = _Listed()
+        for name in self.place.names():
             try:
-                found.append((path, Manifest.read(path, self._run)))
+                listed.found.append((name, Manifest.read(self.place.at(name), self._run)))
             except Damaged as error:
-                damaged.append(error)
-        return sorted(found, key=lambda each: each[1].number, reverse=True), damaged
+                listed.damaged.append(str(error))
+        listed.found.sort(key=lambda each: each[1].number, reverse=True)
+        return listed
 
     def _those(self, is_wanted: Callable[[Manifest], bool]) -> Iterator[Checkpoint]:
-        found, damaged = self._first(self._scan) or ([], [])
-        for error in damaged:
-            log_error(f"warning: a checkpoint is left out: {error}")
-        for path, manifest in self._comm.allgather_objects(found)[0]:
-            if is_wanted(manifest) and (checkpoint := self._load(self.folder / path.name, manifest)):
+        lists = self._all_lists()
+        mine = {manifest.number: (name, manifest) for name, manifest in lists[self._first_rank].found}
+        hosts = [{manifest.number for _, manifest in each.found} for each in lists.values()]
+        if self._comm.rank == 0:
+            for each in dict.fromkeys(line for listed in lists.values() for line in listed.damaged):
+                log_error(f"warning: a checkpoint is left out: {each}")
+        for number in sorted(set.intersection(*hosts), reverse=True):
+            name, manifest = mine[number]
+            if is_wanted(manifest) and (checkpoint := self._load(self.place.at(name), manifest)):
                 yield checkpoint
 
-    def _load(self, path: Path, manifest: Manifest) -> Checkpoint | None:
+    def _all_lists(self) -> dict[int, _Listed]:
+        """Return what each first rank finds; ``ValueError`` on all ranks where one's place cannot be read."""
+        result, problem = None, None
+        try:
+            result = self._first(self._list)
+        except OSError as error:
+            problem = f"checkpoints: {self.place}: expected a place that can be read: {reason(error)}"
+        gathered = self._comm.allgather_objects((result, problem))
+        if problems := [each for _, each in gathered if each is not None]:
+            raise ValueError(problems[0])
+        return {rank: each for rank, (each, _) in enumerate(gathered) if each is not None}
+
+    def _load(self, path: Location, manifest: Manifest) -> Checkpoint | None:
         """Return the checkpoint, or ``None`` on all ranks if any of them finds damage."""
         checkpoint, problem = None, None
         try:
@@ -274,7 +298,7 @@ class Checkpoints:
             problem = str(error)
         return None if self.is_left_out(manifest.step, problem) else checkpoint
 
-    def _read(self, path: Path, manifest: Manifest) -> Checkpoint:
+    def _read(self, path: Location, manifest: Manifest) -> Checkpoint:
         files, own = manifest.files, None
         if manifest.world_size == self._comm.size:
             own = read_tree(path / own_file(self._comm.rank), files[own_file(self._comm.rank)])
@@ -285,8 +309,8 @@ class Checkpoints:
         return Checkpoint(manifest.step, path, manifest.world_size, shared, own, files)
 
     def _first(self, function: Callable[[], Result]) -> Result | None:
-        """Return what the function returns on rank 0, and ``None`` on all others."""
-        return function() if self._comm.rank == 0 else None
+        """Return what the function returns on the first rank of a place, and ``None`` on others."""
+        return function() if self._comm.rank == self._first_rank else None
 
     def _all(self, step: int, function: Callable[[], Result]) -> list[Result]:
         """Return what the function returned on every rank; an ``OSError`` on any fails all."""
@@ -298,7 +322,7 @@ class Checkpoints:
         results: list[Any] = self._comm.allgather_objects((result, problem))
         for rank, (_, each) in enumerate(results):
             if each is not None:
-                raise CheckpointFailed(f"{self.folder}: step {step} is not saved: rank {rank}: {each}")
+                raise CheckpointFailed(f"{self.place}: step {step} is not saved: rank {rank}: {each}")
         return [result for result, _ in results]
 
 

@@ -1,19 +1,17 @@
 """The manifest of a checkpoint: the file ``COMPLETE`` in its folder, written last."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 from xxhash import xxh3_128_hexdigest
 
-from training.checkpoint.serialization import Damaged, Written, parsed
+from training.checkpoint.places import COMPLETE, Location
+from training.checkpoint.serialization import Damaged, Written, parsed, reason, sync
 
 FORMAT = 3  # of folders and files; since 3 a checkpoint names its task
-STEP = "step-"
-COMPLETE, SHARED = "COMPLETE", "shared.safetensors"
+SHARED = "shared.safetensors"
 
 
 def own_file(rank: int) -> str:
@@ -36,22 +34,22 @@ class Manifest:
     files: Mapping[str, Written]
     format: int = FORMAT
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Location) -> None:
         """Write it into the folder of a checkpoint, synced."""
         body = json.dumps(asdict(self)).encode()
         with (folder / COMPLETE).open("xb") as file:
             file.write(body + b"\n" + _last_line(body))
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
 
     @classmethod
-    def read(cls, folder: Path, run: str) -> "Manifest":
+    def read(cls, folder: Location, run: str) -> "Manifest":
         """Return the manifest of a folder; :class:`Damaged` unless run and step are those of the folder."""
         path = folder / COMPLETE
         try:
-            body, _, digest = path.read_bytes().partition(b"\n")
+            with path.open("rb") as file:
+                body, _, digest = file.read().partition(b"\n")
         except OSError as error:
-            raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
+            raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
         if digest != _last_line(body):
             raise Damaged(f"{path}: not what was written")
         try:

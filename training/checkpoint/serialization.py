@@ -9,13 +9,13 @@ order of a walk through the tree. The header's ``__metadata__`` holds the tree w
 shape]}`` in place of an array, and similar marks for values that JSON does not have.
 """
 
+import io
 import json
 import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import ml_dtypes
@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from xxhash import xxh3_128
 
 from commlib.errors import InvalidArgument, one_line, shown
+from training.checkpoint.places import Location
 from training.config.schema import describe
 
 Array = npt.NDArray[Any]
@@ -70,7 +71,7 @@ class Written:
     digest: str
 
 
-def write_tree(path: Path, tree: Tree) -> Written:
+def write_tree(path: Location, tree: Tree) -> Written:
     """Write a new file, synced; no array is copied as a whole that is contiguous.
 
     Raises :class:`commlib.errors.InvalidArgument`, with nothing written, where the tree holds something else
@@ -85,36 +86,54 @@ def write_tree(path: Path, tree: Tree) -> Written:
             file.write(piece)
             digest.update(piece)
         size = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     return Written(size, digest.hexdigest())
 
 
-def check_file(path: Path, written: Written) -> None:
+def sync(file: BinaryIO) -> None:
+    """Let what was written to a file survive a crash; an object is when it is closed."""
+    file.flush()
+    if isinstance(file, io.BufferedWriter):
+        os.fsync(file.fileno())
+
+
+def reason(error: OSError) -> str:
+    """Return why a file could not be read, in a few words where the system has them."""
+    return error.strerror or str(error)
+
+
+def check_file(path: Location, written: Written) -> None:
     """Raise :class:`Damaged` unless the file holds what was written, by its length and its digest."""
     try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            found = _digest(file) if size == written.bytes else ""
+        with path.open("rb") as file:
+            _check(file, path, written)
     except OSError as error:
-        raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
+        raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
+
+
+def _check(file: BinaryIO, path: Location, written: Written) -> None:
+    size = file.seek(0, os.SEEK_END)
     if size != written.bytes:
         raise Damaged(f"{path}: expected {written.bytes} bytes, got {size}")
-    if found != written.digest:
+    file.seek(0)
+    if (found := _digest(file)) != written.digest:
         raise Damaged(f"{path}: expected xxh3_128 {written.digest}, got {found}")
 
 
-def read_tree(path: Path, written: Written) -> Tree:
+def read_tree(path: Location, written: Written) -> Tree:
     """Return the tree of a file in new memory, equal to what was written in every bit and type.
 
     Raises :class:`Damaged` unless the file holds what was written, and where that was no tree.
     """
-    check_file(path, written)  # first: only bytes that are known to be right are parsed
     try:
         with path.open("rb") as file:
+            _check(file, path, written)  # first: only bytes that are known to be right are parsed
+            file.seek(0)
             return _read(file, written.bytes)
+    except Damaged:
+        raise
     except OSError as error:
-        raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
+        raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
     except (
         ValueError,
         TypeError,
@@ -226,7 +245,7 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def _digest(file: BinaryIO) -> str:
-    """Return the xxh3_128 of all that a file without buffer still has."""
+    """Return the xxh3_128 of all that a file still has."""
     digest, buffer = xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])

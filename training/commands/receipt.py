@@ -8,7 +8,8 @@ from commlib.transport.verified import verified
 from datacache.escaping import escaped
 from training.callbacks.digests import WeightsDiffer
 from training.commands.train import make_trainer
-from training.config.config import Config, load_with_warnings
+from training.config.config import Config, load, load_with_warnings
+from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process.job import (
     FAILURE,
@@ -28,7 +29,7 @@ from training.run.data import load_data
 from training.run.parts import import_parts
 
 if TYPE_CHECKING:
-    from training.run.trainer import Trainer  # which imports TensorFlow
+    from training.run.replay import Replay  # which imports TensorFlow
 
 
 def verify(folder: Path) -> int:
@@ -52,34 +53,40 @@ def replay(folder: Path, steps: str) -> None:
     """Make steps of a run again on all ranks of this job, and compare; exit with 1 where a digest differs."""
     with as_rank() as comm:
         recorded = all_or_exit(comm, lambda: on_rank0(comm, lambda: Recorded.of(folder, steps)))
-        config = all_or_exit(comm, lambda: on_rank0(comm, lambda: _configuration(folder)))
+        config, checkpoints = all_or_exit(comm, lambda: on_rank0(comm, lambda: _configuration(folder)))
         config = all_or_exit(comm, lambda: import_parts(config))
         ranks = verified(comm) if config.verify else comm
         topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
         all_or_exit(comm, lambda: recorded.check_job([len(node) for node in topology.nodes]))
         data = all_or_exit(comm, lambda: load_data(config, topology))
         all_or_exit(comm, lambda: recorded.check_data(data.fingerprints()))
-        agree = _replay(comm, recorded, make_trainer(config, topology, data))
+        from training.run.replay import Replay
+
+        trainer = make_trainer(config, topology, data)
+        say = print_line if comm.rank == 0 else lambda line: None
+        agree = _replay(comm, Replay(recorded, trainer, checkpoints, say), recorded)
         exit_all(comm, 0 if agree else FAILURE)
 
 
-def _configuration(folder: Path) -> Config:
-    """Return the configuration of a run, but for what leaves something behind or ends it."""
+def _configuration(folder: Path) -> tuple[Config, Checkpointing]:
+    """Return the configuration of a run, but for what leaves something behind or ends it.
+
+    And where its checkpoints are.
+    """
     nothing = dict.fromkeys(("checkpoints", "target", "trace", "metrics_port"))
     others: dict[str, Any] = {**nothing, "resume": "never", "callbacks": []}
-    return load_with_warnings(folder / CONFIG, change=lambda content: {**content, **others}).config
+    config = load_with_warnings(folder / CONFIG, change=lambda content: {**content, **others}).config
+    return config, load(folder / CONFIG).checkpoints or Checkpointing()
 
 
-def _replay(comm: Communicator, recorded: Recorded, trainer: "Trainer") -> bool:
+def _replay(comm: Communicator, again: "Replay", recorded: Recorded) -> bool:
     """Return whether all digests agree; rank 0 prints."""
     from training.run.provenance import source, versions
-    from training.run.replay import Replay
 
     is_first = comm.rank == 0
     if is_first:
         for line in recorded.differences(source(), versions()):
             log_error(f"warning: {line}")
-    again = Replay(recorded, trainer, print_line if is_first else lambda line: None)
     all_or_exit(comm, again.begin)
     try:
         again.run()

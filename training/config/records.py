@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, model_validator
 
+from commlib.registry import check_options
+from datacache.storage import Storage
 from training.config.local_steps import Outer
 from training.config.parts import imported, part_in
 from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
@@ -103,6 +105,9 @@ class DatasetRecord(Discreet):
         except ValueError as error:
             raise ValueError(f"dataset {self.name}: {error}") from error
         return make_dataset(self.name, path, **options)
+
+
+FILE_URLS = ("file://", "local://")  # of a folder
 
 
 def named(value: Any) -> Any:
@@ -211,6 +216,34 @@ class Checkpointing(Record):
     """Steps between checkpoints, besides those of epochs."""
     keep: Count = 3
     """Number of latest checkpoints to retain, besides the best."""
+    path: str | None = None
+    """Folder or URL in which each run has a folder for them; ``null``: they are in the run's own folder."""
+    storage: dict[str, Any] = {}
+    """Of a URL: the keywords of :class:`datacache.storage.Storage`, such as ``options``."""
+    per_node: bool = False
+    """Whether ``path`` is on a disk of each node's own: each has the weights, and the state of its ranks."""
+
+    @model_validator(mode="after")
+    def _is_a_place(self) -> "Checkpointing":
+        if self.path is not None and ("::" in self.path or self.path.startswith("memory:")):
+            expected = "a folder, or the URL of a storage that outlives the run"
+            raise problem(f"expected {expected}, got {self.path}", key="path")
+        if self.per_node and (self.path is None or self.is_url):
+            got = "none" if self.path is None else self.path
+            expected = "expected a folder on each node's disk where per_node is true"
+            raise problem(f"{expected}, got {got}", key="path")
+        if self.storage and not self.is_url:
+            raise problem("expected none where path is no URL, got some", key="storage")
+        try:
+            check_options("a storage", Storage, self.storage, positional=1)
+        except ValueError as error:
+            raise problem(str(error), key="storage") from error
+        return self
+
+    @property
+    def is_url(self) -> bool:
+        """Whether they are on a storage behind a URL, and not in a folder."""
+        return self.path is not None and "://" in self.path and not self.path.startswith(FILE_URLS)
 
 
 class DawnBenchEntry(Record):

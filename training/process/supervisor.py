@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.config.run_files import CHECKPOINTS, METRICS
 from training.process.hosts import Ranks
 from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
+from training.process.last_records import last_checkpoint, last_record
 
 if TYPE_CHECKING:
     from training.config.config import Config
@@ -37,8 +38,6 @@ HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
 CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED)
 # Another process still has the run's lock, such as a rank on a host that is not reached any more.
 IS_ALIVE = "expected a run that has stopped"
-
-TAIL_BYTES = 1 << 16  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,9 @@ class Progress:
             return None
         names = (folder / CHECKPOINTS).glob("step-*")
         steps = [int(path.name.split("-")[1]) for path in names]
-        return cls(max(steps, default=None), _last_step(folder / METRICS))
+        # elsewhere, the newest is the one of which the records know
+        newest = max(steps) if steps else last_checkpoint(folder / METRICS)
+        return cls(newest, _last_step(folder / METRICS))
 
     def __str__(self) -> str:
         """Return where it is.
@@ -113,20 +114,11 @@ class Progress:
 
 
 def _last_step(metrics: Path) -> tuple[int, int] | None:
+    record = last_record(metrics, "step")
     try:
-        with metrics.open("rb") as file:
-            file.seek(-min(TAIL_BYTES, metrics.stat().st_size), 2)
-            lines = file.read().splitlines()
-    except OSError:
+        return None if record is None else (int(record["epoch"]), int(record["step"]))
+    except (ValueError, KeyError, TypeError):
         return None
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-            if record["kind"] == "step":
-                return int(record["epoch"]), int(record["step"])
-        except (ValueError, KeyError, TypeError):  # half a line
-            continue
-    return None
 
 
 @dataclass(frozen=True)

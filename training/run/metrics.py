@@ -18,6 +18,7 @@ from datacache.store import files
 from training.config.config import Config
 from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS
 from training.process.job import log_error
+from training.process.last_records import last_checkpoint
 from training.run.run_lock import RunIsAlive, RunLock, holder_of
 from training.run.summary import Ranks, Summary
 
@@ -192,9 +193,14 @@ def unfinished_run(config: Config) -> Path | None:
         for path in Path(config.output).glob(f"{config.name}-*")
         if _is_of(path, config.name)
         and not (path / SUMMARY).exists()
-        and ((path / CHECKPOINTS).is_dir() or holder_of(path) is not None)
+        and (_has_checkpoints(path) or holder_of(path) is not None)
     ]
     return max(runs, key=lambda path: (path / METRICS).stat().st_mtime, default=None)
+
+
+def _has_checkpoints(path: Path) -> bool:
+    """Return whether there are checkpoints of a run, also elsewhere than in its folder."""
+    return (path / CHECKPOINTS).is_dir() or last_checkpoint(path / METRICS) is not None
 
 
 def _is_of(path: Path, name: str) -> bool:

@@ -8,7 +8,6 @@ from training.callbacks.callback import Callback
 from training.callbacks.calling import Callbacks
 from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
-from training.config.run_files import CHECKPOINTS
 from training.process.progress import Progress
 from training.receipt.recorded import Recorded
 from training.run.saving import Saving
@@ -25,25 +24,32 @@ class _Done(Exception):
 class Replay(Callback):
     """Makes recorded steps again with a trainer that has not begun, and compares the digests of the weights.
 
-    Collective, but for ``say``, to which lines are given.
+    ``checkpoints``: where those of the run are. Collective, but for ``say``, to which lines are given.
     """
 
-    def __init__(self, recorded: Recorded, trainer: "Trainer", say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        trainer: "Trainer",
+        checkpoints: Checkpointing,
+        say: Callable[[str], None],
+    ) -> None:
         self._recorded, self._trainer, self._say = recorded, trainer, say
+        self._checkpoints = checkpoints
         self._compared = self._agreeing = 0
         trainer.callbacks = Callbacks([self])
 
     def begin(self) -> None:
         """Go to the newest checkpoint before the steps; ``ValueError`` if one is needed and not there."""
         recorded, run = self._recorded, self._trainer
-        path = recorded.folder / CHECKPOINTS
-        run.begin(None, Progress(silent=True), recorded.folder)
-        saving = Saving(path, Checkpointing(), run.learner, recorded.identity, run.callbacks)
+        folder = recorded.folder.absolute()
+        run.begin(None, Progress(silent=True), folder)
+        saving = Saving(folder, self._checkpoints, run.learner, recorded.identity, run.callbacks)
         run.go_on(saving, at_most=recorded.first)
         start = run.position.steps
         if start < recorded.since:
             expected = f"a checkpoint of step {recorded.since} to {recorded.first}"
-            raise ValueError(f"{path}: expected {expected}, got none: before, the run was another")
+            raise ValueError(f"{saving.place}: expected {expected}, got none: before, the run was another")
         whence = f"the checkpoint of step {start}" if start else "the beginning"
         self._say(f"{recorded.folder}: steps {recorded.first} to {recorded.last}, from {whence}")
 

@@ -9,11 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from datacache.storage import Storage
+from datacache.urls import without_secrets
 from training.callbacks.calling import Callbacks
 from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
 from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.places import Folder, Objects, Place
 from training.checkpoint.serialization import Damaged, parsed
 from training.config.records import Checkpointing
+from training.config.run_files import CHECKPOINTS
+from training.config.secrets import resolved
+from training.process.job import all_or_raise, on_rank0
 from training.run.events import CheckpointSaved, Resumed
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
@@ -38,20 +44,26 @@ TERMINATED, WRITING = 1, 2
 
 
 class Saving:
-    """Writes the checkpoints of a run to the folder ``path``, and restores the newest.
+    """Writes the checkpoints of the run in ``folder`` to its place, and restores the newest.
 
     They are written in the background, one at a time. The loop is held up by a copy of the state, and by a
     checkpoint that is not complete when the next one is due or the run ends. In between, ranks agree that all
     have written their files by the flags of the steps.
 
     ``run``: the identity of the run; that of rank 0 is used. ``callbacks``: whose states are saved, too.
+    Collective; ``ValueError`` on all ranks where there can be no such place.
     """
 
     def __init__(
-        self, path: Path, settings: Checkpointing, learner: Learner, run: str, callbacks: Callbacks
+        self, folder: Path, settings: Checkpointing, learner: Learner, run: str, callbacks: Callbacks
     ) -> None:
         self._settings, self._learner, self._callbacks = settings, learner, callbacks
-        self._checkpoints = Checkpoints(path, learner.topology.world, run=run, keep=settings.keep)
+        world = learner.topology.world
+        run = on_rank0(world, lambda: run)
+        self.place = all_or_raise(world, lambda: place_of(folder, settings, run, world.host))
+        self._checkpoints = Checkpoints(
+            self.place, world, run=run, keep=settings.keep, per_host=settings.per_node
+        )
         self._copy_seconds = 0.0  # of the latest
 
     @property
@@ -74,12 +86,17 @@ class Saving:
         """Begin to write a checkpoint; return the one before if that was not complete. Collective."""
         before, start = self.finish(), time.perf_counter()
         shared = shared_state(self._learner)
-        shared |= {"position": as_tree(position), "summary": asdict(summary)}
-        shared["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
+        shared |= self._of_loop(position, summary)
         own = own_state(self._learner) | {"accumulator": accumulator.as_tree()}
         self._copy_seconds = time.perf_counter() - start
         self._checkpoints.start(position.steps, shared, own, best=best)
         return before
+
+    def _of_loop(self, position: Position, summary: Summary) -> dict[str, Any]:
+        """Return what the checkpoint has of the loop: as rank 0 has it, where other ranks save it, too."""
+        own = {"position": as_tree(position), "summary": asdict(summary)}
+        own["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
+        return on_rank0(self._learner.topology.world, lambda: own) if self._settings.per_node else own
 
     def proceed(self, flags: int) -> CheckpointSaved | None:
         """Go on with a checkpoint after a step with these flags of all ranks; return it if it is complete.
@@ -121,9 +138,10 @@ class Saving:
                 self._callbacks.load_state_dict(found.callbacks)
                 return taken
         if at_most is None and (count := self._checkpoints.count()):
+            where = "; on disks of nodes, only by as many ranks on the same hosts"
             raise ValueError(
-                f"resume: expected a checkpoint that can be used, got none among the {count} in "
-                f"{self._checkpoints.folder}; resume=never begins a new run"
+                f"resume: expected a checkpoint that can be used{where if self._settings.per_node else ''}, "
+                f"got none among the {count} in {self.place}; resume=never begins a new run"
             )
         return None
 
@@ -181,6 +199,24 @@ def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
     with readable(checkpoint.path / own_file(rank)):
         accumulator = None if own is None else parsed(EpochAccumulator, json.dumps(own["accumulator"]))
     return _Contents(position, summary, callbacks, accumulator)
+
+
+def place_of(folder: Path, settings: Checkpointing, run: str, host: str) -> Place:
+    """Return where the checkpoints of the run in ``folder`` are, for the ranks of ``host``.
+
+    Elsewhere than there, they are in a folder named after the identity ``run``, which stays when a folder is
+    renamed. ``ValueError`` where a storage cannot be had at all, such as one whose package is missing.
+    """
+    if settings.path is None:
+        return Folder(folder / CHECKPOINTS)
+    path = str(resolved(settings.path))
+    if not settings.is_url:
+        own = Path(path.removeprefix("file://").removeprefix("local://")).expanduser() / run
+        return Folder(own / host if settings.per_node else own)
+    try:
+        return Objects(Storage(f"{path.rstrip('/')}/{run}", **resolved(settings.storage)))
+    except Exception as error:
+        raise ValueError(f"checkpoints.path: {without_secrets(f'{path}: {error}')}") from None
 
 
 def _divides(every: int | None, number: int) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from commlib.memory import zeros
 from commlib.vectors import Float32
 from training.checkpoint.folders import Checkpoint, merged
 from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.places import Location
 from training.checkpoint.serialization import Damaged, Tree
 from training.run.learner import Learner
 
@@ -119,7 +119,7 @@ def own_state(learner: Learner) -> dict[str, Tree]:
 
 
 @contextmanager
-def readable(file: Path) -> Iterator[None]:
+def readable(file: Location) -> Iterator[None]:
     """Raise :class:`~training.checkpoint.serialization.Damaged` if the contents are not those of a run.
 
     The digest of the bytes is correct: another program has written them.

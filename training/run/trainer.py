@@ -21,11 +21,12 @@ from training.callbacks.prometheus import Prometheus
 from training.callbacks.skipped_steps import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config, load
-from training.config.run_files import CHECKPOINTS
+from training.config.run_files import METRICS
 from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
 from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0, terminations
+from training.process.last_records import last_checkpoint
 from training.process.progress import Progress
 from training.run import events
 from training.run.autotune import profile_for
@@ -140,9 +141,7 @@ class Trainer:
         resumed = False
         if self.config.checkpoints is not None:
             run = "" if folder is None else folder.identity
-            self._saving = Saving(
-                path / CHECKPOINTS, self.config.checkpoints, self.learner, run, self.callbacks
-            )
+            self._saving = Saving(path, self.config.checkpoints, self.learner, run, self.callbacks)
             if resume:
                 resumed = self.go_on(self._saving)
             elif self.config.resume != "never":
@@ -199,12 +198,20 @@ class Trainer:
         """Resume from the newest checkpoint, of at most this step; return whether there is one."""
         resumption = saving.resume(self.phases, self.summary, at_most=at_most)
         if resumption is None:
+            on_rank0(self.topology.world, lambda: self._check_none_is_lost(saving))
             self.progress.say("resume: there is no checkpoint yet: the run begins again")
             return False
         self.position = resumption.position
         self.accumulator = resumption.accumulator or self.accumulator
         self.report(resumption.event)
         return True
+
+    def _check_none_is_lost(self, saving: Saving) -> None:
+        """Raise ``ValueError`` where the run has recorded a checkpoint, and there is none."""
+        steps = None if self.folder is None else last_checkpoint(self.folder.path / METRICS)
+        if steps is not None:
+            expected = f"the checkpoint of step {steps}, or one before it, in {saving.place}"
+            raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
 
     def _prepare(self) -> None:
         """Compile the steps of all remaining phases, so that phase boundaries need no compilation."""

@@ -1,0 +1,388 @@
+"""Checkpoints elsewhere than in the run's folder: on a storage of objects, and on each host's own disk."""
+
+import os
+import random
+import uuid
+
+import numpy as np
+import pytest
+
+from commlib import transport
+from datacache.storage import Storage
+from tests.s3_server import BUCKET, s3_server
+from tests.training import small
+from tests.training.test_checkpoints import OWN, SHARED, is_right, own_tree, same, save, shared_tree
+from tests.training.test_receipt import replayed
+from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged
+from training.checkpoint.places import COMPLETE, Folder, Objects
+from training.config.config import ConfigurationError, load
+from training.config.records import Checkpointing
+from training.process.supervisor import Progress
+from training.run.saving import place_of
+
+DIGITS = "configs/digits.yaml"
+
+
+@pytest.fixture
+def s3():
+    pytest.importorskip("s3fs", reason="it is in the extra s3")
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "s3"])
+def storage(request):
+    """Return a storage of objects with nothing in it."""
+    if request.param == "memory":
+        return Storage(f"memory://{uuid.uuid4().hex}", first_wait_seconds=0.001, attempts=2)
+    server = request.getfixturevalue("s3")
+    return Storage(f"s3://{BUCKET}/run", **server.storage, attempts=2)
+
+
+def names(storage):
+    """Return the names of all checkpoints of which there is an object, and check that all are whole."""
+    try:
+        found = {}
+        for each in storage.files():
+            name, _, file = each.path.partition("/")
+            found.setdefault(name, set()).add(file)
+    except FileNotFoundError:
+        return []
+    assert all(files >= {COMPLETE, SHARED, OWN.format(0)} for files in found.values()), found
+    return sorted(found)
+
+
+def steps(storage):
+    return [int(name.split("-")[1]) for name in names(storage)]
+
+
+# ------------------------------------------------------------------------------------- objects
+
+
+def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
+    def body(comm):
+        store = Checkpoints(Objects(storage), comm, keep=2)
+        assert store.newest() is None
+        kept = []
+        for step in range(1, 6):
+            save(store, comm, step, best=step == 2)
+            comm.barrier()
+            kept.append(steps(storage))
+            comm.barrier()
+        again = Checkpoints(Objects(storage), comm, keep=2)
+        assert again.count() == 3
+        return kept, is_right(again.newest(), comm, 5), is_right(again.best(), comm, 2)
+
+    kept = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]]
+    assert transport.simulated.run(body, 3, 2) == [(kept, True, True)] * 3
+
+
+def test_a_run_that_went_back_is_found_where_it_is_also_by_who_counts_anew(storage):
+    def body(comm):
+        found = []
+        for step in (20, 10, 10):
+            store = Checkpoints(Objects(storage), comm)
+            save(store, comm, step)
+            found.append(is_right(store.newest(), comm, step))
+        return found
+
+    assert transport.simulated.run(body, 2) == [[True] * 3] * 2
+
+
+def test_residuals_of_another_world_keep_their_sum(storage):
+    def write(comm):
+        own = {"residual": np.arange(8, dtype=np.float32) * (comm.rank + 1)}
+        Checkpoints(Objects(storage), comm).save(1, {}, own)
+
+    def read(comm):
+        found = Checkpoints(Objects(storage), comm).newest()
+        return merged(
+            lambda rank: found.own_of(rank)["residual"],
+            8,
+            world_size=found.world_size,
+            rank=comm.rank,
+            size=comm.size,
+        )
+
+    transport.simulated.run(write, 3)
+    np.testing.assert_array_equal(sum(transport.simulated.run(read, 2)), np.arange(8) * 6)
+
+
+class Crash(BaseException):
+    """A process ends here."""
+
+
+def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch):
+    """A process that ends at any change of the storage: what was complete before is found."""
+    storage = Storage(f"memory://{uuid.uuid4().hex}")
+    filesystem = type(storage._filesystem)
+    left = [10**9]
+
+    def crashing(name):
+        change = getattr(filesystem, name)
+
+        def called(self, path, *arguments, **keywords):
+            if name == "rm_file" or "w" in str(arguments + tuple(keywords.values())):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Crash
+            return change(self, path, *arguments, **keywords)
+
+        return called
+
+    for name in ("open", "rm_file"):
+        monkeypatch.setattr(filesystem, name, crashing(name))
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    save(Checkpoints(Objects(storage), comm, keep=1), comm, 1)
+    taken = []
+    for changes in range(100):
+        before = Checkpoints(Objects(storage), comm).newest().step
+        left[0] = changes
+        try:
+            save(Checkpoints(Objects(storage), comm, keep=1), comm, before + 1)
+        except Crash:
+            left[0] = 10**9
+        else:
+            break
+        newest = Checkpoints(Objects(storage), comm).newest()
+        assert newest.step in (before, before + 1)
+        assert is_right(newest, comm, newest.step)
+        taken.append(newest.step - before)
+    assert taken[:3] == [0, 0, 0]  # two files of the state, and the manifest
+    assert taken[3:] == [1] * (len(taken) - 3)
+    left[0] = 10**9
+    save(Checkpoints(Objects(storage), comm, keep=1), comm, 1000)
+    assert steps(storage) == [1000]
+
+
+@pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(1)])
+def test_instead_of_a_damaged_object_the_checkpoint_before_is_taken_and_it_is_named(storage, capsys, name):
+    def fill(comm):
+        store = Checkpoints(Objects(storage), comm)
+        save(store, comm, 1)
+        save(store, comm, 2)
+
+    transport.simulated.run(fill, 2)
+    newest = names(storage)[-1]
+    content = bytearray(storage.read(f"{newest}/{name}"))
+    generator = random.Random(len(content))
+    for bit in (0, 8 * len(content) - 1, generator.randrange(8 * len(content))):
+        content[bit // 8] ^= 1 << bit % 8
+        with storage.writing(f"{newest}/{name}") as file:
+            file.write(content)
+        found = transport.simulated.run(
+            lambda comm: is_right(Checkpoints(Objects(storage), comm).newest(), comm, 1), 2
+        )
+        assert found == [True, True]
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"is left out: {storage.url}/{newest}/{name}: " in line
+        content[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_storage_that_refuses_is_one_line_on_all_ranks_and_no_new_beginning(s3):
+    storage = Storage(f"s3://{BUCKET}/run", **s3.storage, attempts=1)
+
+    def body(comm):
+        store = Checkpoints(Objects(storage), comm)
+        save(store, comm, 1)
+        comm.barrier()
+        s3.refuses = True
+        with pytest.raises(
+            CheckpointFailed, match=r"^s3://bucket/run: step 2 is not saved: rank \d: s3://buck"
+        ):
+            save(store, comm, 2)
+        with pytest.raises(
+            ValueError, match=r"^checkpoints: s3://bucket/run: expected a place that can be read"
+        ):
+            Checkpoints(Objects(storage), comm).newest()
+        comm.barrier()
+        s3.refuses = False
+        return is_right(Checkpoints(Objects(storage), comm).newest(), comm, 1)
+
+    assert transport.simulated.run(body, 2) == [True] * 2
+
+
+def test_a_server_that_fails_one_request_in_ten_and_parts_of_large_objects_give_the_same_state(s3):
+    """12 MiB of an own tree are two parts of an upload of at least 5 MiB, and two requests to read."""
+    s3.failing_share = 0.1
+    settings = s3.storage
+    settings["options"]["default_block_size"] = 6 << 20
+    storage = Storage(f"s3://{BUCKET}/run", **settings)
+    tree = {"residual": np.random.default_rng(1).integers(0, 256, 12 << 20, np.uint8)}
+
+    def body(comm):
+        store = Checkpoints(Objects(storage), comm)
+        store.save(1, shared_tree(1), tree)
+        return same(store.newest().own, tree)
+
+    assert transport.simulated.run(body, 1) == [True]
+    assert len(s3.uploads) == 1
+    assert sum(len(parts) for parts in s3.uploads.values()) >= 2
+
+
+# --------------------------------------------------------------------------- the disk of each host
+
+
+def on_disks(folder, comm, **options):
+    """Return the checkpoints of ranks each of whose hosts has a disk of its own."""
+    return Checkpoints(Folder(folder / comm.host), comm, per_host=True, **options)
+
+
+def test_each_host_has_the_weights_and_the_state_of_its_own_ranks(tmp_path):
+    def body(comm):
+        store = on_disks(tmp_path, comm, keep=1)
+        for step in (1, 2):
+            store.save(step, shared_tree(step), own_tree(step, comm.rank))
+        found = on_disks(tmp_path, comm).newest()
+        return found.step, same(found.shared, shared_tree(2)), same(found.own, own_tree(2, comm.rank))
+
+    assert transport.simulated.run(body, 5, [2, 3]) == [(2, True, True)] * 5
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    ranks = {"node0": (0, 1), "node1": (2, 3, 4)}
+    assert files == {
+        f"{host}/step-00000002/{name}"
+        for host, own in ranks.items()
+        for name in (COMPLETE, SHARED, *map(OWN.format, own))
+    }
+
+
+@pytest.mark.parametrize("victim", ["node0", "node1"])
+def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, monkeypatch, victim):
+    """As where one host has lost its power while the manifests are written, and where its disk fails."""
+
+    def body(comm):
+        store = on_disks(tmp_path, comm)
+        store.save(1, shared_tree(1), own_tree(1, comm.rank))
+        if comm.host == victim:
+            monkeypatch.setattr(store.place, "complete", broken)
+        with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank [02]: .*no disk"):
+            store.save(2, shared_tree(2), own_tree(2, comm.rank))
+        again = on_disks(tmp_path, comm)
+        before = again.newest().step
+        again.save(3, shared_tree(3), own_tree(3, comm.rank))
+        return before, again.newest().step
+
+    def broken(name, step):
+        raise OSError(5, "no disk")
+
+    assert transport.simulated.run(body, 4, 2) == [(1, 3)] * 4
+
+
+@pytest.mark.parametrize("nodes", [[2, 2, 1], [3, 2], [4], [1, 3]])
+def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, nodes):
+    transport.simulated.run(
+        lambda comm: on_disks(tmp_path, comm).save(1, shared_tree(1), own_tree(1, comm.rank)), 4, 2
+    )
+    found = transport.simulated.run(lambda comm: on_disks(tmp_path, comm).newest(), sum(nodes), nodes)
+    assert found == [None] * sum(nodes)
+    if len(nodes) < 3:  # else one host has nothing at all
+        assert "the checkpoint of step 1 is left out: " in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- the configuration
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "{path: 'memory://x'}",
+            "checkpoints.path: expected a folder, or the URL of a storage that outlives the",
+        ),
+        ("{path: 'simplecache::s3://x'}", "checkpoints.path: expected a folder, or the URL"),
+        ("{per_node: true}", "checkpoints.path: expected a folder on each node's disk .*, got none"),
+        (
+            "{per_node: true, path: 's3://x'}",
+            "checkpoints.path: expected a folder on each node's disk .* s3://x",
+        ),
+        ("{path: /x, storage: {attempts: 2}}", "checkpoints.storage: expected none where path is no URL"),
+        ("{path: 's3://x', storage: {attemts: 2}}", "checkpoints.storage: attemts: .*did you mean .attempts"),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_line(given, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load(DIGITS, [f"checkpoints={given}"])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_place_is_the_run_s_folder_or_one_of_its_identity(tmp_path, monkeypatch):
+    def place(**settings):
+        return str(place_of(tmp_path / "run", Checkpointing(**settings), "1f2e", "node1"))
+
+    monkeypatch.setenv("PASSWORD", "1234")
+    assert place() == str(tmp_path / "run" / "checkpoints")
+    assert place(path="/scratch") == place(path="file:///scratch") == "/scratch/1f2e"
+    assert place(path="/scratch", per_node=True) == "/scratch/1f2e/node1"
+    assert place(path="memory_/x") == "memory_/x/1f2e"
+    with pytest.raises(ValueError, match=r"^checkpoints.path: gone://me:\*\*\*@host/x: .*gone"):
+        place(path="gone://me:${oc.env:PASSWORD}@host/x")
+
+
+# ---------------------------------------------------------------------------------------- runs
+
+
+WORDS = ("model='tests.training.small:linear'", "digest_every=2", "log_every=1", "average=0.5")
+PHASES = (small.phase(steps=8, batch=200),)
+
+
+def checkpoints_of(s3):
+    options = s3.storage["options"] | {"key": "${oc.env:S3_KEY}", "secret": "${oc.env:S3_SECRET}"}
+    listed = ", ".join(f"{key}: '{value}'" for key, value in options.items())
+    place = f"path: 's3://{BUCKET}/all', storage: {{options: {{{listed}}}}}"
+    return f"checkpoints={{every_steps: 2, every_epochs: null, {place}}}"
+
+
+def weights(run):
+    return [each.numpy() for each in run.model.weights]
+
+
+def test_a_run_whose_checkpoints_are_objects_goes_on_to_the_bit_and_is_replayed(
+    s3, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("S3_KEY", "a")
+    monkeypatch.setenv("S3_SECRET", "b")
+    elsewhere = checkpoints_of(s3)
+    whole = small.trainer(tmp_path / "whole", *WORDS, phases=PHASES)
+    whole.fit()
+    small.crash_after(small.trainer(tmp_path / "runs", *WORDS, elsewhere, phases=PHASES), 5)
+    (path,) = (tmp_path / "runs").iterdir()
+    assert not (path / "checkpoints").exists()
+    assert Progress.of(path).checkpoint == 2  # the last that was reported
+    path = path.rename(path.with_name(path.name + "-1"))
+    resumed = small.trainer(tmp_path / "runs", *WORDS, elsewhere, "resume=auto", phases=PHASES)
+    resumed.fit()
+    assert "resumed from step-00000004-" in capsys.readouterr().out
+    for one, other in zip(weights(resumed), weights(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert replayed(path, "6:8") == 0
+    said = capsys.readouterr().out
+    assert "steps 6 to 8, from the checkpoint of step 6" in said
+    assert said.endswith("2 of 2 digests agree\n")
+    assert "S3_SECRET" in (path / "config.yaml").read_text()
+    assert {key.split("/")[0] for key in s3.objects} == {"all"}
+
+
+def test_a_run_whose_checkpoints_are_lost_is_not_begun_anew(tmp_path):
+    def run(*words):
+        place = f"path: {tmp_path / 'disk'}, per_node: true"
+        return small.trainer(
+            tmp_path / "runs",
+            *WORDS,
+            f"checkpoints={{every_steps: 2, every_epochs: null, {place}}}",
+            *words,
+            phases=PHASES,
+        )
+
+    small.crash_after(run(), 5)
+    (identity,) = (tmp_path / "disk").iterdir()
+    assert [path.name for path in identity.iterdir()] == [os.uname().nodename]
+    identity.rename(tmp_path / "gone")
+    with pytest.raises(
+        ValueError,
+        match=r"^resume: expected the checkpoint of step 2, or one before it, in .*disk/.*, got none; ",
+    ):
+        run("resume=auto").fit()
+    (tmp_path / "gone").rename(identity)
+    resumed = run("resume=auto")
+    resumed.fit()
+    assert resumed.position.steps == 8
