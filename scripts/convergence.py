@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
@@ -80,9 +80,9 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
     return found
 
 
-def recorded() -> list[dict[str, Any]]:
+def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
     """Return all records."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
 
 
 def case_of(record: Mapping[str, Any]) -> Case:
@@ -93,6 +93,22 @@ def case_of(record: Mapping[str, Any]) -> Case:
 
 def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
+    content = plan()
+    run, lines = train(content, case, look_every=LOOK_EVERY)
+    metrics = metric_names(content["experiments"][case.experiment])
+    return {
+        "bench": "convergence",
+        "case": asdict(case),
+        "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
+        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
+        "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
+        "seen": [asdict(each) for each in run.seen],
+        **made_by(f"python scripts/convergence.py --run {case.experiment}"),
+    }
+
+
+def train(content: Mapping[str, Any], case: Case, *, look_every: int) -> tuple[Any, list[dict[str, Any]]]:
+    """Train a case; return what :func:`training.bench.simulated_ranks.train` does, and the run's metrics."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from training.process.tf_logging import import_tensorflow
 
@@ -100,29 +116,24 @@ def trained(case: Case) -> dict[str, Any]:
     import keras
 
     from training.bench import simulated_ranks
-    from training.bench.record import machine
     from training.config.config import Config
 
     keras.utils.clear_session()
-    content = plan()
     with tempfile.TemporaryDirectory(prefix="cloudtrain-convergence-") as folder:
         config = Config.model_validate(configuration(content, case, folder)).resolved()
         log = Path(folder) / "log"
         with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            summary, seen = simulated_ranks.train(config, case.layout, look_every=LOOK_EVERY)
-        (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = metric_names(content["experiments"][case.experiment])
-    return {
-        "bench": "convergence",
-        "case": asdict(case),
-        "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
-        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
-        "skipped_steps": sum(phase.skipped_steps for phase in summary.phases),
-        "seen": [asdict(each) for each in seen],
-        "machine": machine(),
-        "command": f"python scripts/convergence.py --run {case.experiment}",
-    }
+            run = simulated_ranks.train(config, case.layout, look_every=look_every)
+        (own,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
+    return run, lines
+
+
+def made_by(command: str) -> dict[str, Any]:
+    """Return the end of a record: this machine, and the command that made it."""
+    from training.bench.record import machine
+
+    return {"machine": machine(), "command": command}
 
 
 def _epoch(line: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
@@ -136,9 +147,16 @@ def loss_means(losses: Sequence[float | None]) -> list[float | None]:
 
 
 def run(names: Sequence[str], jobs: int) -> None:
+    """Train what is not recorded yet."""
+    run_missing(cases(plan(), names), trained, RECORDS, jobs)
+
+
+def run_missing(
+    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
+) -> None:
     """Train what is not recorded yet, ``jobs`` at a time; an interrupt loses the runs that are under way."""
-    done = {case_of(record) for record in recorded()}
-    missing = [case for case in cases(plan(), names) if case not in done]
+    done = {case_of(record) for record in recorded(records)}
+    missing = [case for case in planned if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
@@ -146,7 +164,7 @@ def run(names: Sequence[str], jobs: int) -> None:
         try:
             for number, future in enumerate(as_completed(futures), 1):
                 record = future.result()
-                with RECORDS.open("a") as file:
+                with records.open("a") as file:
                     file.write(json.dumps(record) + "\n")
                 last = record["epochs"][-1]
                 print(f"{number}/{len(missing)} {futures[future]}: {last}", flush=True)

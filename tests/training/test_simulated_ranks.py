@@ -3,6 +3,7 @@
 import json
 
 import keras
+import numpy as np
 import pytest
 
 from tests.launching import DIGITS, run, tail
@@ -43,12 +44,12 @@ def last_epoch(folder):
 
 
 def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
-    summary, seen = simulated_ranks.train(config(tmp_path / "ranks"), [2, 2])
+    trained = simulated_ranks.train(config(tmp_path / "ranks"), [2, 2])
     alone = trainer(tmp_path / "alone", "accumulate=4", phases=(phase(steps=STEPS),)).fit()
-    assert summary.metrics == alone.metrics
+    assert trained.summary.metrics == alone.metrics
     ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
     assert ours["loss"] == pytest.approx(others["loss"], rel=1e-6)
-    assert seen == []  # dense reducers select nothing
+    assert trained.seen == []  # dense reducers select nothing
 
 
 def test_each_rank_carries_the_state_of_its_own_streams(tmp_path):
@@ -69,9 +70,9 @@ def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
 
 
 def test_where_all_is_selected_nothing_is_held_back_and_all_ranks_select_the_same(tmp_path):
-    _, seen = simulated_ranks.train(
+    seen = simulated_ranks.train(
         config(tmp_path, reducer="{name: allgather, density: 1.0}", batch=66), [1, 2], look_every=5
-    )
+    ).seen
     assert [each.step for each in seen] == [0, 5, 10]
     for each in seen:
         assert each.target == each.selected == each.applied
@@ -80,9 +81,9 @@ def test_where_all_is_selected_nothing_is_held_back_and_all_ranks_select_the_sam
 
 
 def test_a_reducer_selects_its_share_and_holds_back_the_rest(tmp_path):
-    _, seen = simulated_ranks.train(
+    seen = simulated_ranks.train(
         config(tmp_path, reducer="{name: allgather, density: 0.1}", batch=66), [3], look_every=1
-    )
+    ).seen
     assert len(seen) == STEPS
     for each in seen:
         assert each.target == each.selected
@@ -98,19 +99,109 @@ def test_phases_switch_reducers_and_densities_of_all_ranks(tmp_path):
     sparse = phase(epochs=2, reducer="{name: oktopk, density: 0.1}", density_warmup=warming, batch=256)
     dense = phase(steps=3, reducer="dense", batch=256)
     words = [f"phases=[{sparse}, {dense}]", f"output={tmp_path}"]
-    _, seen = simulated_ranks.train(load(DIGITS, [*ALONE, "model=linear", *words]), [2], look_every=1)
+    seen = simulated_ranks.train(load(DIGITS, [*ALONE, "model=linear", *words]), [2], look_every=1).seen
     assert len({each.target for each in seen}) == 2
     assert [each.target for each in seen] == sorted((each.target for each in seen), reverse=True)
 
 
+def softmax_gradient(weights, bias, images, labels):
+    """The gradient of the mean cross-entropy of a linear model, in float64."""
+    scores = images @ weights + bias
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[np.arange(len(labels)), labels] -= 1
+    return images.T @ shares / len(labels), shares.mean(axis=0)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The batches of the ranks of each step, and the learner with its first weights."""
+    batches, learners, parts_of = [], [], simulated_ranks.parts_of
+
+    def taken(batch, parts):
+        batches.append(parts_of(batch, parts))
+        return batches[-1]
+
+    class Watched(simulated_ranks.RanksLearner):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            learners.append((self, [variable.numpy().astype(np.float64) for variable in self.variables]))
+
+    monkeypatch.setattr(simulated_ranks, "parts_of", taken)
+    monkeypatch.setattr(simulated_ranks, "RanksLearner", Watched)
+    return batches, learners
+
+
+def test_each_round_begins_with_the_mean_of_what_the_ranks_came_to(tmp_path, watched):
+    batches, learners = watched
+    plain = "optimizer={name: sgd, momentum: 0.0}"
+    made = config(tmp_path, plain, batch=66, local_steps=5)  # rounds of 5, 5 and 2
+    trained = simulated_ranks.train(made, [1, 1, 1])
+    ((learner, common),) = learners
+    features = keras.Model(learner.model.input, learner.model.get_layer("logits").input)
+    for first in range(0, STEPS, 5):
+        came_to = []
+        for rank in range(3):
+            own = common
+            for parts in batches[first : first + 5]:
+                images, labels = parts[rank]
+                gradients = softmax_gradient(*own, features(images).numpy().astype(np.float64), labels)
+                own = [each - 0.1 * gradient for each, gradient in zip(own, gradients, strict=True)]
+            came_to.append(own)
+        common = [np.mean(each, axis=0) for each in zip(*came_to, strict=True)]
+    for variable, expected in zip(learner.variables, common, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=0, atol=1e-6)  # 12 steps in float32
+    assert [rank.exchanges for rank in trained.totals] == [3, 3, 3]
+
+
+def test_ranks_have_optimizers_of_their_own_and_an_outer_one(tmp_path):
+    """One rank: its rounds at an outer rate of 1 are steps, and at another rate they are not."""
+    adam = "optimizer={name: adam}"
+    losses = {}
+    for name, keys in {"none": {}, "one": {"outer": "{rate: 1.0}"}, "half": {"outer": "{rate: 0.5}"}}.items():
+        more = {"local_steps": 4, **keys} if keys else {}
+        simulated_ranks.train(config(tmp_path / name, adam, batch=66, **more), [1])
+        losses[name] = last_epoch(tmp_path / name)["loss"]
+    assert losses["one"] == pytest.approx(losses["none"], rel=1e-6)
+    assert losses["half"] > losses["none"] * 1.001
+
+
+def test_a_round_with_bad_numbers_on_one_rank_is_skipped_by_all(tmp_path, watched, monkeypatch):
+    _, learners = watched
+    find, found = simulated_ranks.LocalSteps.replica_gradient, []
+
+    def spoiled(self, flat):
+        found.append(self)
+        return find(self, flat * (np.nan if len(found) == 2 else 1))  # of rank 1 in the first step
+
+    monkeypatch.setattr(simulated_ranks.LocalSteps, "replica_gradient", spoiled)
+    made = config(tmp_path, batch=64, local_steps=STEPS)
+    trained = simulated_ranks.train(made, [1, 1])
+    ((learner, first),) = learners
+    for variable, expected in zip(learner.variables, first, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), expected)
+    assert sum(phase.skipped_steps for phase in trained.summary.phases) == STEPS
+
+
+def test_nodes_of_several_ranks_are_refused_as_replicas_and_phases_of_both_kinds(tmp_path):
+    with pytest.raises(ValueError, match=r"local: expected rank, or one rank on each node"):
+        simulated_ranks.train(config(tmp_path, batch=64, local_steps=2), [2])
+    phases = f"phases=[{phase(steps=1, local_steps=2)}, {phase(steps=1)}]"
+    with pytest.raises(ValueError, match=r"local_steps: expected in all phases or in none"):
+        simulated_ranks.train(load(DIGITS, [*ALONE, "model=linear", phases, f"output={tmp_path}"]), [1, 1])
+
+
 @pytest.mark.launch
 @pytest.mark.slow
-def test_two_simulated_ranks_train_as_two_real_ones(tmp_path):
+@pytest.mark.parametrize(
+    "more", [{}, {"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"}]
+)
+def test_two_simulated_ranks_train_as_two_real_ones(tmp_path, more):
     reducer = "{name: oktopk, density: 0.1}"
     model = "model=tests.training.small:linear"
-    made = config(tmp_path / "simulated", model, reducer=reducer, batch=32)
+    made = config(tmp_path / "simulated", model, reducer=reducer, batch=32, **more)
     simulated_ranks.train(made, [2])
-    real = config(tmp_path / "real", model, reducer=reducer, batch=16)
+    real = config(tmp_path / "real", model, reducer=reducer, batch=16, **more)
     (tmp_path / "real.yaml").write_text(real.to_yaml())
     result = run("cloudtrain", "launch", "-np", "2", str(tmp_path / "real.yaml"))
     assert result.returncode == 0, tail(result)

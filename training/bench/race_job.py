@@ -3,9 +3,9 @@
 usage: python -m training.bench.race_job JOB.json
 
 It times steps, subject after subject and turn after turn, then trains to the accuracy; rank 0 prints a JSON
-object for each result. The file holds ``config``, a configuration without phases; ``steps``, the subjects
-whose steps are timed, and ``turns``; ``runs``, the subjects that are raced. A subject has a ``name``, what it
-adds to the configuration, and whether it goes through Horovod.
+object for each result. The file holds ``config``, a configuration whose phases count for nothing; ``steps``,
+the subjects whose steps are timed, and ``turns``; ``runs``, the subjects that are raced. A subject has a
+``name``, what it adds to the configuration, and whether it goes through Horovod.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean, median, median_low
@@ -28,7 +28,7 @@ from training.process.tf_logging import import_tensorflow
 
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of the node that this rank is on
 LINKS = ("intra", "inter")
-# To make the data set before any of the configurations that it is for.
+# To make the data set before any of the configurations that it is for, where there are no others.
 ANY_PHASES = {"phases": [{"steps": 1, "input_size": 32, "batch_size": 1}]}
 Json = dict[str, Any]
 
@@ -48,19 +48,34 @@ class Contestant:
         self._card_bytes: list[float] = []
 
     def turn(self, warm_up: int, counted: int) -> None:
-        """Take steps, of which the last ones count; collective."""
+        """Take steps, of which the last ones count, or as many rounds as have them; collective.
+
+        Reports are those of exchanges.
+        """
         learner, backward = self._trainer.learner, self._phase.backward
         learner.begin(self._phase.phase)
+        local_steps = self._phase.phase.local_steps or 1
+        counted = -(-counted // local_steps) * local_steps
         for number in range(warm_up + counted):
             if number == warm_up:
                 self._world.barrier()
                 sent, start = _card_bytes(), self._world.now()
-            _, report = learner.step(backward, next(self._batches), self._phase.hyperparameters(0))
-            if number >= warm_up:
+            hyperparameters = self._hyperparameters(number, warm_up)
+            _, report = learner.step(backward, next(self._batches), hyperparameters)
+            if number >= warm_up and hyperparameters.round_steps:
                 self._reports.append(report)
         self._world.barrier()
         self.turns.append((self._world.now() - start) / counted)
         self._card_bytes.append((_card_bytes() - sent) / counted)
+
+    def _hyperparameters(self, number: int, warm_up: int) -> Any:
+        """Return those of a step of a turn; with local steps, the warm-up is a round."""
+        first = self._phase.hyperparameters(0)
+        if self._phase.phase.local_steps is None:
+            return first
+        if number < warm_up:
+            return replace(first, round_steps=warm_up if number == warm_up - 1 else 0)
+        return self._phase.hyperparameters(number - warm_up)
 
     def result(self) -> Json:
         """Return what was measured, equal on all ranks; collective."""
@@ -186,7 +201,7 @@ def main(path: str) -> None:
     with as_rank() as comm:
         import_tensorflow()
         topology = Topology(comm)
-        dataset = all_or_exit(comm, Config.model_validate(job["config"] | ANY_PHASES).dataset.make)
+        dataset = all_or_exit(comm, Config.model_validate(ANY_PHASES | job["config"]).dataset.make)
         where = {"nodes": [len(node) for node in topology.nodes]}
         for measure in (timed_steps, runs):
             for result in measure(job, topology, dataset):

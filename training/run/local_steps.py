@@ -120,13 +120,17 @@ class LocalSteps:
         return own, replace(report, finite=True, selected=0, applied=0, flags=0)
 
     def end_round(self) -> Report:
-        """Exchange, and set the new common weights; where that is skipped restore all else. Collective."""
+        """Exchange, and set the new common weights. Collective."""
         weights, report = self.rounds.end(self.weights.read())
+        self.finish_round(weights, report)
+        return report
+
+    def finish_round(self, weights: Float32, report: Report) -> None:
+        """Set the new common weights; where the round is skipped restore all else."""
         self.weights.write(weights)
         if not report.finite:
             for variable, value in zip(self._restored, self._before, strict=True):
                 variable.assign(value)
-        return report
 
     def abandon_round(self) -> None:
         """Return to the common weights without an exchange, where a run ends within a round."""
