@@ -36,6 +36,7 @@ SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
 # Set by launchers: how many ranks they started.
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
+OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun without --mpi=pmix", "HOROVOD_SIZE": "horovodrun --gloo"}
 
 
 class _Sent(Request):
@@ -256,7 +257,7 @@ def _check_launch(size: int) -> None:
         started = os.environ.get(name, str(size))
         # Variables may be left over from other launchers: they count only if this process sees no other rank.
         if started != str(size) and (size == 1 or name == "HOROVOD_SIZE"):
-            launcher = "horovodrun --gloo" if name == "HOROVOD_SIZE" else "the launcher of another MPI"
+            launcher = OTHER_LAUNCHERS.get(name, "the launcher of another MPI")
             raise LaunchError(
                 f"{name} says that {started} ranks were started and MPI sees {size} ({launcher}?): "
                 f"{LAUNCH.format(started)}"

@@ -1,6 +1,5 @@
 """Tables and numbers that commands print."""
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from dataclasses import dataclass
 import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+
+from training.process.progress import has_launcher
 
 WIDTH = 180  # wider than any table: a terminal may wrap lines, numbers are not truncated
 
@@ -23,8 +24,7 @@ class Table:
 
     def print(self) -> None:
         """Print it, without colours and rules where standard output is no terminal."""
-        # Open MPI gives its ranks a pseudo-terminal.
-        is_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ
+        is_terminal = sys.stdout.isatty() and not has_launcher()
         console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
         table = rich.table.Table(
             box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0)

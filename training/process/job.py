@@ -1,5 +1,6 @@
 """The processes of a run: how they were started, and how they exit collectively."""
 
+import math
 import os
 import signal
 import sys
@@ -23,8 +24,8 @@ FAILURE = 1
 INTERRUPTED = 130
 PREEMPTED = os.EX_TEMPFAIL  # 75
 
-# Environment variables in which launchers set the rank.
-WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK")
+# Environment variables in which launchers set the rank; the last two: srun, with PMIx and without.
+WORLD_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 @contextmanager
@@ -181,18 +182,29 @@ def usage_error(line: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class LocalRank:
-    """A rank's number among the ``ranks`` of its machine, independent of emulated nodes."""
+    """A rank's number among the ``ranks`` of its machine, independent of emulated nodes.
+
+    ``cores``: how many it has, those that it shares with other ranks in shares.
+    """
 
     number: int
     ranks: int
+    cores: float = 1.0
 
     @classmethod
     def of(cls, comm: Communicator) -> "LocalRank":
         """Return that of this rank; collective."""
-        hosts = comm.allgather_objects(comm.host)
-        return cls(hosts[: comm.rank].count(comm.host), hosts.count(comm.host))
+        everyone = comm.allgather_objects((comm.host, os.sched_getaffinity(0)))
+        here = [cores for host, cores in everyone if host == comm.host]
+        number = sum(host == comm.host for host, _ in everyone[: comm.rank])
+        shares = (1 / sum(core in cores for cores in here) for core in here[number])
+        return cls(number, len(here), math.fsum(shares))
 
     @property
     def threads(self) -> int:
-        """Return the number of cores available to this rank alone, at least one."""
-        return max(1, len(os.sched_getaffinity(0)) // self.ranks)
+        """Return the number of cores available to this rank alone, at least one.
+
+        >>> LocalRank(0, 3, 1 / 3 + 1 / 3 + 1 / 3).threads, LocalRank(0, 4, 0.5).threads
+        (1, 1)
+        """
+        return max(1, int(self.cores + 1e-6))

@@ -93,13 +93,17 @@ class Screen:
         self._live.stop()  # also if the body raises: it restores the cursor
 
 
+def has_launcher() -> bool:
+    """Return whether a launcher started this process: standard output may be a terminal of its making."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ or "PMIX_RANK" in os.environ
+
+
 class Progress:
     """The lines of rank 0; the other ranks make a silent one."""
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
-        is_alone = "OMPI_COMM_WORLD_SIZE" not in os.environ
-        self._screen = Screen() if is_alone and sys.stdout.isatty() else None
+        self._screen = Screen() if not has_launcher() and sys.stdout.isatty() else None
         self._mark = LIVE_MARK if os.environ.get(LIVE_VARIABLE) else ""
         self._seconds = LIVE_SECONDS if self._screen or self._mark else PLAIN_SECONDS
         self._last = time.monotonic()
