@@ -18,18 +18,14 @@ esac
 unset PYTHONDONTWRITEBYTECODE # a hundred processes would compile our modules again
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
 stage ./scripts/check.sh
-stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not launch and not slow and not cluster and not faults"
-# The others start processes of their own. Only the files that have such tests: to collect all takes a while.
-marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
-# Two jobs at a time: while one starts or ends, most of it one process after the other, the other one works.
-launched() { stage "${pytest[@]}" -q --numprocesses 2 --dist loadfile -m "$@"; }
-# shellcheck disable=SC2046 # a name is a word
-launched "launch and not slow and not cluster" $(marked launch)
+leave_out="cluster or faults"
+[ $# -gt 0 ] || leave_out="slow or $leave_out"
+stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not ($leave_out)"
 if [ $# -gt 0 ]; then
-    # shellcheck disable=SC2046
-    launched "slow and not cluster" $(marked slow)
+    # Only the files that have such tests: to collect all takes a while.
+    marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
     # These measure what passes the links of a cluster, and want the cores for themselves.
-    # shellcheck disable=SC2046
+    # shellcheck disable=SC2046 # a name is a word
     stage "${pytest[@]}" -m cluster $(marked cluster)
     # shellcheck disable=SC2046
     [ "$1" = ci ] || stage "${pytest[@]}" -m faults $(marked faults)

@@ -46,6 +46,7 @@ def test_every_record_is_of_a_case_of_the_plan_and_no_case_has_two():
     assert len(set(recorded)) == len(recorded)
 
 
+@pytest.mark.slow
 def test_every_experiment_is_configured_for_each_of_its_variants(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     content = convergence.plan()

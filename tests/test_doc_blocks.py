@@ -65,6 +65,7 @@ def test_every_block_is_of_a_kind_that_some_test_runs_or_reads():
     assert programs == RUN_ELSEWHERE | {"docs/training.md": 1, "datacache/README.md": 1}
 
 
+@pytest.mark.slow
 def test_the_program_of_datacache_reads_no_sample_from_storage_twice():
     (program,) = of("datacache/README.md", "python")
     result = run(sys.executable, "-c", program)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -95,11 +96,14 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-SOURCES = {
-    module_name(path): ast.parse(path.read_text())
-    for package in (*sorted(LIBRARIES), "training")
-    for path in (ROOT / package).rglob("*.py")
-}
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Return the syntax trees of our modules, by name."""
+    return {
+        module_name(path): ast.parse(path.read_text())
+        for package in (*sorted(LIBRARIES), "training")
+        for path in (ROOT / package).rglob("*.py")
+    }
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -120,10 +124,13 @@ def imported(tree: ast.Module) -> Iterator[str]:
             assert node.level == 0
             for each in node.names:
                 inner = f"{node.module}.{each.name}"
-                yield inner if inner in SOURCES else node.module
+                yield inner if inner in sources() else node.module
 
 
-IMPORTS = {name: set(imported(tree)) for name, tree in SOURCES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return what of our modules, and of others, each of ours imports."""
+    return {name: set(imported(tree)) for name, tree in sources().items()}
 
 
 def inside(name: str, package: str) -> bool:
@@ -144,7 +151,7 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert circle({name: (each & SOURCES.keys()) - {name} for name, each in IMPORTS.items()}) == []
+    assert circle({name: (each & sources().keys()) - {name} for name, each in imports().items()}) == []
 
 
 def test_a_circle_is_found():
@@ -154,19 +161,16 @@ def test_a_circle_is_found():
 def test_each_room_imports_only_the_rooms_that_it_may():
     found = {
         (name, other)
-        for name, others in IMPORTS.items()
-        for other in others & SOURCES.keys()
+        for name, others in imports().items()
+        for other in others & sources().keys()
         if room_of(other) not in ROOMS[room_of(name)] | {room_of(name)}
     }
     assert found == set()
-    assert {room_of(name) for name in SOURCES} == set(ROOMS)
+    assert {room_of(name) for name in sources()} == set(ROOMS)
 
 
 def test_a_run_imports_nothing_of_the_benches():
-    found, waiting = set(), {"training.run.trainer", "training.commands.train"}
-    while waiting:
-        found |= waiting
-        waiting = {other for name in waiting for other in IMPORTS[name] & SOURCES.keys()} - found
+    found = reached({"training.run.trainer", "training.commands.train"})
     assert {name for name in found if inside(name, "training.bench")} == set()
     assert "training.tasks.image_classification" in found
 
@@ -180,12 +184,12 @@ def reached(names: set[str]) -> set[str]:
     found, waiting = set(), set(names)
     while waiting:
         found |= waiting
-        waiting = {other for name in waiting for other in IMPORTS[name] & SOURCES.keys()} - found
+        waiting = {other for name in waiting for other in imports()[name] & sources().keys()} - found
     return found
 
 
 def test_a_plan_is_made_without_the_learner_and_its_steps():
-    of_plan = {name for name in SOURCES if inside(name, "training.plan")}
+    of_plan = {name for name in sources() if inside(name, "training.plan")}
     assert len(of_plan) > 5
     assert reached(of_plan) & {"training.run.learner", "training.run.steps", "training.run.trainer"} == set()
     assert "training.run.learner" in reached({"training.run.trainer"})
@@ -195,7 +199,7 @@ def test_a_plan_is_made_without_the_learner_and_its_steps():
 def test_only_adapters_import_what_is_heavy(heavy):
     found = {
         name
-        for name, others in IMPORTS.items()
+        for name, others in imports().items()
         if any(inside(name, package) for package in LIGHT)
         and any(inside(other, heavy) for other in others)
         and not any(inside(name, adapter) for adapter in ADAPTERS[heavy])

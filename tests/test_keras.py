@@ -346,6 +346,7 @@ model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_where_commlib_is_missing_with_its_optimizer(tmp_path):
     def body(comm):
         model = compiled(comm, keras.optimizers.Adam(0.05), SPARSE)

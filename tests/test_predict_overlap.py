@@ -26,6 +26,7 @@ from training.bench.shapes import resnet50, vgg19
 from training.plan.step import FORWARD, Bucket, Workload, overlapped
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_pages_are_those_of_the_script_and_of_the_newest_record():
     # To refresh: python scripts/predict_overlap.py
     for path, blocks in pages().items():

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from scripts.api_reference import MODULES, build
 from tests.launching import ROOT
-from tests.test_imports import SOURCES
+from tests.test_imports import sources
 
 PAGES = [
     *ROOT.glob("*.md"),
@@ -21,12 +22,6 @@ PAGES = [
     ROOT / "benchmarks/README.md",
 ]
 ROLE = re.compile(r":(?:class|mod|func|meth|data|exc|attr):`~?([^`]+)`")
-CLASSES: dict[str, set[str]] = {}  # and their methods; two may have one name
-for tree in SOURCES.values():
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            methods = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
-            CLASSES[node.name] = CLASSES.get(node.name, set()) | methods
 
 
 # ------------------------------------------------------------- pages
@@ -56,10 +51,22 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
 # ------------------------------------------------------------- docstrings
 
 
+@cache
+def classes() -> dict[str, set[str]]:
+    """Return the names of our classes' methods; two classes may have one name."""
+    found: dict[str, set[str]] = {}
+    for tree in sources().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+                found[node.name] = found.get(node.name, set()) | methods
+    return found
+
+
 def leads_somewhere(name: str, module: str, scope: str | None) -> bool:
     """Return whether a name in a docstring is of its class or module, a class of ours, or a full name."""
     owner, _, member = name.rpartition(".")
-    if name in CLASSES or member in CLASSES.get(owner or scope or "", ()):
+    if name in classes() or member in classes().get(owner or scope or "", ()):
         return True
     parts = name.split(".")
     for start in (module, None):
@@ -79,7 +86,7 @@ def leads_somewhere(name: str, module: str, scope: str | None) -> bool:
 
 def test_every_reference_in_a_docstring_leads_to_a_name_that_is_there():
     broken = []
-    for module, tree in SOURCES.items():
+    for module, tree in sources().items():
         scopes = [
             (tree, None),
             *((node, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)),

@@ -50,6 +50,7 @@ def run(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
+@pytest.mark.slow
 def test_cold_kernels_are_announced_in_one_line_and_warm_ones_not_at_all(tmp_path):
     assert run(tmp_path, "-c", SELECT_TWICE).stderr == COMPILING
     assert run(tmp_path, "-c", SELECT_TWICE).stderr == ""

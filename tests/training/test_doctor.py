@@ -9,6 +9,7 @@ import pytest
 from training.commands import doctor
 
 
+@pytest.mark.slow
 def test_this_machine_can_train(capsys):
     assert doctor.examine() == 0
     out = capsys.readouterr().out

@@ -32,8 +32,17 @@ def words_of(path):
     return [f"model={{name: {family}_small, layers: 1}}", "dataset.vocabulary.size=1000"]
 
 
+# One of each task, and images in several phases; CI tries the others as well.
+USUAL = "imagenet_resnet50_dawnbench", "brown_lstm", "brown_bert_small", "intents_lstm", "ende_transformer"
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in CONFIGS if ALL or path.name != Path(DIGITS).name], ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in USUAL else pytest.mark.slow)
+        for path in CONFIGS
+        if ALL or path.name != Path(DIGITS).name
+    ],
 )
 def test_every_shipped_configuration_builds_and_takes_a_step_of_each_phase(
     path, capfd, tmp_path, monkeypatch

@@ -40,13 +40,14 @@ def test_overlap_changes_no_bit_of_the_weights_the_reports_and_the_residuals(nam
     words, reducers = (CASES | MORE)[name]
     overlapped = trained(BUCKETS, *words, reducers=reducers)
     assert overlapped == trained(BUCKETS, "overlap=false", *words, reducers=reducers)
-    assert overlapped != trained("overlap=false", *words, reducers=reducers)  # one bucket selects others
+    if name == next(iter(CASES)):
+        assert overlapped != trained("overlap=false", *words, reducers=reducers)  # one bucket selects others
 
 
 def test_a_step_that_is_not_finite_in_one_bucket_of_one_rank_changes_no_weight():
     spoil = (1, 1)
-    overlapped = trained(BUCKETS, spoil=spoil)
-    assert overlapped == trained(BUCKETS, "overlap=false", spoil=spoil)
+    overlapped = trained(BUCKETS, world_size=2, spoil=spoil)
+    assert overlapped == trained(BUCKETS, "overlap=false", world_size=2, spoil=spoil)
     assert [entry[0] for entry in overlapped[0][0][:3]] == [True, False, False]
 
 

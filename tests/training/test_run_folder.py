@@ -141,6 +141,7 @@ def test_half_a_line_that_a_crash_has_left_is_dropped(tmp_path):
         assert path.read_bytes() == after + b"next\n"
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_one_line_and_the_run_has_not_ended(tmp_path, monkeypatch):
     """In a process of its own: HDF5 that met a full disk would crash when the process ends."""
     process = SPAWN.Process(target=train_where_no_file_may_grow, args=(tmp_path,))

@@ -344,6 +344,7 @@ def test_wrong_words_are_one_line_and_exit_status_2(words, message):
 
 
 @pytest.mark.skipif(gpus_here() > 0, reason="TensorFlow is asked whether it sees this machine's GPUs")
+@pytest.mark.slow
 def test_tuning_loads_no_tensorflow(tmp_path):
     path = tmp_path / "profile.json"
     program = (

@@ -18,7 +18,7 @@ from commlib.gpu.engine import THREADS, Engine
 HEADER = Path(__file__).with_name("cuda.h")
 COMPILER = shutil.which("g++")
 # No vector instructions of this machine alone, no contraction of products and sums: what the GPU computes.
-FLAGS = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off"]
 FLAGS += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
 FLAGS += ["-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-w"]
 GUARD = (
