@@ -24,7 +24,7 @@ class Choice:
     """A reducer for gradients of one size and density, and why.
 
     ``options``: what :func:`commlib.make_reducer` takes besides density. ``seconds``: expected for one step;
-    ``dense_seconds``: of ``dense``.
+    ``dense_seconds``: of ``dense``. ``local_steps``: to an exchange, where a budget of bytes asks for them.
     """
 
     reducer: str
@@ -32,6 +32,7 @@ class Choice:
     seconds: float
     dense_seconds: float
     reason: str
+    local_steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,19 @@ ONE_BY_ONE = {
         ),
         stops=(17, 25),
     ),
+    "adamw, local steps with hitopk, then dense": Scenario(
+        (
+            two_phases(
+                "reducer: {name: hitopk, decay: 0.95}, density: 0.05, local_steps: 4, "
+                "outer: {rate: 0.7, momentum: 0.9, nesterov: true}",
+                "reducer: dense",
+            ),
+            "learning_rate=0.002",
+            "optimizer=adamw",
+            "model=resnet8",
+        ),
+        stops=(17, 25),  # within a round, and where the phase ends with a shorter one
+    ),
     "density warm-up, allgather": Scenario(
         (
             two_phases(

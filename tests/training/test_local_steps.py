@@ -10,6 +10,7 @@ from keras import layers
 
 from commlib import Topology
 from commlib.transport import simulated
+from commlib.tuning.budget import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
@@ -24,6 +25,7 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.run.data import Data
 from training.run.learner import Learner
+from training.run.phases import PhaseRun
 from training.run.stages import StepHyperparameters
 from training.run.state import OtherModel, own_state, restore, shared_state
 
@@ -68,8 +70,8 @@ def take(learner, step, *, steps=None, number=0, spoilt=False):
     only = learner.config.phases[number]
     steps = steps or only.local_steps or 1
     if spoilt:
-        last = learner.variables[-1]
-        last.assign(np.full(last.shape, np.nan, np.float32))
+        first = learner.variables[0]
+        first.assign(np.full(first.shape, np.nan, np.float32))
     hyperparameters = StepHyperparameters(RATE, 0.9, 0 if step % steps else steps)
     batch = batch_of(learner.topology.world.rank, step)
     return learner.step(learner.backward_of(only), batch, hyperparameters)[1]
@@ -166,7 +168,11 @@ def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(loca
             assert take(learner, step).finite
         before = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
         scales = [learner.scale and float(learner.scale.scale.numpy())]
-        finite = [take(learner, step, spoilt=(comm.rank, step) == (1, 5)).finite for step in (4, 5, 6)]
+        finite = []
+        for step in (4, 5, 6):
+            finite.append(take(learner, step, spoilt=(comm.rank, step) == (1, 5)).finite)
+            for statistics in learner.model.non_trainable_weights:
+                assert np.isfinite(statistics.numpy()).all()
         after = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
         scales.append(learner.scale and float(learner.scale.scale.numpy()))
         assert take(learner, 7).finite
@@ -383,6 +389,50 @@ def test_a_run_whose_rounds_all_fail_ends(tmp_path):
     assert run.phase.result.skipped_steps == 40
 
 
+# --------------------------------------------------------------------------------------------- budgets
+
+
+def with_budget(mbit_per_second, **keys):
+    budget = f"{{mbit_per_second: {mbit_per_second}, step_seconds: 0.5}}"
+    return config_of({"reducer": "auto", "budget": budget, **keys}, words=("optimizer={name: adamw}",))
+
+
+@pytest.mark.parametrize("keys", [{}, {"outer": DILOCO, "local": "rank"}], ids=["plain", "diloco"])
+def test_auto_chooses_for_a_budget_what_is_then_written_out(keys):
+    def chosen(comm, config):
+        learner = learner_of(comm, config, 1)
+        reports = [take(learner, step) for step in range(1, 1 + (learner.config.phases[0].local_steps or 1))]
+        return learner.config.phases[0], sum(report.traffic.sent.inter for report in reports)
+
+    size = 242  # weights of the model
+    for mbit_per_second in (1e-4, 1.0):
+        config = with_budget(mbit_per_second, density=0.1, **keys)
+        per_step = mbit_per_second * 1e6 / 8 * 0.5
+        expected = choose_within(per_step, [[0], [1]], size, 0.1)
+        (phase, sent), other = simulated.run(lambda comm, config=config: chosen(comm, config), 2)
+        assert phase == other[0]
+        assert (phase.reducer.name, phase.reducer.wire) == (expected.reducer, expected.options.get("wire"))
+        is_plain = expected.local_steps == 1 and not keys
+        assert phase.local_steps == (None if is_plain else expected.local_steps)
+        assert (phase.budget, phase.outer is not None) == (None, bool(keys))
+        assert sent <= expected.local_steps * per_step
+    assert is_plain == (not keys)
+
+
+def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
+    config = with_budget(1e-7, density=0.1)
+
+    def built(comm):
+        learner = learner_of(comm, config, 1)
+        PhaseRun(0, learner.config.phases[0], Data(config, learner.topology, make_dataset("digits")), learner)
+
+    expected = (
+        r"^phases\[0\].budget: expected a budget for an exchange in the 100 steps of the phase, got one for "
+    )
+    with pytest.raises(ValueError, match=expected):
+        simulated.run(built, 2)
+
+
 # ------------------------------------------------------------------------------------------ bad input
 
 
@@ -391,6 +441,21 @@ def test_a_run_whose_rounds_all_fail_ends(tmp_path):
     [
         ({"local_steps": 0}, (), r"phases\[0\].local_steps: expected a whole number from 1, got 0"),
         ({"outer": "{rate: 0.7}"}, (), r"phases\[0\].outer: expected none without local_steps, got one"),
+        (
+            {"budget": "{mbit_per_second: 2, step_seconds: 0.5}"},
+            (),
+            r"phases\[0\].budget: expected none, the reducer of this phase is dense, not auto; got one",
+        ),
+        (
+            {"budget": "{mbit_per_second: 2, step_seconds: 0.5}", "reducer": "auto", "local_steps": 5},
+            (),
+            r"phases\[0\].local_steps: expected none beside budget, for which auto chooses them; got 5",
+        ),
+        (
+            {"budget": "{mbit_per_second: 0, step_seconds: 0.5}", "reducer": "auto"},
+            (),
+            r"phases\[0\].budget.mbit_per_second: expected a number above 0, got 0",
+        ),
         ({"local": "rank"}, (), r"phases\[0\].local: expected none without local_steps, got one"),
         (
             {"local_steps": 2, "local": "world"},

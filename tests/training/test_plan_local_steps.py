@@ -1,8 +1,11 @@
 """The plan of a run with local steps: bytes, seconds and memory of an average step, by hand."""
 
+import re
+
 import pytest
 
 from commlib import bytes_of_nodes
+from tests.launching import ROOT
 from tests.training.test_plan import cluster as small_cluster
 from tests.training.test_plan import planned
 from training.plan.samples import Epoch
@@ -75,3 +78,34 @@ def test_memory_has_what_a_round_keeps(cluster):
         assert own.weights == before.weights + vector  # the common ones
         assert own.optimizer == 2 * before.optimizer + velocity
         assert own.gradient == before.gradient + vector
+
+
+# ------------------------------------------------------------------------------------------ the page
+
+PAGE = (ROOT / "docs" / "local_steps.md").read_text()
+WEIGHTS = 5_273_088
+
+
+def table():
+    (body,) = re.findall(r"<!-- planned -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row[0])
+def test_the_table_of_the_page_is_what_is_planned(row, tmp_path):
+    text = (ROOT / "clusters" / "tencent_v100.yaml").read_text()
+    name, *words = row[0].split()
+    phases = []
+    for gbit_per_second in ("25", "1", "0.1"):
+        path = tmp_path / "cluster.yaml"
+        path.write_text(text.replace("gbit_per_second: 25}", f"gbit_per_second: {gbit_per_second}}}"))
+        epochs = [Epoch(11, 2048, "windows")]
+        plan = planned(words, cluster=str(path), config=name, sizes=[WEIGHTS], epochs=epochs)
+        phases.append(plan.phases[0])
+    assert [phase.steps for phase in phases] == [110] * 3
+    first = phases[0]
+    exchanges = -(-first.steps // (first.local_steps or 1))
+    numbers = [first.slow_bytes / 1e6, first.traffic_bytes / 1e9, *(1e3 * each.messages for each in phases)]
+    assert row[1] == str(exchanges)
+    for shown, number in zip(row[2:], numbers, strict=True):
+        assert float(shown) == pytest.approx(number, rel=6e-3)  # three digits

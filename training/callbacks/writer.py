@@ -48,7 +48,7 @@ def numbers_of_step(run: "Trainer", step: "Step") -> dict[str, float]:
             "train/momentum": step.hyperparameters.momentum,
             f"train/{run.task.unit}_per_second": run.size * step.size / step.seconds,
             "train/skipped_steps": sum(phase.result.skipped_steps for phase in run.phases),
-            **(exchange if run.size > 1 else {}),
+            **(exchange if run.size > 1 and step.hyperparameters.round_steps else {}),
         }
     )
 

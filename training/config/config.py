@@ -238,6 +238,8 @@ class Config(ReducerKeys):
             given = choice.options | {"density": self.density_of(phases[number])}
             options = written_out(choice.reducer, given)
             phases[number] = _with_reducer(phases[number], {"name": choice.reducer, **options})
+            if choice.local_steps is not None:
+                phases[number] = phases[number].with_local_steps(choice.local_steps)
         return self.model_copy(update={"phases": phases})
 
     def reducer_config(self, phase: Phase) -> dict[str, Any]:

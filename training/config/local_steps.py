@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 
+from training.config.reducers import AUTO
 from training.config.schema import Momentum, Positive, Record, problem
 
 if TYPE_CHECKING:
     from training.config.config import Config
+    from training.config.records import Phase
 
 
 class Outer(Record):
@@ -33,16 +35,32 @@ class Outer(Record):
         return self
 
 
+class Budget(Record):
+    """What a rank may send on average: ``auto`` chooses reducer, codec and local steps for it."""
+
+    mbit_per_second: Positive
+    """Of a rank, between nodes where there are several; the time of exchanges is not counted."""
+    step_seconds: Positive
+    """How long a local step takes."""
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Return the bytes that a rank may send in an average step."""
+        return self.mbit_per_second * 1e6 / 8 * self.step_seconds
+
+
 def check_local_steps(config: "Config") -> None:
     """Raise a problem for settings that exclude local steps, or that need them."""
     for number, phase in enumerate(config.phases):
         place = f"phases[{number}]"
-        if phase.local_steps is None:
+        if phase.budget is not None:
+            _the_budget_is_for_auto(config, phase, place)
+        elif phase.local_steps is None:
             for key in ("outer", "local"):
                 if getattr(phase, key) is not None:
                     raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
             continue
-        given = f"{place} has local_steps={phase.local_steps}"
+        given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
         if wrappers := config.reducer_config(phase).get("wrappers"):
             expected = f"expected none, {given} and exchanges no gradients"
             raise problem(f"{expected}; got {wrappers[0]['name']}", key=f"{place}.reducer.wrappers")
@@ -51,6 +69,16 @@ def check_local_steps(config: "Config") -> None:
                 none = "false" if excluded is True else "none"
                 got = str(excluded).lower()
                 raise problem(f"expected {none}, {given}; got {got}", key=key)
+
+
+def _the_budget_is_for_auto(config: "Config", phase: "Phase", place: str) -> None:
+    if (name := config.reducer_name(phase)) != AUTO:
+        raise problem(
+            f"expected none, the reducer of this phase is {name}, not auto; got one", key=f"{place}.budget"
+        )
+    if phase.local_steps is not None:
+        expected = "expected none beside budget, for which auto chooses them"
+        raise problem(f"{expected}; got {phase.local_steps}", key=f"{place}.local_steps")
 
 
 def _excluded(config: "Config") -> dict[str, bool | float | None]:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, model_validator
 
 from commlib.registry import check_options
 from datacache.storage import Storage
-from training.config.local_steps import Outer
+from training.config.local_steps import Budget, Outer
 from training.config.parts import imported, part_in
 from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
@@ -183,12 +183,21 @@ class Phase(ReducerKeys):
     outer: Outer | None = None
     """How the mean difference moves the common weights; without it they become the mean of the replicas'."""
 
+    budget: Budget | None = None
+    """What a rank may send, for which ``reducer: auto`` chooses reducer, codec and ``local_steps``."""
+
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":
         if (self.epochs is None) == (self.steps is None):
             given = "none" if self.epochs is None else "both"
             raise problem(f"expected epochs or steps, got {given}")
         return self
+
+    def with_local_steps(self, local_steps: int) -> "Phase":
+        """Return the phase with the local steps that its budget asks for; one alone is plain training."""
+        if local_steps == 1 and self.outer is None:
+            return self.model_copy(update={"budget": None, "local": None})
+        return self.model_copy(update={"budget": None, "local_steps": local_steps})
 
     @property
     def own_keys(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
 from training.plan.step import Workload, buckets_of, step_seconds
 from training.plan.weights import Weights, slots_of
-from training.run.autotune import UNPREDICTABLE, bucket_mib
+from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 
 
 def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) -> Plan:
@@ -34,9 +34,9 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
     ``config``: loaded, with the parts that it names imported.
     """
     choices = _choices(config, site, weights.size)
-    if site.ranks > 1 and config.automatic and site.profile is None:
+    if missing := [number for number in config.automatic if number not in choices]:
         expected = "a name, --cluster or a profile, from which auto picks"
-        raise ValueError(f"phases[{config.automatic[0]}].reducer: expected {expected}; got {AUTO}")
+        raise ValueError(f"phases[{missing[0]}].reducer: expected {expected}; got {AUTO}")
     chosen = config.with_choices({number: choices[number] for number in config.automatic})
     if site.profile is not None and site.ranks > 1 and config.automatic and config.bucket_mib is None:
         most = bucket_mib(chosen, site.nodes, site.profile, weights.size)
@@ -64,13 +64,13 @@ def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
     numbers = range(len(config.phases))
     if site.ranks == 1:
         return dict.fromkeys(numbers, Choice("dense", {}, 0.0, 0.0, ALONE))
+    within = choices_within(config, site.nodes, size)
     if (profile := site.profile) is None:
-        return {}
+        return within
     densities = map(config.density_of, config.phases)
     try:
-        return dict(
-            zip(numbers, (choose(profile, site.nodes, size, each) for each in densities), strict=True)
-        )
+        picks = [choose(profile, site.nodes, size, each) for each in densities]
+        return dict(zip(numbers, picks, strict=True)) | within
     except UNPREDICTABLE as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(one_line(f"{site.source}: expected speeds to predict steps from ({why})")) from error
@@ -133,6 +133,7 @@ class _Planner:
         """Return the plan of a phase."""
         config, epoch, task = self.config, self.listing.epochs[number], self.config.task.make()
         span = Span(phase.steps or (phase.epochs or 0) * epoch.steps, epoch.steps, epoch.global_batch)
+        check_budget(number, self.choices.get(number), span.steps)
         options = config.reducer_config(phase)
         name, wrappers = options.pop("name"), options.pop("wrappers", [])
         selects = "density" in options

@@ -9,6 +9,7 @@ from typing import Any
 from commlib import InvalidArgument, Topology
 from commlib.errors import one_line
 from commlib.folders import expanded, user_cache
+from commlib.tuning.budget import choose_within
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import Job, Profile
 from commlib.tuning.tuner import ALONE, Case, Choice, choose, choose_buckets
@@ -42,7 +43,7 @@ def profile_for(config: Config, topology: Topology) -> Profile | None:
     All ranks call it together. Where there is none, or one of other ranks, all exit with status 2.
     """
     comm = topology.world
-    if not config.automatic or comm.size == 1:
+    if comm.size == 1 or all(config.phases[number].budget for number in config.automatic):
         return None
     job, remedy = job_of(topology), _remedy(config, topology)
 
@@ -92,11 +93,15 @@ def choose_reducers(
         return {}
     if topology.world.size == 1:
         return dict.fromkeys(config.automatic, _ONE_RANK)
+    within = choices_within(config, topology.nodes, size)
+    by_profile = [number for number in config.automatic if number not in within]
+    if not by_profile:
+        return within
     remedy = _remedy(config, topology)
 
     def choices() -> dict[int, Choice]:
         assert profile is not None
-        densities = {number: config.density_of(config.phases[number]) for number in config.automatic}
+        densities = {number: config.density_of(config.phases[number]) for number in by_profile}
         try:
             nodes = topology.nodes
             return {number: choose(profile, nodes, size, density) for number, density in densities.items()}
@@ -106,7 +111,23 @@ def choose_reducers(
             expected = f"expected a profile from which steps can be predicted ({why})"
             raise ValueError(one_line(f"{path}: {expected}; to measure again: {remedy}")) from error
 
-    return on_rank0(topology.world, choices)
+    return within | on_rank0(topology.world, choices)
+
+
+def choices_within(config: Config, nodes: Sequence[Sequence[int]], size: int) -> dict[int, Choice]:
+    """Return what is chosen for each phase with a budget, by number."""
+    return {
+        number: choose_within(phase.budget.bytes_per_step, nodes, size, config.density_of(phase))
+        for number, phase in enumerate(config.phases)
+        if phase.budget is not None
+    }
+
+
+def check_budget(number: int, choice: Choice | None, steps: int) -> None:
+    """Raise ``ValueError`` where a phase of so many steps is too short for the choice within its budget."""
+    if choice is not None and (choice.local_steps or 1) > steps:
+        expected = f"expected a budget for an exchange in the {steps} steps of the phase"
+        raise ValueError(f"phases[{number}].budget: {expected}, got one for {choice.reason}")
 
 
 def with_buckets(config: Config, topology: Topology, profile: Profile | None, size: int) -> Config:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -268,7 +269,8 @@ class Learner:
             if more:
                 loss, gradient = _accumulated(backward, loss, gradient, more)
         if self.local is not None:
-            return loss, self._local_step(self.local, gradient[0], hyperparameters)
+            put_back = partial(backward.put_back, found)
+            return loss, self._local_step(self.local, gradient[0], hyperparameters, put_back)
         with self.stopwatch.measure("exchange_wait"):
             if self.gradients.overlaps:
                 mean, report = self.gradients.collect()
@@ -282,11 +284,19 @@ class Learner:
             self.scale.update(report.finite)
         return loss, report
 
-    def _local_step(self, local: LocalSteps, flat: Any, hyperparameters: StepHyperparameters) -> Report:
-        """Update the weights of this replica; end the round with its last step."""
+    def _local_step(
+        self,
+        local: LocalSteps,
+        flat: Any,
+        hyperparameters: StepHyperparameters,
+        put_back: Callable[[], None],
+    ) -> Report:
+        """Update the weights of this replica, or put back what the forward pass changed; end the round."""
         with self.stopwatch.measure("exchange_wait"):
             own, report = local.replica_gradient(flat)
-        if not local.rounds.failed:
+        if local.rounds.failed:
+            put_back()  # a test within the round takes the mean of all ranks' statistics
+        else:
             self._apply(own, hyperparameters)
         if not hyperparameters.round_steps:
             return report

@@ -29,28 +29,19 @@ class FlatVariables:
     """Variables of float32 as one vector, in the memory of ``arrays``."""
 
     def __init__(self, variables: Sequence[Any], arrays: ModuleType) -> None:
-        shapes = [tuple(variable.shape) for variable in variables]
-        size = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
-        self._arrays = arrays
-
-        @tf.function(input_signature=[])
-        def read() -> Any:
-            return tf.concat([tf.reshape(variable, [-1]) for variable in variables], axis=0)
-
-        @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)])
-        def write(flat: Any) -> None:
-            for variable, part in zip(variables, cut_up(flat, shapes), strict=True):
-                variable.assign(part)
-
-        self._read, self._write = read, write
+        self._variables, self._arrays = variables, arrays
+        self._shapes = [tuple(variable.shape) for variable in variables]
 
     def read(self) -> Float32:
         """Return a copy of their values."""
-        return copy_of(array_of(self._read(), self._arrays))
+        flat = tf.concat([tf.reshape(variable, [-1]) for variable in self._variables], axis=0)
+        return copy_of(array_of(flat, self._arrays))
 
     def write(self, vector: Float32) -> None:
         """Assign values, which are copied: TensorFlow keeps the memory that it is given."""
-        self._write(tensor_of(copy_of(vector)))
+        parts = cut_up(tensor_of(copy_of(vector)), self._shapes)
+        for variable, part in zip(self._variables, parts, strict=True):
+            variable.assign(part)
 
 
 class LocalSteps:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schedules import Schedule, Span, momentum_at
+from training.run.autotune import check_budget
 from training.run.data import Data, PhaseData
 from training.run.learner import Learner
 from training.run.stages import StepHyperparameters
@@ -27,6 +28,7 @@ class PhaseRun:
         self.epoch_steps = self.data.steps
         self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
         self.epochs = -(-self.steps // self.epoch_steps)
+        check_budget(number, learner.choices.get(number), self.steps)
         self.rate = self._resolved_rate()
         self._check_density_warmup()
         self.momentum = learner.config.momentum_of(phase)
