@@ -160,9 +160,11 @@ def sum_sparse(
 
     Where the sum is sparse, the host waits for the GPU to learn how many entries it has.
     """
-    if not vectors or vectors[0].size == 0 or any(vector.is_dense for vector in vectors):
+    if not vectors or any(vector.is_dense for vector in vectors):
         return sum_by_numpy(vectors, dense=dense)  # dense sums take no kernel
     size = vectors[0].size
+    if size == 0:  # as of a rank that owns no shard
+        return vectors[0]
     ranks = RankSum(size, engine=current_engine())
     is_dense = sum(vector.nnz for vector in vectors) >= delta(size)
     return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
