@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,15 +47,17 @@ class Cluster:
     def __init__(self, state: Path) -> None:
         self.state = state
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
+    def start(
+        self, *words: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE
+    ) -> "subprocess.Popen[str]":
         """Start the script in a session of its own, as a terminal does."""
         return subprocess.Popen(
             [sys.executable, SCRIPT, "--state", str(self.state), *words],
             env=ENVIRONMENT,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             start_new_session=True,
             # Ignored in the processes of a shell's background jobs, which this may be one of.

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import psutil
 
-from tests.launching import DIGITS, ENVIRONMENT, launch, tail
+from tests.launching import DIGITS, ENVIRONMENT, ROOT, run, tail
 
 SIZE = 2
 BOUND_SECONDS = 240
@@ -67,12 +67,16 @@ class Job:
 
 
 @contextmanager
-def started(folder: Path, *words: str, restarts: int = 3) -> Iterator[Job]:
-    """Launch a run in a folder; nothing of it is left afterwards."""
+def started(
+    folder: Path, *words: str, restarts: int = 3, environment: Mapping[str, str] | None = None
+) -> Iterator[Job]:
+    """Launch a run in a folder; nothing of it is left afterwards. ``environment``: what is added for it."""
     folder.mkdir(exist_ok=True)
     command = ["cloudtrain", "launch", "-np", str(SIZE), "--restarts", str(restarts), *WORDS, *words]
+    # so that callbacks of ours are found
+    added = {"PYTHONPATH": str(ROOT), **(environment or {})}
     with (folder / "errors").open("ab") as errors, (folder / "output").open("ab") as output:
-        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=errors)
+        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT | added, stdout=output, stderr=errors)
     with process:
         try:
             yield Job(process, folder)
@@ -95,10 +99,13 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def undisturbed(folder: Path) -> dict[str, Any]:
-    """Return the weights of a run to which nothing happens."""
+def undisturbed(folder: Path, size: int = SIZE) -> dict[str, Any]:
+    """Return the weights of a run of so many ranks to which nothing happens."""
     folder.mkdir()
-    result = launch(SIZE, *WORDS, cwd=folder)
+    # as on_cluster has it
+    result = run(
+        "env", "TF_NUM_INTRAOP_THREADS=1", "cloudtrain", "launch", "-np", str(size), *WORDS, cwd=folder
+    )
     assert result.returncode == 0, tail(result)
     return weights_of(folder)
 

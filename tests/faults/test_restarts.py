@@ -1,16 +1,20 @@
 """Ranks that are killed, stopped or sent SIGTERM, under ``cloudtrain launch --restarts``."""
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from tests.faults.injected import is_poisoned
 from tests.faults.jobs import Job, assert_same, failures, started, undisturbed, weights_of
 
 KILLS = 20  # at random moments
@@ -100,7 +104,8 @@ def test_a_rank_that_hangs_is_named_and_the_job_goes_on_without_that_process(exp
 def test_a_damaged_checkpoint_is_left_out_after_a_kill(expected, tmp_path, damage):
     folder = tmp_path / "run"
     with started(folder) as job:
-        job.wait_until(lambda: goes_on(job, 0))
+        # two, so that there is one before the newest
+        job.wait_until(lambda: len(list(folder.glob("runs/*/checkpoints/step-*"))) > 1)
         for process in (job.rank(0), job.rank(1)):
             process.send_signal(signal.SIGSTOP)
         newest = sorted(folder.glob("runs/*/checkpoints/step-*"))[-1]
@@ -143,3 +148,77 @@ def test_a_disk_that_is_full_ends_the_job_and_what_there_was_is_gone_on_with(exp
     finally:
         subprocess.run(["umount", "-l", str(folder / "runs")], check=True)
     assert_same(weights_of(tmp_path / "kept"), expected)
+
+
+@contextmanager
+def memory_group(number: int) -> Iterator[Path]:
+    """Give a control group of the kernel with a limit of so many bytes; skip where there is none."""
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    root, limit = (first, "limit_in_bytes") if first.is_dir() else (second, "max")
+    group = root / f"cloudtrain-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / f"memory.{limit}").write_text(str(number))
+    except OSError as error:
+        pytest.skip(f"no control group of memory: {error}")
+    try:
+        yield group
+    finally:
+        with suppress(OSError):
+            group.rmdir()
+
+
+@pytest.mark.faults
+def test_a_rank_that_the_kernel_kills_for_memory_is_started_again(expected, tmp_path):
+    folder = tmp_path / "run"
+    with started(folder) as job, memory_group(1 << 20) as group:
+        job.wait_until(lambda: goes_on(job, 0))
+        rank = job.rank(1)
+        (group / "cgroup.procs").write_text(str(rank.pid))  # what it takes from now on counts
+        job.wait_until(lambda: "restart 1 of 3" in job.said)
+        assert job.end() == 0, job.said
+        (line,) = failures(job.said)
+        assert "(rank 1 on " in line
+        assert "signal 9)" in line
+    assert_same(weights_of(folder), expected)
+
+
+@pytest.mark.faults
+def test_steps_with_nans_of_one_rank_are_skipped_on_both_and_the_weights_stay_equal_and_finite(tmp_path):
+    """In a twentieth of the steps at random, with one rank killed on the way."""
+    folder, share = tmp_path / "run", 0.05
+    callback = f"{{name: 'tests.faults.injected:NotFinite', rank: 1, share: {share}}}"
+    with started(folder, f"callbacks=[{callback}]", "digest_every=5") as job:
+        job.wait_until(lambda: goes_on(job, 0))
+        job.rank(0).kill()
+        assert job.end() == 0, job.said
+        assert len(failures(job.said)) == 1
+    (run,) = (folder / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    steps = json.loads((run / "receipt.json").read_text())["end"]["steps"]
+    skipped = sum(phase["skipped_steps"] for phase in summary["phases"])
+    assert skipped == sum(is_poisoned(step, share) for step in range(steps)) > 5
+    assert all(np.isfinite(each).all() for each in weights_of(folder).values())
+
+
+@pytest.mark.faults
+def test_a_clock_that_jumps_changes_nothing(expected, tmp_path):
+    """The wall's, of all ranks, by two hours to and fro: without a library for it, by one of twenty lines."""
+    folder, library, jump = tmp_path / "run", tmp_path / "clock.so", tmp_path / "jump"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    environment = {"LD_PRELOAD": str(library), "CLOCK_JUMP": str(jump)}
+    with started(folder, "stall_timeout=20", environment=environment) as job:
+        job.wait_until(lambda: goes_on(job, 0))
+        seen = subprocess.run(["date", "+%s"], env=os.environ | environment, capture_output=True, check=True)
+        for seconds in (7200, -7200, 0):
+            jump.write_text(f"{seconds}\n")
+            after = subprocess.run(
+                ["date", "+%s"], env=os.environ | environment, capture_output=True, check=True
+            )
+            assert abs(int(after.stdout) - int(seen.stdout) - seconds) < 600  # it does jump
+            steps = job.steps
+            job.wait_until(lambda steps=steps: job.steps > steps + 20)
+        assert job.end() == 0, job.said
+        assert failures(job.said) == []
+    assert_same(weights_of(folder), expected)

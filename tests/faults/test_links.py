@@ -1,0 +1,64 @@
+"""The link of a node that is cut, for some seconds and for good."""
+
+import json
+import time
+
+import pytest
+
+from tests.faults.jobs import assert_same, failures, undisturbed, weights_of
+from tests.faults.on_cluster import NODES, RATE, started_on
+from tests.test_cluster import Cluster, skip_where_no_cluster_can_be_made, tail
+
+STALL_SECONDS = 10
+CUT_SECONDS = 5
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    skip_where_no_cluster_can_be_made()
+    made = Cluster(tmp_path_factory.mktemp("cluster") / "state")
+    result = made("up", "--nodes", str(len(NODES)), "--rate", RATE)
+    assert result.returncode == 0, tail(result)
+    yield made
+    made("down")
+
+
+def summary_of(folder):
+    (run,) = (folder / "runs").iterdir()
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_link_that_is_cut_for_seconds_holds_training_up_and_nothing_else(cluster, tmp_path):
+    folder = tmp_path / "run"
+    expected = undisturbed(tmp_path / "whole", len(NODES))
+    with started_on(cluster, folder, f"stall_timeout={6 * CUT_SECONDS}") as job:
+        job.wait_until(lambda: job.steps > 30)
+        job.cut("node2")
+        time.sleep(1)  # for what is on its way
+        steps = job.steps
+        time.sleep(CUT_SECONDS - 1)
+        assert job.steps - steps <= 1
+        job.mend("node2")
+        assert job.end() == 0, job.said
+        assert failures(job.said) == []
+        assert job.left == []
+    assert_same(weights_of(folder), expected)
+
+
+def test_a_link_that_is_cut_for_good_ends_the_job_which_goes_on_with_the_other_nodes(
+    cluster, tmp_path, record_property
+):
+    folder = tmp_path / "run"
+    with started_on(cluster, folder, f"stall_timeout={STALL_SECONDS}") as job:
+        job.wait_until(lambda: job.steps > 30)
+        job.cut("node3")
+        begun = time.monotonic()
+        job.wait_until(lambda: failures(job.said))
+        record_property("seconds until the job had ended", round(time.monotonic() - begun, 1))
+        assert job.end() == 0, job.said
+        assert "with 2 ranks, without node3" in job.said
+    found = summary_of(folder)
+    assert (found["ranks"], found["hosts"]) == (2, ["node1", "node2"])
+    assert found["residual_norm"] == 0  # it has come to the end of the dense phase
