@@ -70,6 +70,7 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
     config = dict(content["experiments"][case.experiment]["config"])
     optimizer = dict(config.get("optimizer", {}))
     variant = dict(content["variants"][case.variant])
+    config |= variant.pop("config", {})
     optimizer |= variant.pop("optimizer", {})
     first, last = variant.pop("first_phase", {}), variant.pop("last_phase", {})
     phases = [phase | variant for phase in config["phases"]]
