@@ -12,7 +12,8 @@ from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of,
 from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.losses import LOSSES, value_and_slope
 from training.linear.rows import Rows
-from training.linear.sgd import SGD, Diverged
+from training.linear.sgd import SGD
+from training.linear.solver import Diverged
 
 LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]
 PENALTIES = [{"l2": 0.02}, {"l2": 0.0, "l1": 0.01}, {"l2": 0.02, "l1": 0.01}, {"l2": 0.0, "intercept": False}]
