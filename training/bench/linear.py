@@ -113,10 +113,11 @@ def print_tables(records: Sequence[Record]) -> None:
     """Print a table of the candidates on ranks, or of one rank against scikit-learn."""
     for until, group in groupby(records, key=lambda record: record.case.get("until")):
         own = list(group)
-        (_of_ranks(own) if until is None else _of_one_rank(own, until)).print()
+        (of_ranks(own) if until is None else of_one_rank(own, until)).print()
 
 
-def _of_ranks(records: Sequence[Record]) -> Table:
+def of_ranks(records: Sequence[Record]) -> Table:
+    """Return the table of the candidates on ranks."""
     case = records[0].case
     rows = [
         [
@@ -146,7 +147,8 @@ def _of_ranks(records: Sequence[Record]) -> Table:
     return Table(what, [*header, "objective"], rows, notes)
 
 
-def _of_one_rank(records: Sequence[Record], until: str) -> Table:
+def of_one_rank(records: Sequence[Record], until: str) -> Table:
+    """Return the table of one rank against scikit-learn."""
     rows = [
         [
             str(record.peer),
