@@ -26,7 +26,8 @@ MOST_LINES = 4  # of a picture
 def groups(results: Results) -> Iterator[list[Record]]:
     """Yield the records of each case on ranks, a dense one first."""
     on_ranks = [each for each in results.records if "until" not in each.case]
-    for _, own in groupby(on_ranks, key=lambda each: [each.case[key] for key in ("shape", "loss", "solver")]):
+    keys = ("shape", "loss", "solver", "clock")
+    for _, own in groupby(on_ranks, key=lambda each: [each.case.get(key) for key in keys]):
         yield list(own)
 
 
@@ -56,7 +57,7 @@ def _as_in_the_paper(cases: Sequence[Sequence[Record]]) -> str:
         theirs = of_solver.get((case["shape"], case["loss"]))
         rows.append(
             [
-                f"{case['shape']}, {case['loss']}, {case['solver']}",
+                f"{case['shape']}, {case['loss']}, {case['solver']}{', simulated' * ('clock' in case)}",
                 f"{dense.subject}, {_times_of(dense)}",
                 f"{sparse.subject}, {_times_of(sparse)}",
                 f"{times(sparse.ratio)} ({times(sparse.more['communication_ratio'])})",
@@ -75,7 +76,8 @@ def _times_of(record: Record) -> str:
 
 def drawn(results: Results) -> list[list[Record]]:
     """Return the cases of the picture."""
-    return [own for own in groups(results) if own[0].case["solver"] == "sgd"]
+    found = [own[0].case | {"records": own} for own in groups(results)]
+    return [each["records"] for each in found if each["solver"] == "sgd" and "clock" not in each]
 
 
 def digest(results: Results) -> str:

@@ -1,6 +1,7 @@
 """Gradient descent on sparse rows: as with dense vectors in float64, with every reducer, on any ranks."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_rates_adapt(schedule):
     def body(comm):
         sgd = SGD(Topology(comm), rows_of(comm.rank), wild)
         passes = [sgd.run_pass() for _ in range(12)]
-        rises = [later.loss >= min(p.loss for p in passes[: at + 1]) for at, later in enumerate(passes[1:])]
+        rises = [later.loss >= earlier.loss for earlier, later in pairwise(passes)]
         rates = [each.rate for each in passes]
         return rates[0], rates[2:], [300 / 2 ** sum(rises[: at + 1]) for at in range(len(rises) - 1)]
 

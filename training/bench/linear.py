@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from commlib import Communicator
+from commlib import Communicator, Link, Network
 from commlib.errors import InvalidArgument, look_up
+from commlib.transport import simulated
 from training.bench.cluster import Layout, cluster_until_end, environment, note
 from training.bench.jobs import Failed
 from training.bench.linear_alone import ROWS
 from training.bench.linear_alone import measure as measure_alone
-from training.bench.linear_ranks import DENSE, SPARSE, LinearCase
+from training.bench.linear_ranks import DENSE, MPI_ALLREDUCE, SPARSE, LinearCase
 from training.bench.linear_ranks import measure as measure_ranks
 from training.bench.record import Record, command
 from training.bench.reporting import JSONRecord, pass_on, report
@@ -25,12 +26,19 @@ from training.process.job import as_rank, usage_error
 from training.process.launch import cloudtrain, command_line
 
 RATE, LAYOUT, ALGORITHM = "1gbit", Layout(4, 2), "ring"  # of the cluster, and of MPI's all-reduce on it
+# Of simulated ranks: that of the cluster, and shared memory. Each rank has a core of its own.
+NETWORK = Network(
+    intra=Link.of(microseconds=10, gbit_per_second=100), inter=Link.of(microseconds=50, gbit_per_second=1)
+)
 QUICK_STEPS, QUICK_ROWS = 2, 2_000
 
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """The command's options. ``steps``: of a pass; ``rate``, ``timeout``: of the cluster."""
+    """The command's options. ``steps``: of a pass; ``rate``, ``timeout``: of the cluster.
+
+    ``simulated``: on as many ranks as the cluster has, by the virtual clock.
+    """
 
     shape: str = "url"
     loss: str = "logistic"
@@ -40,6 +48,7 @@ class LinearOptions:
     passes: int = 5
     batch_size: int = 1000
     quick: bool = False
+    simulated: bool = False
     cluster: bool = False
     rate: str = RATE
     timeout: float = 3600.0
@@ -50,6 +59,11 @@ class LinearOptions:
         look_up(SOLVERS, "solver", self.solver)
         for name in self.reducers:
             look_up({**DENSE, **SPARSE}, "reducer", name)
+        if self.rate != RATE and not self.cluster:
+            raise InvalidArgument("--rate: has an effect only with --cluster")
+        if self.simulated and (self.cluster or MPI_ALLREDUCE in self.reducers):
+            other = "--cluster" if self.cluster else f"--reducer {MPI_ALLREDUCE}"
+            raise InvalidArgument(f"--simulated: expected none with {other}")
         for key in ("steps", "passes", "batch_size"):
             if getattr(self, key) < 1:
                 raise InvalidArgument(
@@ -79,6 +93,8 @@ def bench(as_json: bool, **options: Any) -> int:
         usage_error(str(error))
     if given.cluster:
         return pass_on(_on_cluster(given), as_json=as_json, show=_print_tables)
+    if given.simulated:
+        return report(_simulated(given), as_json=as_json, show=print_tables)
     with as_rank() as comm:
         return report(_here(comm, given), as_json=as_json, show=print_tables, comm=comm)
 
@@ -87,6 +103,18 @@ def _here(comm: Communicator, given: LinearOptions) -> Iterator[Record]:
     if comm.size > 1:
         return measure_ranks(comm, given.case, given.reducers)
     return measure_alone(comm, given.case, QUICK_ROWS if given.quick else ROWS)
+
+
+def _simulated(given: LinearOptions) -> Iterator[Record]:
+    """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
+    reducers = given.reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
+
+    def body(comm: Communicator) -> list[Record]:
+        return list(measure_ranks(comm, given.case, reducers))
+
+    ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
+    for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
+        yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
 
 
 def _on_cluster(given: LinearOptions) -> Generator[JSONRecord, None, None]:
@@ -142,7 +170,8 @@ def of_ranks(records: Sequence[Record]) -> Table:
         "of means",
     ]
     nodes = f"{len(case['nodes'])} × {case['nodes'][0]} ranks"
-    what = f"{case['shape']}, {case['loss']}, {case['solver']}: {case['rows']:,} rows, {nodes}"
+    where = ", simulated" if case.get("clock") == "virtual" else ""
+    what = f"{case['shape']}, {case['loss']}, {case['solver']}: {case['rows']:,} rows, {nodes}{where}"
     notes = ["dense: the fastest of the dense ones; median of passes, each that of the slowest rank"]
     return Table(what, [*header, "objective"], rows, notes)
 

@@ -17,7 +17,8 @@ from training.linear.solver import Pass, Solver
 from training.linear.solvers import make_solver
 
 MPI = f"{MPIAllReduce.__module__}:{MPIAllReduce.__name__}"
-DENSE = {"dense": "dense", "torus2d": "torus2d", "mpi_allreduce": MPI}
+MPI_ALLREDUCE = "mpi_allreduce"
+DENSE = {"dense": "dense", "torus2d": "torus2d", MPI_ALLREDUCE: MPI}
 SPARSE: dict[str, Any] = {
     f"{name}{'' if wire == 'fp32' else f' {wire}'}": {"name": name, "wire": wire}
     for name in ("allgather", "ssar_doubling", "ssar_split", "oktopk", "hitopk")
@@ -114,7 +115,7 @@ def _record(
         },
         subject=name,
         seconds=Seconds.of([each.seconds for each in passes]),
-        bytes=None if name == "mpi_allreduce" else sent,
+        bytes=None if name == MPI_ALLREDUCE else sent,
         more={
             "communication": asdict(Seconds.of([each.communication for each in passes])),
             "entries": {"given": round(given), "applied": round(applied)},

@@ -200,6 +200,9 @@ def bench_train(
 LinearCluster = Annotated[
     bool, Option("--cluster", help="on 4 x 2 ranks of an emulated cluster (needs root)")
 ]
+LinearSimulated = Annotated[
+    bool, Option("--simulated", help="on as many simulated ranks, each with a core of its own")
+]
 LinearRate = Annotated[str | None, Option("--rate", help="of its links [1gbit]")]
 LinearReducers = Annotated[
     list[str] | None, Option("--reducer", help="on ranks, as the table has them; may be repeated [all]")
@@ -215,6 +218,7 @@ def bench_linear(
     steps: Annotated[int | None, Option(help="on ranks: batches of a pass [10]")] = None,
     passes: Annotated[int | None, Option(help="over the rows [5]")] = None,
     batch_size: Annotated[int | None, Option(help="on ranks: rows of a rank in a step [1000]")] = None,
+    simulated: LinearSimulated = False,
     cluster: LinearCluster = False,
     rate: LinearRate = None,
     timeout: Timeout = None,

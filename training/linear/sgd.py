@@ -25,7 +25,7 @@ class Rates:
 
     def __init__(self, given: LearningRate) -> None:
         self._given, self._rate = given, given.rate
-        self._least = float("inf")
+        self._before = float("inf")
 
     def of_pass(self, done: float, steps: int) -> Float64:
         """Return the rates of the next pass, when so many are done."""
@@ -36,9 +36,9 @@ class Rates:
 
     def adapt(self, loss: float) -> None:
         """Follow the mean loss of a pass."""
-        if self._given.schedule == "adaptive" and not loss < self._least:
+        if self._given.schedule == "adaptive" and not loss < self._before:
             self._rate *= self._given.factor
-        self._least = min(self._least, loss)
+        self._before = loss
 
 
 class SGD(Solver):
