@@ -5,6 +5,9 @@ import json
 import pytest
 
 from commlib.transport import simulated
+from scripts.drawing import linear
+from scripts.drawing.results import newest
+from tests.launching import ROOT
 from training.bench import linear_ranks
 from training.bench.checks import WrongResult
 from training.bench.linear import LinearOptions, bench, of_one_rank, of_ranks
@@ -99,3 +102,11 @@ def test_the_job_on_the_cluster_has_the_options():
     assert words[:3] == ["bench", "linear", "--json"]
     assert words[words.index("--reducer") + 1] == "hitopk gap"
     assert words[words.index("--steps") + 1] == "3" and words[-1] == "--quick"
+
+
+def test_the_picture_is_of_the_newest_results():
+    # To draw it again: python scripts/draw_benchmarks.py
+    newest_results = newest(ROOT / "benchmarks" / "results")[linear.KIND]
+    assert linear.digest(newest_results) in (ROOT / linear.PICTURE).read_text()
+    page = (ROOT / "docs" / "linear.md").read_text()
+    assert all(table in page for table in linear.tables(newest_results, "../benchmarks/"))
