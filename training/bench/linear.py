@@ -184,7 +184,7 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
             f"{record.case['passes']}",
             f"{record.seconds.median:.3f}",
             "–" if record.peer_seconds is None else f"{record.peer_seconds.median:.3f}",
-            times(record.ratio),
+            times(record.ratio) if until == "passes" or _is_reached(record) else "not reached",
             f"{record.more['objective']:.6f}",
             f"{record.more['peer_objective']:.6f}",
         ]
@@ -194,3 +194,7 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
     kind = "the same passes" if until == "passes" else "to the peer's objective"
     what = f"{case['shape']}, {case['loss']}, one rank, {case['rows']:,} rows: {kind}"
     return Table(what, ["peer", "passes", "s", "peer s", "× as fast", "objective", "peer's"], rows)
+
+
+def _is_reached(record: Record) -> bool:
+    return bool(record.more["objective"] <= record.more["peer_objective"])
