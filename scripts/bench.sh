@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
-# then makes benchmarks/README.md, docs/pto.md, docs/validation.md and their pictures again. On an otherwise idle machine.
+# then makes benchmarks/README.md, docs/pto.md, docs/linear.md, docs/validation.md and their pictures again. On an otherwise idle machine.
 # The emulated clusters take two hours, and the race of training some more; they need root on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -51,6 +51,12 @@ for rate in 500mbit 1gbit 5gbit 10gbit; do
     on_cluster cluster-4x2-tuner --rate $rate --size 1000000 --size $vgg "${choices[@]}"
 done
 for rate in 1gbit 10gbit; do on_cluster cluster-4x2-tuner --rate $rate --size $resnet "${choices[@]}"; done
+for shape in url webspam; do
+    for loss in logistic hinge; do keep linear linear --cluster --shape $shape --loss $loss; done
+done
+keep linear linear --simulated
+keep linear linear --cluster --solver coordinate --steps 1 --passes 1
+for loss in logistic hinge; do keep linear linear --loss $loss; done
 keep race train --cluster --seeds 0
 keep race-accuracy train --cluster --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
 .venv/bin/python scripts/draw_benchmarks.py

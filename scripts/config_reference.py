@@ -22,6 +22,8 @@ from training.config.config import Config
 from training.config.optimizers import OPTIMIZERS
 from training.config.schedules import SCHEDULES
 from training.datasets import DATASETS
+from training.linear.config import GeneratedData, LibsvmData, LinearConfig, LinearData
+from training.linear.settings import LearningRate
 from training.models import IMAGES, MODELS, TextBuilder
 from training.tasks import TASKS
 
@@ -35,6 +37,14 @@ key inside another. What is wrong is refused before anything starts.
 """
 PLAIN = {str: "text", bool: "`true`, `false`", float: "a number", dict[str, Any]: "keys and values"}
 NAMED: list[dict[str, Any]] = [OPTIMIZERS, SCHEDULES, {name: task.Phase for name, task in TASKS.items()}]
+# Those of training.linear.config, behind the others.
+LINEAR: dict[type[BaseModel], str] = {
+    LinearConfig: "Linear models",
+    LinearData: "Linear models: `data`",
+    LibsvmData: "Linear models: `data` of `libsvm`",
+    GeneratedData: "Linear models: `data` of `generated`",
+    LearningRate: "Linear models: `learning_rate`",
+}
 PARTS: dict[str, tuple[str, dict[str, Any], int]] = {  # place, table, arguments that are no options
     "tasks": ("training.md#tasks", dict(TASKS), 0),
     "data sets": ("training.md#data-sets", dict(DATASETS), 0),
@@ -172,7 +182,7 @@ def options(kind: str) -> Iterator[str]:
 
 def page() -> str:
     """Return the page."""
-    titles = records()
+    titles = records() | LINEAR
     lines = [line for record in titles for line in section(record, titles)]
     return (
         HEAD.strip() + "\n" + "\n".join([*lines, *(line for kind in PARTS for line in options(kind))]) + "\n"

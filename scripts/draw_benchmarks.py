@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.drawing import cache, cluster, gpu, pto, race, spread
+from scripts.drawing import cache, cluster, gpu, linear, pto, race, spread
 from scripts.drawing.cluster import CLUSTER, all_cells
 from scripts.drawing.pages import Page
 from scripts.drawing.results import Results, newest
@@ -84,6 +84,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Results], Iterator[str]]]] = {
 PICTURES = {"cache": cache.draw, "gpu-selection": gpu.draw, "pto": pto.draw}
 PAGES = (
     Page("docs/pto.md", "pto", pto.tables, "scripts/bench.sh"),
+    Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
     Page("docs/gpu.md", "gpu-selection", gpu.tables, "scripts/gpu.sh"),
 )
 
@@ -127,6 +128,9 @@ def write(folder: Path) -> None:
 
 if __name__ == "__main__":
     write(FOLDER)
+    measured = newest(FOLDER / "results")
+    if linear.KIND in measured:
+        linear.draw(measured[linear.KIND], FOLDER.parent / linear.PICTURE)
     for each in PAGES:
         file = FOLDER.parent / each.path
-        file.write_text(each.with_measured(file.read_text(), newest(FOLDER / "results")))
+        file.write_text(each.with_measured(file.read_text(), measured))

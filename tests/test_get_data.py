@@ -25,7 +25,7 @@ def extracted(name: str, package: Path, folder: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text().splitlines() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("name", ["brown", "ende", "intents", "texts"])
+@pytest.mark.parametrize("name", ["brown", "ende", "genres", "intents", "spam", "texts", "trigrams"])
 def test_examples_hold(name):
     result = run(sys.executable, "-m", "doctest", f"{name}.py", cwd=SCRIPTS)
     assert (result.returncode, result.stdout) == (0, "")
@@ -237,4 +237,4 @@ def test_an_unknown_name_is_refused(commands, words):
     result = get_data(commands, *words)
     found = words[0] if words else "nothing"
     assert result.returncode == 1
-    assert result.stderr == f"cloudtrain: NAME: expected brown, ende or intents, got {found}\n"
+    assert result.stderr == f"cloudtrain: NAME: expected brown, ende, genres, intents or spam, got {found}\n"

@@ -63,9 +63,13 @@ ROOMS = {
     "training": {"training.run"},
     "training.commands": {
         *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
-        *("training.plan", "training.process", "training.receipt", "training.report", "training.run"),
+        *("training.linear", "training.plan", "training.process", "training.receipt"),
+        *("training.report", "training.run"),
     },
-    "training.bench": {*LIBRARIES, *CONFIG, "training.commands", "training.process", "training.run"},
+    "training.bench": {
+        *(*LIBRARIES, *CONFIG, "training.commands", "training.linear", "training.process"),
+        "training.run",
+    },
     # the command line: names every command, imports one when it is asked for
     "training.__main__": {"training.commands.main"},
     "training.commands.bench": {"training.bench", "training.commands"},
@@ -214,6 +218,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
         "from commlib.transport import mpi",
         "import training.config.config, training.checkpoint.folders, training.commands.main",
         "import training.commands.report",
+        "import training.commands.linear; from training.linear import LinearClassifier",
         "import training.commands.receipt",
     ],
 )

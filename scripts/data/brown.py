@@ -36,9 +36,8 @@ def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    """Write the parts of a package."""
-    package, folder = sys.argv[1:]
+def files_of(package: Path) -> dict[str, str]:
+    """Return the contents of the files of a package, by name."""
     files = {}
     with tarfile.open(package) as archive:
         for member in archive:
@@ -46,8 +45,8 @@ def main() -> None:
                 content = archive.extractfile(member)
                 assert content is not None
                 files[match[1]] = content.read().decode()
-    texts.write(Path(folder), parts(files))
+    return files
 
 
 if __name__ == "__main__":
-    main()
+    texts.write(Path(sys.argv[2]), parts(files_of(Path(sys.argv[1]))))

@@ -1,6 +1,7 @@
 """Gradient descent on sparse rows: as with dense vectors in float64, with every reducer, on any ranks."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of,
 from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.losses import LOSSES, value_and_slope
 from training.linear.rows import Rows
-from training.linear.sgd import SGD, Diverged
+from training.linear.sgd import SGD
+from training.linear.solver import Diverged
 
 LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]
 PENALTIES = [{"l2": 0.02}, {"l2": 0.0, "l1": 0.01}, {"l2": 0.02, "l1": 0.01}, {"l2": 0.0, "intercept": False}]
@@ -89,7 +91,7 @@ def test_rates_adapt(schedule):
     def body(comm):
         sgd = SGD(Topology(comm), rows_of(comm.rank), wild)
         passes = [sgd.run_pass() for _ in range(12)]
-        rises = [later.loss >= min(p.loss for p in passes[: at + 1]) for at, later in enumerate(passes[1:])]
+        rises = [later.loss >= earlier.loss for earlier, later in pairwise(passes)]
         rates = [each.rate for each in passes]
         return rates[0], rates[2:], [300 / 2 ** sum(rises[: at + 1]) for at in range(len(rises) - 1)]
 

@@ -14,10 +14,11 @@ from commlib.transport import simulated
 from commlib.tuning.probe import job_of
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
 from tests.extent import ALL
-from training.config.config import Config, ConfigurationError, load
+from training.config.config import Config, ConfigurationError, is_linear, load
 from training.run.autotune import choose_reducers
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = [path for path in sorted(FOLDER.rglob("*.yaml")) if not is_linear(path, [])]
 DIGITS = next(path for path in CONFIGS if path.name == "digits.yaml")
 TRIES = 600 if ALL else 100
 TOO_LONG = 2 * LONGEST_LINE  # with what is escaped

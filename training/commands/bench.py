@@ -194,3 +194,43 @@ def bench_train(
 
         refuse(min(others))
     raise typer.Exit(bench(as_json, quick=quick))
+
+
+# Of ``bench linear``: training/bench/linear.py checks them.
+LinearCluster = Annotated[
+    bool, Option("--cluster", help="on 4 x 2 ranks of an emulated cluster (needs root)")
+]
+LinearSimulated = Annotated[
+    bool, Option("--simulated", help="on as many simulated ranks, each with a core of its own")
+]
+LinearRate = Annotated[str | None, Option("--rate", help="of its links [1gbit]")]
+LinearReducers = Annotated[
+    list[str] | None, Option("--reducer", help="on ranks, as the table has them; may be repeated [all]")
+]
+
+
+@benches.command("linear")
+def bench_linear(
+    shape: Annotated[str | None, Option(help="of the rows: url or webspam [url]")] = None,
+    loss: Annotated[str | None, Option(help="logistic, hinge or squared_hinge [logistic]")] = None,
+    solver: Annotated[str | None, Option(help="on ranks: sgd or coordinate [sgd]")] = None,
+    reducers: LinearReducers = None,
+    steps: Annotated[int | None, Option(help="on ranks: batches of a pass [10]")] = None,
+    passes: Annotated[int | None, Option(help="over the rows [5]")] = None,
+    batch_size: Annotated[int | None, Option(help="on ranks: rows of a rank in a step [1000]")] = None,
+    simulated: LinearSimulated = False,
+    cluster: LinearCluster = False,
+    rate: LinearRate = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    quick: Quick = False,
+) -> None:
+    """Train linear models on sparse rows.
+
+    On ranks of mpirun or an emulated cluster: gradients that stay sparse against dense ones. Alone: against
+    scikit-learn's SGDClassifier and LIBLINEAR.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}  # else as in LinearOptions
+    from training.bench.linear import bench
+
+    raise typer.Exit(bench(**given))

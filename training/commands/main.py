@@ -111,7 +111,8 @@ def launch(
     grace: Grace = 30,
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
-    from training.config.config import load_with_warnings
+    from training.commands.linear import check as check_linear
+    from training.config.config import is_linear, load_with_warnings
     from training.process.hosts import Ranks
     from training.process.launch import Care, cloudtrain
     from training.process.launch import launch as run
@@ -132,6 +133,9 @@ def launch(
     command = cloudtrain("train", config, *arguments, *flags)
 
     def check() -> None:
+        if is_linear(config, arguments):
+            check_linear(config, arguments, restarts)
+            return
         check_restarts(restarts, load_with_warnings(config, arguments, change).config, is_dry=dry_run)
 
     raise typer.Exit(run(there, command, check=check, care=Care(restarts, grace, goes_on=True)))

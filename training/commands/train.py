@@ -11,7 +11,7 @@ from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
-from training.config.config import Config, load_with_warnings
+from training.config.config import Config, is_linear, load_with_warnings
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
 from training.process.job import (
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
     """Run a configuration on all ranks of this job; rank 0 prints."""
     with as_rank() as comm:
+        if all_or_exit(comm, lambda: on_rank0(comm, lambda: is_linear(path, overrides))):
+            from training.commands.linear import train as train_linear
+
+            train_linear(comm, path, overrides, dry_run=dry_run)
+            return
         try:
             with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
                 _train(comm, path, overrides, work)

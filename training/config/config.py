@@ -24,11 +24,9 @@ from pydantic import (
 from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
 from training.callbacks.record import CallbackRecord
-from training.config.bounded_yaml import Unreadable
 from training.config.checks import check, without_effect
-from training.config.includes import read
 from training.config.optimizers import AnyOptimizer, Sgd
-from training.config.overrides import put
+from training.config.reading import problems_in_one_line, read_keys
 from training.config.records import (
     Cache,
     Checkpointing,
@@ -60,7 +58,6 @@ from training.config.reducers import (
     options_of,
     written_out,
 )
-from training.config.references import resolve
 from training.config.schedules import LearningRate, MomentumLine
 from training.config.schema import (
     ConfigurationError,
@@ -72,10 +69,10 @@ from training.config.schema import (
     problem,
 )
 from training.config.secrets import in_clear, mask
-from training.config.shipped import located
 from training.datasets import Dataset
 from training.tasks.record import TaskRecord
 
+LINEAR = "linear"  # the task whose configurations are those of training.linear.config
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
 
@@ -290,6 +287,11 @@ class Loaded:
     warnings: list[str]
 
 
+def is_linear(path: str | Path, overrides: Sequence[str]) -> bool:
+    """Return whether a configuration is one of :mod:`training.linear.config`."""
+    return bool(read_keys(path, overrides).get("task") == LINEAR)
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
     return load_with_warnings(path, overrides).config
@@ -300,24 +302,16 @@ def load_with_warnings(
 ) -> Loaded:
     """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` overrides.
 
-    Keys of nested values are joined by dots, indices of lists are numbers: ``phases.0.epochs=3``.
-    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. ``change`` maps
-    the given keys and values to those that are checked.
+    ``overrides``: see :func:`training.config.reading.read_keys`. ``change`` maps the given keys and values to
+    those that are checked.
     """
-    content = read(located(path))
-    for word in overrides:
-        put(content, word)
-    try:
-        given = resolve(content)
+    given = read_keys(path, overrides)
+    if given.get("task") == LINEAR:
+        raise ConfigurationError(f"{path}: task: {LINEAR} is for the commands train and launch")
+    with problems_in_one_line(path):
         config = Config.model_validate(change(given))
-        warnings = [*_secrets_in_clear(given), *without_effect(config)]
-        return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
-    except ValidationError as error:
-        problems = [describe(detail) for detail in error.errors()]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigurationError(f"{path}: {problems[0]}{more}") from error
-    except Unreadable as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+    warnings = [*_secrets_in_clear(given), *without_effect(config)]
+    return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
 
 
 def _secrets_in_clear(given: dict[str, Any]) -> list[str]:

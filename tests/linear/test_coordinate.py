@@ -1,0 +1,101 @@
+"""Coordinate descent: to the optimum that scikit-learn finds, with every reducer, on any ranks."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+
+from commlib import Topology
+from commlib.transport import simulated
+from tests.extent import more
+from tests.linear.made import FEATURES, matrix_of, rows_of, settings_of, value_of
+from training.linear import LinearClassifier
+from training.linear.coordinate import CoordinateDescent
+
+GIVEN = {"solver": "coordinate", "coordinates": 7, "l2": 0.01}
+
+
+def run(ranks, passes, reducer="allgather", **given):
+    """Return of each rank its weights, intercept, and the objective before and after each pass."""
+
+    def body(comm):
+        solver = CoordinateDescent(
+            Topology(comm, ranks_per_node=2),
+            rows_of(comm.rank, 40 - comm.rank),
+            settings_of(reducer=reducer, **GIVEN, **given),
+        )
+        values = [solver.value()]
+        for _ in range(passes):
+            solver.run_pass()
+            values.append(solver.value())
+        return solver.model.weights.copy(), solver.model.intercept, values
+
+    return simulated.run(body, ranks)
+
+
+def parts(ranks):
+    given = [matrix_of(rank, 40 - rank) for rank in range(ranks)]
+    return sparse.vstack([matrix for matrix, _ in given]).tocsr(), np.concatenate([y for _, y in given])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("given", [{}, {"loss": "squared_hinge", "l1": 0.005}, {"l1": 0.01}], ids=str)
+def test_every_pass_comes_nearer_to_the_optimum(size, given):
+    seen = run(size, 60, **given)
+    matrix, labels = parts(size)
+    settings = settings_of(**GIVEN, **given)
+    weights, intercept, values = seen[0]
+    assert values[-1] == pytest.approx(value_of(settings, matrix, labels, weights, intercept), rel=1e-5)
+    assert all(after <= before + 1e-7 for before, after in zip(values, values[1:], strict=False))
+    assert values[-2] - values[-1] < 2e-4
+    for _ in range(20):  # it is a minimum: no single weight can be moved to where the objective is less
+        moved = weights.copy()
+        moved[np.random.default_rng(_).integers(FEATURES)] += 0.05 * (-1) ** _
+        assert value_of(settings, matrix, labels, moved, intercept) > values[-1] - 5e-4
+    if not given:
+        exact = LogisticRegression(C=1 / (0.01 * len(labels)), tol=1e-8, max_iter=1000).fit(matrix, labels)
+        least = value_of(settings, matrix, labels, exact.coef_[0], exact.intercept_[0])
+        assert least - 1e-6 <= values[-1] < least + 5e-3
+    assert all(each[0].tobytes() == weights.tobytes() for each in seen)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", "ssar_split", "hitopk", "auto", *more("ssar_doubling", "oktopk", "torus2d")]
+)
+def test_every_reducer_gives_the_same_model(name):
+    (weights, intercept, values), *_ = run(4, 3)
+    found, own, others = run(4, 3, reducer=name)[2]
+    np.testing.assert_allclose(found, weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose([own, *others], [intercept, *values], rtol=1e-5)
+
+
+def test_a_step_sends_the_derivatives_of_a_block():
+    def body(comm):
+        solver = CoordinateDescent(
+            Topology(comm), rows_of(comm.rank), settings_of(reducer="allgather", **GIVEN)
+        )
+        done = solver.run_pass()
+        return done.steps, done.entries, done.sent.intra, len(set(rows_of(comm.rank).matrix.columns.tolist()))
+
+    all_columns = {each for rank in range(3) for each in rows_of(rank).matrix.columns.tolist()}
+    for steps, (given, applied), sent, own in simulated.run(body, 3):
+        assert steps == math.ceil(math.ceil((len(all_columns) + 1) / 3) / 7)  # one more for the intercept
+        assert (given, applied) == (own + 1, len(all_columns) + 1)
+        assert sent < 2 * 8 * 3 * (own + 20)
+
+
+def test_the_estimator_has_it():
+    matrix, labels = parts(2)
+    own = LinearClassifier(solver="coordinate", l2=0.01, epochs=20, coordinates=20, reducer="allgather").fit(
+        matrix, labels
+    )
+    again = own.coef_.copy()
+    own.partial_fit(matrix, labels)
+    np.testing.assert_allclose(own.coef_, again, atol=0.02)
+    assert own.score(matrix, labels) > 0.9
+    with pytest.raises(
+        ValueError, match="^loss: expected logistic or squared_hinge with coordinate, got hinge$"
+    ):
+        LinearClassifier("hinge", solver="coordinate").fit(matrix, labels)

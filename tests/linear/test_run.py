@@ -1,0 +1,151 @@
+"""``cloudtrain train`` of linear models: what it leaves, and one line for what is wrong."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.datasets import dump_svmlight_file
+
+from commlib import Topology
+from commlib.transport import simulated
+from tests.launching import ROOT
+from tests.linear.made import matrix_of
+from training.commands.linear import check
+from training.commands.train import train
+from training.config.config import load as load_other
+from training.linear.config import GeneratedData, load
+from training.linear.generated import SHAPES, STRIDE, generate
+
+SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" in path.read_text()]
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return the path of a configuration, with a file to train on and one to test."""
+    for number, part in enumerate(("train", "test")):
+        matrix, labels = matrix_of(number)
+        dump_svmlight_file(matrix, labels, str(tmp_path / part), zero_based=False)
+    content = {
+        "name": "small",
+        "task": "linear",
+        "data": {"train": str(tmp_path / "train"), "test": str(tmp_path / "test"), "features": 300},
+        "epochs": 3,
+        "batch_size": 10,
+        "output": str(tmp_path / "runs"),
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_run_leaves_its_configuration_its_passes_and_its_model(config, capfd):
+    train(str(config), ["learning_rate.rate=0.5", "loss=hinge"])
+    (folder,) = (config.parent / "runs").iterdir()
+    assert capfd.readouterr().out.splitlines()[-1] == f"files: {folder}"
+    written = load(folder / "config.yaml")
+    assert (written.loss, written.learning_rate.rate, written.epochs) == ("hinge", 0.5, 3)
+    passes = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(each["kind"], each["number"], each["steps"]) for each in passes] == [
+        ("pass", number, 4) for number in (1, 2, 3)
+    ]
+    model = np.load(folder / "model.npz")
+    matrix, labels = matrix_of(1)
+    right = (matrix @ model["weights"] + model["intercept"] > 0) == (labels > 0)
+    assert passes[-1]["accuracy"] == pytest.approx(right.mean())
+    matrix, labels = matrix_of(0)
+    losses = np.maximum(0, 1 - labels * (matrix @ model["weights"] + model["intercept"]))
+    penalty = 5e-5 * (model["weights"].astype(np.float64) ** 2).sum()
+    assert passes[-1]["objective"] == pytest.approx(losses.mean() + penalty, rel=1e-5)
+
+
+def test_a_dry_run_leaves_nothing(config, capfd):
+    train(str(config), ["data={name: generated, shape: url, rows: 100000}"], dry_run=True)
+    end = f"dry run of {config}: all is built, and a step was taken"
+    assert capfd.readouterr().out.splitlines()[-1] == end
+    assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_ships_loads(path):
+    assert len(SHIPPED) == 3
+    assert load(path).name == path.stem
+    with pytest.raises(ValueError, match=r"\.yaml: task: linear is for the commands train and launch$"):
+        load_other(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["los=hinge"], 'los: unknown key, did you mean "loss"?'),
+        (["data.train=nowhere"], "nowhere: No such file or directory"),
+        (["data.features=10"], "train:1: index: expected 1 … 10, got "),
+        (["data.name=libsvn"], 'data.name: unknown data "libsvn" (known: libsvm, generated)'),
+        (["data={name: generated, shape: ulr, rows: 5}"], 'data.shape: unknown shape "ulr"'),
+        (["data={name: generated, shape: url, rows: 0}"], "data.rows: expected a whole number from 1, got 0"),
+        (["data=train"], "data: expected the key name and others, got 'train'"),
+        (["reducer=hitop"], 'reducer.name: unknown reducer "hitop"'),
+        (["phases=[]"], "phases: unknown key"),
+        (["learning_rate={schedule: cosine}"], "learning_rate.schedule: expected "),
+        (
+            ["loss=squared_hinge", "learning_rate=1.0e+30", "l2=0"],
+            "learning_rate: expected one that converges",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line(config, capfd, words, message):
+    with pytest.raises(SystemExit) as ended:
+        train(str(config), words)
+    told = capfd.readouterr().err
+    assert ended.value.code in (1, 2)
+    assert message in told
+    assert told.startswith("cloudtrain: ") and told.count("\n") == 1
+
+
+def test_what_cannot_be_launched_is_refused(config):
+    check(config, [], 0)
+    with pytest.raises(ValueError, match="^--restarts: expected 0 for task: linear, .* got 2$"):
+        check(config, [], 2)
+
+
+# --------------------------------------------------------------- generated rows
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_have_the_shape_that_they_are_named_after(name):
+    shape = SHAPES[name]
+    rows = generate(shape, 0, 1000, seed=1)
+    assert rows.features == shape.features
+    assert np.gcd(STRIDE, shape.features) == 1  # or columns would fall together
+    lengths = np.diff(rows.matrix.starts)
+    assert lengths.mean() == pytest.approx(shape.row_entries, rel=0.02)
+    squares = np.add.reduceat(rows.matrix.values.astype(np.float64) ** 2, rows.matrix.starts[:-1])
+    np.testing.assert_allclose(squares, 1, rtol=1e-4)
+    assert 0.2 < (rows.labels > 0).mean() < 0.8
+    # a straight line through the counts of the columns in a log-log plot: that of a power law
+    counts = np.sort(np.bincount(rows.matrix.columns))[::-1].astype(np.float64)
+    middle = np.geomspace(4 * shape.row_entries, 40 * shape.row_entries, 10).astype(int)
+    slope = np.polyfit(np.log(middle), np.log(counts[middle]), 1)[0]
+    assert slope == pytest.approx(-shape.exponent, abs=0.15 if name == "webspam" else 0.35)
+
+
+def test_rows_do_not_depend_on_the_number_of_ranks():
+    data = GeneratedData(shape="url", rows=2500, test_rows=700)
+
+    def body(comm):
+        return data.load(Topology(comm))
+
+    alone = simulated.run(body, 1)[0]
+    for part in (0, 1):
+        parts = [rank[part] for rank in simulated.run(body, 3)]
+        columns = np.concatenate([each.matrix.columns for each in parts])
+        np.testing.assert_array_equal(columns, alone[part].matrix.columns)
+        np.testing.assert_array_equal(np.concatenate([each.labels for each in parts]), alone[part].labels)
+    assert [len(each) for each in alone] == [2500, 700]
+
+    def few(comm):
+        with pytest.raises(ValueError, match="^data.rows: expected one for each of 3 ranks, got 2$"):
+            GeneratedData(shape="url", rows=2).load(Topology(comm))
+
+    simulated.run(few, 3)

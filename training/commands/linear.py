@@ -1,0 +1,105 @@
+"""``cloudtrain train`` of configurations with ``task: linear``; TensorFlow is not imported."""
+
+import io
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from commlib import Communicator, Topology
+from training.linear.config import GeneratedData, LinearConfig, load
+from training.linear.generated import SHAPES
+from training.linear.rows import Rows
+from training.linear.solver import Diverged, Pass, Solver
+from training.linear.solvers import make_solver
+from training.process.job import FAILURE, all_or_exit, exit_all, log_error, on_rank0
+from training.process.progress import announce_folder, print_line
+from training.run.metrics import RunFolder, unwritable, write_whole
+
+MODEL = "model.npz"
+DRY = {"epochs": 1, "batch_size": 2}
+
+
+def train(comm: Communicator, path: str, overrides: Sequence[str], *, dry_run: bool) -> None:
+    """Run a configuration on all ranks; rank 0 prints. With ``dry_run`` one step on generated rows."""
+    config: LinearConfig = all_or_exit(comm, lambda: on_rank0(comm, lambda: load(path, overrides)))
+    if dry_run:
+        shape = getattr(config.data, "shape", next(iter(SHAPES)))
+        data = GeneratedData(shape=shape, rows=2 * comm.size)
+        config = config.model_copy(update={**DRY, "data": data})
+    topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
+    rows, test = all_or_exit(comm, lambda: config.data.load(topology))
+    solver = all_or_exit(comm, lambda: make_solver(topology, rows, config))
+    is_writer = comm.rank == 0 and not dry_run
+    folder = all_or_exit(comm, lambda: RunFolder(config) if is_writer else None)
+    with folder or nullcontext():
+        try:
+            _run(solver, test, folder, config)
+        except Diverged as error:
+            if comm.rank == 0:
+                log_error(str(error))
+            exit_all(comm, FAILURE)
+    solver.close()
+    if comm.rank == 0 and dry_run:
+        print_line(f"dry run of {path}: all is built, and a step was taken")
+
+
+def _run(solver: Solver, test: Rows | None, folder: RunFolder | None, config: LinearConfig) -> None:
+    """Take all passes; the rank with the folder reports them and writes the model."""
+    _begin(solver, folder, config)
+    for _ in range(config.epochs):
+        done = solver.run_pass()
+        reached = solver.value()
+        if not math.isfinite(reached):
+            at = f"after pass {solver.passes} at {done.rate:g}"
+            raise Diverged(f"learning_rate: expected one that converges, got an objective of {reached} {at}")
+        accuracy = None if test is None else share_right(solver, test)
+        if folder is not None:
+            _report(folder, solver, done, reached, accuracy)
+    if folder is not None:
+        content = io.BytesIO()
+        np.savez(content, weights=solver.model.weights, intercept=solver.model.intercept)
+        with unwritable(f"{folder.path / MODEL}: expected room for it"):
+            write_whole(folder.path / MODEL, content.getvalue())
+        print_line(f"files: {folder.path}")
+
+
+def _begin(solver: Solver, folder: RunFolder | None, config: LinearConfig) -> None:
+    if folder is None:
+        return
+    announce_folder(folder.path)
+    folder.write_config(config)
+    rows, ranks = int(solver.counts.sum()), solver.topology.world.size
+    ways = "" if solver.choice is None else f"; {solver.choice}"
+    print_line(
+        f"{rows:,} rows of {solver.rows.features:,} features, {ranks} ranks, {solver.steps} steps{ways}"
+    )
+
+
+def _report(folder: RunFolder, solver: Solver, done: Pass, reached: float, accuracy: float | None) -> None:
+    """Write a line of ``metrics.jsonl``, and print one."""
+    tested = {} if accuracy is None else {"accuracy": accuracy}
+    values = asdict(done) | {"pass_seconds": done.seconds}
+    del values["seconds"]
+    folder.write("pass", number=solver.passes, objective=reached, **tested, **values)
+    of_test = "" if accuracy is None else f"   accuracy {100 * accuracy:.2f} %"
+    of_links = f" ({done.communication:.2f} s of them in exchanges)" if done.communication else ""
+    line = f"pass {solver.passes}   objective {reached:.6f}{of_test}   {done.seconds:.2f} s{of_links}"
+    print_line(line)
+
+
+def share_right(solver: Solver, rows: Rows) -> float:
+    """Return the share of the rows of all ranks whose label the model predicts; collective."""
+    right = int(((solver.model.margins(rows) > 0) == (rows.labels > 0)).sum())
+    sums = solver.topology.world.allgather_ints([right, len(rows)]).sum(axis=0)
+    return float(sums[0] / sums[1])
+
+
+def check(path: str | Path, overrides: Sequence[str], restarts: int) -> None:
+    """Raise ``ValueError`` for what cannot be launched."""
+    load(path, overrides)
+    if restarts:
+        raise ValueError(f"--restarts: expected 0 for task: linear, which has no checkpoints, got {restarts}")

@@ -1,0 +1,191 @@
+"""Distributed random block coordinate descent over a sparse all-gather (SparCML, section 8.2).
+
+The columns that any rank has are cut into a slice for each rank. In a step ``coordinates`` random columns of
+every slice are a block. Each rank sends the derivatives by the block's weights of the loss of its own rows;
+all move these weights alike, each by what a quadratic bound of the objective says (Richtárik and Takáč 2016).
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from commlib import Reducer, SparseVector, Topology
+from commlib.compiled import compiled
+from commlib.vectors import Float32, Index, index_dtype, partition
+from training.config.reducers import AUTO
+from training.linear.kernels import Float64, Int64, Matrix
+from training.linear.losses import CURVATURES, LOSSES, value_and_slope
+from training.linear.probe import choose
+from training.linear.rows import Rows
+from training.linear.settings import Settings, make_lossless
+from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken
+
+
+@compiled
+def derivatives_of(
+    loss: int, columns: Matrix, labels: Float32, margins: Float64, numbers: Int64, found: Float32
+) -> None:
+    """Write for each of some columns the derivative by its weight of the sum of the losses."""
+    for at in range(len(numbers)):
+        total = 0.0
+        for entry in range(columns.starts[numbers[at]], columns.starts[numbers[at] + 1]):
+            row = columns.columns[entry]
+            total += value_and_slope(loss, margins[row], labels[row])[1] * columns.values[entry]
+        found[at] = total
+
+
+@compiled
+def move(columns: Matrix, margins: Float64, numbers: Int64, changes: Float64) -> None:
+    """Add the changes of some weights, times their columns, to the margins."""
+    for at in range(len(numbers)):
+        for entry in range(columns.starts[numbers[at]], columns.starts[numbers[at] + 1]):
+            margins[columns.columns[entry]] += changes[at] * columns.values[entry]
+
+
+class CoordinateDescent(Solver):
+    """A pass takes each column that any rank has once."""
+
+    def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
+        super().__init__(topology, rows, settings)
+        self._own, self._columns = columns_of(rows, intercept=settings.intercept)
+        name, options = str(settings.reducer.name), settings.reducer.options
+        self.reducer = self._make_reducer("allgather" if name == AUTO else name, options)
+        self._active, squares = self._sums_of_squares()
+        self._slices = partition(len(self._active), topology.world.size)
+        self.steps = -(-int(np.diff(self._slices).max()) // settings.coordinates)
+        self._curvatures = self._bounds_of_curvature(squares)
+        if name == AUTO and topology.world.size > 1:
+            self.choice = choose(topology, self._first_derivatives())
+            self.reducer.close()
+            self.reducer = self._make_reducer(self.choice.name, self.choice.options)
+
+    def _make_reducer(self, name: str, options: Mapping[str, Any]) -> Reducer:
+        return make_lossless(name, self.topology, self.model.size, options)
+
+    def _first_derivatives(self) -> list[SparseVector]:
+        """Return as many vectors of derivatives on each rank, of a model of zeros."""
+        margins, blocks = self.model.margins(self.rows), list(islice(self._blocks(), PROBED))
+        blocks += blocks[-1:] * (PROBED - len(blocks))
+        return [self._derivatives(margins, self._active[each]) for each in blocks]
+
+    def _sums_of_squares(self) -> tuple[Index, Float64]:
+        """Return the columns that any rank has, ascending, and the sum of the squares of all their values."""
+        sums = np.add.reduceat(self._columns.values**2, self._columns.starts[:-1])
+        mean = self.reducer.reduce(SparseVector(self.model.size, self._own, sums))
+        is_there = np.flatnonzero(mean.values)
+        found = mean.values[is_there].astype(np.float64) * self.topology.world.size
+        return mean.indices_or_range[is_there], found
+
+    def _bounds_of_curvature(self, squares: Float64) -> Float64:
+        """Return by how much each derivative can grow as its weight does, where all of a block move.
+
+        With ``τ`` of ``n`` columns in a block and at most ``ω`` entries in a row it is
+        ``1 + (ω − 1)(τ − 1)/(n − 1)`` times as much as where one moves alone.
+        """
+        world, settings = self.topology.world, self.settings
+        longest = int(np.diff(self.rows.matrix.starts).max()) + settings.intercept
+        most = int(world.allgather_ints([longest]).max())
+        block = min(len(squares), settings.coordinates * world.size)
+        together = 1 + (most - 1) * (block - 1) / max(1, len(squares) - 1)
+        bounds = CURVATURES[settings.loss] * together * squares / int(self.counts.sum())
+        return np.asarray(bounds + self._penalties(self._active, settings.l2), np.float64)
+
+    def _penalties(self, places: Index, factor: float) -> Float64:
+        """Return a factor for each of these columns; 0 for that of the intercept."""
+        return np.where(places < self.rows.features, factor, 0.0)
+
+    def run_pass(self) -> Pass:
+        """See :meth:`Solver.run_pass`."""
+        world, taken = self.topology.world, list[Taken]()
+        loss, start = self.mean_loss(), world.now()
+        margins, weights = self.model.margins(self.rows), self._weights()
+        for block in self._blocks():
+            derivatives = self._derivatives(margins, self._active[block])
+            mean, step = Taken.by(self.reducer, derivatives, world.now)
+            if not step.report.finite:
+                raise Diverged(f"data: expected finite derivatives, got others in pass {self.passes + 1}")
+            self._move(margins, weights, block, mean)
+            taken.append(step)
+        self._set_weights(weights)
+        self.passes += 1
+        return Pass.of(taken, loss=loss, rate=1.0, seconds=world.now() - start)
+
+    def _move(self, margins: Float64, weights: Float64, block: Int64, mean: SparseVector) -> None:
+        """Move the weights of a block to where the bound of the objective is the least, and the margins."""
+        places, bounds, before = self._active[block], self._curvatures[block], weights[block]
+        l2, l1 = self._penalties(places, self.settings.l2), self._penalties(places, self.settings.l1)
+        moved = before - (_at(mean, places) + l2 * before) / bounds
+        weights[block] = np.sign(moved) * np.maximum(0, np.abs(moved) - l1 / bounds)
+        numbers, is_own = self._numbers(places)
+        move(self._columns, margins, numbers[is_own], (weights[block] - before)[is_own])
+
+    def _weights(self) -> Float64:
+        """Return the weights of the columns that there are, the last of which may be the intercept."""
+        weights = np.empty(len(self._active))
+        is_feature = self._active < self.rows.features
+        weights[is_feature] = self.model.weights[self._active[is_feature]]
+        weights[~is_feature] = self.model.intercept
+        return weights
+
+    def _set_weights(self, weights: Float64) -> None:
+        own = self.model.weights
+        is_feature = self._active < self.rows.features
+        own[self._active[is_feature]] = weights[is_feature]
+        self.model.set_weights(own, float(weights[-1]) if self.settings.intercept else 0.0)
+
+    def _blocks(self) -> Iterator[Int64]:
+        """Yield the numbers, among the columns that there are, of those of each step; ascending."""
+        most, seed = self.settings.coordinates, [self.settings.seed, self.passes]
+        bounds = zip(self._slices[:-1], self._slices[1:], strict=True)
+        orders = [
+            low + np.random.default_rng([*seed, part]).permutation(high - low)
+            for part, (low, high) in enumerate(bounds)
+        ]
+        for low in range(0, self.steps * most, most):
+            yield np.sort(np.concatenate([order[low : low + most] for order in orders]))
+
+    def _derivatives(self, margins: Float64, places: Index) -> SparseVector:
+        """Return the derivatives by the weights in these places, those of columns that this rank has."""
+        numbers, is_own = self._numbers(places)
+        found = np.empty(int(is_own.sum()), np.float32)
+        loss = LOSSES[self.settings.loss]
+        derivatives_of(loss, self._columns, self.rows.labels, margins, numbers[is_own], found)
+        found *= np.float32(self.topology.world.size / int(self.counts.sum()))
+        return SparseVector.trusted(self.model.size, places[is_own], found)
+
+    def _numbers(self, places: Index) -> tuple[Int64, npt.NDArray[np.bool_]]:
+        """Return the numbers of columns among those of this rank, and which of them it has."""
+        numbers = np.minimum(np.searchsorted(self._own, places), len(self._own) - 1)
+        return numbers, self._own[numbers] == places
+
+    def close(self) -> None:
+        """See :meth:`Solver.close`."""
+        self.reducer.close()
+
+
+def columns_of(rows: Rows, *, intercept: bool) -> tuple[Index, Matrix]:
+    """Return which columns there are, ascending, and what each has: its rows and their values.
+
+    With an intercept the last is one of ones.
+    """
+    matrix, count = rows.matrix, len(rows)
+    own, numbers = np.unique(matrix.columns, return_inverse=True)
+    compressed = sparse.csr_array((matrix.values, numbers, matrix.starts), shape=(count, len(own))).tocsc()
+    starts, entries, values = compressed.indptr.astype(np.int64), compressed.indices, compressed.data
+    if intercept:
+        own = np.append(own, rows.features)
+        starts = np.append(starts, starts[-1] + count)
+        entries = np.append(entries, np.arange(count, dtype=entries.dtype))
+        values = np.append(values, np.ones(count, np.float32))
+    return own.astype(index_dtype(rows.features + 1)), Matrix(starts, entries, values)
+
+
+def _at(mean: SparseVector, places: Index) -> Float64:
+    """Return the values in some places, all of which are stored."""
+    if mean.indices is None:
+        return mean.values[places].astype(np.float64)
+    return mean.values[np.searchsorted(mean.indices, places)].astype(np.float64)
