@@ -118,7 +118,9 @@ def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]
     for name in [*times["dense"], times["beside"], *times["subjects"]]:
         variant = content["variants"].get(name) or {"reducer": "torus2d" if name == "torus2d" else "dense"}
         if name != "torus2d" or layout.ranks_per_node > 1:  # on single ranks it is dense
-            told = {"name": name, "horovod": name == HOROVOD_RING, "config": {"overlap": False}}
+            is_horovod = name == HOROVOD_RING
+            config = {"overlap": False, **({"clip_norm": None} if is_horovod else {})}  # it cannot clip
+            told = {"name": name, "horovod": is_horovod, "config": config}
             found.append(told | {"phase": phase_of(content, layout) | variant})
     return found
 
