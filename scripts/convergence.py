@@ -149,26 +149,28 @@ def loss_means(losses: Sequence[float | None]) -> list[float | None]:
 
 def run(names: Sequence[str], jobs: int) -> None:
     """Train what is not recorded yet."""
-    run_missing(cases(plan(), names), trained, RECORDS, jobs)
+    for record in train_missing(cases(plan(), names), trained, RECORDS, jobs):
+        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 
-def run_missing(
+def train_missing(
     planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
-) -> None:
-    """Train what is not recorded yet, ``jobs`` at a time; an interrupt loses the runs that are under way."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the new records of what is not recorded yet, ``jobs`` at a time.
+
+    An interrupt loses the runs that are under way.
+    """
     done = {case_of(record) for record in recorded(records)}
     missing = [case for case in planned if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        futures = {pool.submit(trained, case): case for case in missing}
+        futures = [pool.submit(trained, case) for case in missing]
         try:
-            for number, future in enumerate(as_completed(futures), 1):
-                record = future.result()
+            for future in as_completed(futures):
                 with records.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-                last = record["epochs"][-1]
-                print(f"{number}/{len(missing)} {futures[future]}: {last}", flush=True)
+                    file.write(json.dumps(future.result()) + "\n")
+                yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

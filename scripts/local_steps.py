@@ -103,6 +103,12 @@ def trained(case: Case) -> dict[str, Any]:
     }
 
 
+def run(jobs: int) -> None:
+    """Train what is not recorded yet."""
+    for record in convergence.train_missing(convergence.cases(plan(), []), trained, RECORDS, jobs):
+        print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
+
+
 # ------------------------------------------------------------------------------------------- timing
 
 
@@ -220,7 +226,7 @@ def main() -> None:
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
-        convergence.run_missing(convergence.cases(plan(), []), trained, RECORDS, arguments.jobs)
+        run(arguments.jobs)
     elif arguments.time is not None:
         time_cells(arguments.time)
     else:
