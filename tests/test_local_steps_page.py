@@ -17,6 +17,15 @@ def test_the_tables_are_those_of_the_records():
         assert with_block(page, name, text) == page
 
 
+def test_the_prose_on_what_was_measured_has_no_number_besides_those_of_variants():
+    prose = local_steps.PAGE.read_text().split("## What was trained", 1)[1]
+    prose = re.sub(r"<!-- .*? -->\n.*?<!-- end -->", "", prose, flags=re.DOTALL)
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|H = \d+", "", prose)
+    for name in sorted(local_steps.plan()["variants"], key=len, reverse=True):
+        prose = prose.replace(name, "")
+    assert re.findall(r"\S*\d\S*", prose) == []
+
+
 def test_every_record_is_of_a_case_of_the_plan_and_no_case_has_two():
     content = local_steps.plan()
     recorded = [convergence.case_of(each) for each in convergence.recorded(local_steps.RECORDS)]
@@ -153,7 +162,6 @@ def test_pictures_have_what_has_records(tmp_path):
     assert ">gtopk, every step, fp32<" not in drawn
     assert [(name, len(own)) for name, own in families(runs())] == [
         ("SparseLoCo, every H steps", 2),
-        ("DiLoCo, every H steps", 0),
         ("dense, every step", 1),
         ("hitopk, every step, gap", 1),
     ]

@@ -329,7 +329,8 @@ def draw_against_h(path: Path, runs: Runs) -> None:
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, method in zip(PALETTE, runs.content["methods"], strict=False):
-            own = runs.of_method(method)
+            if not (own := runs.of_method(method)):
+                continue
             axes.plot(list(own), [run.loss for run in own.values()], ".-", color=color, label=method)
         axes.axhline(runs.dense.loss, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
         axes.set_xscale("log")
@@ -344,7 +345,8 @@ def draw_against_h(path: Path, runs: Runs) -> None:
 def families(runs: Runs) -> Iterator[tuple[str, list[Run]]]:
     """Yield what belongs together in the picture: each method with local steps, each reducer without."""
     for method in runs.content["methods"]:
-        yield f"{method}, every H steps", list(runs.of_method(method).values())
+        if own := runs.of_method(method):
+            yield f"{method}, every H steps", list(own.values())
     without = [run for run in runs.runs.values() if "local_steps" not in run.phase]
     groups: dict[str, list[Run]] = {}
     for run in without:
