@@ -46,7 +46,7 @@ PAGE, FOLDER = ROOT / "docs" / "local_steps.md", ROOT / "docs" / "local_steps"
 RECORDS, TIMES = FOLDER / "records.jsonl", FOLDER / "times.jsonl"
 EXPERIMENT = "brown"
 NEVER = 10**9
-TURNS = {"turns": 2, "warm_up": 1, "counted": 3}  # steps at least, whole rounds
+TURNS = {"turns": 3, "warm_up": 1, "counted": 3}  # steps at least, whole rounds
 TIMEOUT_SECONDS = 600.0
 
 # ------------------------------------------------------------------------------------------- training
