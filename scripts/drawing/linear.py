@@ -100,8 +100,7 @@ def draw(results: Results, path: Path) -> None:
                     seconds, record.more["objectives"], "o-", ms=3, lw=1, color=color, label=record.subject
                 )
             axes.set_title(f"{records[0].case['shape']}, {records[0].case['loss']}", fontsize=9)
-            axes.set_xscale("log")
             axes.set_xlabel("seconds")
             axes.spines[["top", "right"]].set_visible(False)
-            axes.legend(frameon=False, fontsize=7)
+            axes.legend(frameon=False, fontsize=7, loc="upper right")
         figure.axes[0].set_ylabel("objective")
