@@ -10,15 +10,16 @@ from keras import layers
 
 from commlib import Topology
 from commlib.transport import simulated
+from commlib.transport.mpi import world
 from commlib.tuning.budget import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
 from tests.training.small import crash_after, metrics_of, phase, trainer
-from training.bench import simulated_ranks
 from training.bench.horovod_learner import HorovodLearner
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
+from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load, load_with_warnings
 from training.datasets import make_dataset
 from training.models import MODELS
@@ -262,13 +263,15 @@ def saved(comm, config, folder):
         take(learner, step)
         seen[step] = flat(learner).tobytes(), state_of(learner)
         if step in (6, 8):
-            Checkpoints(folder / str(step), comm).save(step, shared_state(learner), own_state(learner))
+            Checkpoints(Folder(folder / str(step)), comm).save(
+                step, shared_state(learner), own_state(learner)
+            )
     return seen
 
 
 def resumed(comm, config, folder, last=LAST, *, spoilt=0):
     """Go on from a checkpoint; rank 1 spoils step ``spoilt``; return lines, weights and state by step."""
-    learner, checkpoint = learner_of(comm, config), Checkpoints(folder, comm).newest()
+    learner, checkpoint = learner_of(comm, config), Checkpoints(Folder(folder), comm).newest()
     lines, seen = restore(learner, checkpoint), {}
     seen[checkpoint.step] = flat(learner).tobytes(), state_of(learner)
     for step in range(checkpoint.step + 1, last + 1):
@@ -328,7 +331,7 @@ def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
 
     def save(comm):
         learner = learner_of(comm, local)
-        Checkpoints(tmp_path, comm).save(1, shared_state(learner), own_state(learner))
+        Checkpoints(Folder(tmp_path), comm).save(1, shared_state(learner), own_state(learner))
 
     simulated.run(save, 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "
@@ -530,9 +533,7 @@ def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
     assert line.startswith("overlap=True has no effect: every phase has local_steps")
 
 
-def test_benches_that_know_no_local_steps_refuse_them(tmp_path):
+def test_the_bench_of_horovod_refuses_local_steps(tmp_path):
     config = config_of({"local_steps": 2}, words=(f"output={tmp_path}",))
     with pytest.raises(ConfigurationError, match="^local_steps: expected none with Horovod"):
-        HorovodLearner(config, Topology(simulated_ranks.world()), None)
-    with pytest.raises(ConfigurationError, match="^local_steps: expected none on simulated ranks, got some$"):
-        simulated_ranks.train(config, [1, 1])
+        HorovodLearner(config, Topology(world()), None)

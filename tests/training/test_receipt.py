@@ -327,7 +327,7 @@ def test_steps_of_processes_that_were_not_alike_have_a_first_that_can_be_made_ag
     assert _made_by([process(0, 1), process(3, 1, config="b")], 9)[1] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.launch
 def test_two_ranks_are_made_again_by_two_and_refused_by_one(tmp_path, capsys):
     small = (MODEL, "ranks_per_node=1", "cache={}", "digest_every=2", "density=0.1", "reducer=hitopk")

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import extent
 from tests.launching import DIGITS, run, tail
 from tests.training import small
 from tests.training.small import ALONE, phase, trainer
@@ -194,7 +195,7 @@ def test_nodes_of_several_ranks_are_refused_as_replicas_and_phases_of_both_kinds
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{}, {"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"}]
+    "more", [{"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"}, *extent.more({})]
 )
 def test_two_simulated_ranks_train_as_two_real_ones(tmp_path, more):
     reducer = "{name: oktopk, density: 0.1}"
