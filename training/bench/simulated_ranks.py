@@ -9,6 +9,7 @@ masks, which come from one generator. Time is not simulated.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ from training.config.schema import ConfigurationError
 from training.run.data import Data
 from training.run.learner import Learner, parts_of
 from training.run.local_steps import LocalSteps
+from training.run.replicas import assign
 from training.run.stages import StepHyperparameters
 from training.run.steps import Backward
 from training.run.summary import Summary
@@ -194,7 +196,7 @@ class RanksLearner(Learner):
             return self._step_of(self.replicas, backward, batch, hyperparameters)
         losses, flats, found, carried = [], [], [], []
         for arrays, own in zip(parts_of(batch, self.ranks.count), self._carried, strict=True):
-            self._assign(own)
+            assign(self.task.carried, own)
             loss, (flat,) = backward(*arrays)
             losses.append(loss)
             flats.append(np.array(flat))
@@ -224,7 +226,7 @@ class RanksLearner(Learner):
         losses = []
         for rank, arrays in enumerate(parts_of(batch, self.ranks.count)):
             with replicas.having_the_model(rank) as local:
-                self._assign(self._carried[rank])
+                assign(self.task.carried, self._carried[rank])
                 local.begin_step()
                 loss, (flat,) = backward(*arrays)
                 losses.append(loss)
@@ -256,10 +258,6 @@ class RanksLearner(Learner):
 
     def _copies(self) -> list[Any]:
         return [variable.numpy() for variable in self.task.carried]
-
-    def _assign(self, values: Sequence[Any]) -> None:
-        for variable, value in zip(self.task.carried, values, strict=True):
-            variable.assign(value)
 
     @property
     def _is_sparse(self) -> bool:
@@ -297,7 +295,7 @@ class Replicas:
 
     def __init__(self, learner: RanksLearner, phase: Any, before: "Replicas | None") -> None:
         ranks, optimizer = learner.ranks, learner.optimizer
-        if phase.local != "rank" and max(ranks.layout) > 1:
+        if phase.replica_is_node and max(ranks.layout) > 1:
             raise ConfigurationError("local: expected rank, or one rank on each node, on simulated ranks")
         earlier = [None] * ranks.count if before is None else before.local_steps
         self.local_steps = [
@@ -305,15 +303,11 @@ class Replicas:
             for gradients, each in zip(ranks.gradients, earlier, strict=True)
         ]
         self._variables = [*learner.variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
-        self._read, self._write = tf.function(self._values_now), tf.function(self._assign)
+        self._read, self._write = tf.function(self._values_now), tf.function(partial(assign, self._variables))
         self._values: list[Any] = [self._read()] * ranks.count if before is None else before._values
 
     def _values_now(self) -> list[Any]:
         return [tf.identity(variable) for variable in self._variables]
-
-    def _assign(self, values: Sequence[Any]) -> None:
-        for variable, value in zip(self._variables, values, strict=True):
-            variable.assign(value)
 
     @contextmanager
     def having_the_model(self, rank: int) -> Iterator[LocalSteps]:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from commlib.errors import UnknownName, look_up, shown
+from commlib.errors import shown
 from pto.norms import Way
 from pto.rules import BIAS_AND_NORMALISATION
-from training.config.schema import Momentum, Positive, Rate, Record, problem
+from training.config.schema import Momentum, Positive, Rate, Record, problem, record_in
 
 if TYPE_CHECKING:
     from pto.keras import LayerWise
@@ -121,11 +121,8 @@ def _of_its_kind(value: Any) -> Optimizer:
     given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict):
         raise problem(f"expected a name, or the key name and others, got {shown(value)}")
-    try:
-        record = look_up(OPTIMIZERS, "optimizer", given.get("name", "sgd"))
-    except UnknownName as error:
-        raise problem(str(error), key="name") from error
-    return record.model_validate(given)
+    record: Optimizer = record_in(OPTIMIZERS, "optimizer", given, "name", "sgd")
+    return record
 
 
 AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(_of_its_kind)]

@@ -193,6 +193,11 @@ class Phase(ReducerKeys):
             raise problem(f"expected epochs or steps, got {given}")
         return self
 
+    @property
+    def replica_is_node(self) -> bool:
+        """Whether the ranks of a node take their local steps as one replica."""
+        return self.local_steps is not None and self.local != "rank"
+
     def with_local_steps(self, local_steps: int) -> "Phase":
         """Return the phase with the local steps that its budget asks for; one alone is plain training."""
         if local_steps == 1 and self.outer is None:

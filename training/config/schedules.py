@@ -14,8 +14,19 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from commlib.density import exponential
-from commlib.errors import UnknownName, look_up, shown
-from training.config.schema import Count, Density, Momentum, Positive, Rate, Record, Share, is_number, problem
+from commlib.errors import shown
+from training.config.schema import (
+    Count,
+    Density,
+    Momentum,
+    Positive,
+    Rate,
+    Record,
+    Share,
+    is_number,
+    problem,
+    record_in,
+)
 
 Own = TypeVar("Own", bound="Schedule")
 
@@ -312,11 +323,8 @@ def _of_its_kind(value: Any) -> Schedule:
         return Linear(start=value, end=value)
     if not isinstance(value, dict):
         raise problem(f"expected a number from 0, or the keys start and end, got {shown(value)}")
-    try:
-        record = look_up(SCHEDULES, "schedule", value.get("schedule", "linear"))
-    except UnknownName as error:
-        raise problem(str(error), key="schedule") from error
-    return record.model_validate(value)
+    record: Schedule = record_in(SCHEDULES, "schedule", value, "schedule", "linear")
+    return record
 
 
 LearningRate = Annotated[SerializeAsAny[Schedule], BeforeValidator(_of_its_kind)]

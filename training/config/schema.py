@@ -50,6 +50,17 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def record_in(
+    table: Mapping[str, type[Any]], kind: str, given: Mapping[str, Any], key: str, default: str
+) -> Any:
+    """Return the record of a table that ``key`` of what is given names, with the other keys of it."""
+    try:
+        record = look_up(table, kind, given.get(key, default))
+    except UnknownName as error:
+        raise problem(str(error), key=key) from error
+    return record.model_validate(given)
+
+
 def is_whole(value: Any, least: int) -> bool:
     """Return whether ``value`` is a whole number from ``least``."""
     return type(value) is int and value >= least  # True is an int in Python, and never intended

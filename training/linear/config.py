@@ -8,12 +8,12 @@ import yaml
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from commlib import InvalidArgument, Topology
-from commlib.errors import UnknownName, look_up, shown
+from commlib.errors import shown
 from commlib.folders import expanded
 from commlib.vectors import partition
 from training.config.reading import problems_in_one_line, read_keys
 from training.config.records import FileName, Layout
-from training.config.schema import Count, Record, WholeNumber, name_in, problem
+from training.config.schema import Count, Record, WholeNumber, name_in, problem, record_in
 from training.linear.files import read_rows
 from training.linear.generated import SHAPES, generate
 from training.linear.rows import Rows
@@ -91,11 +91,7 @@ def _of_its_kind(value: Any) -> Any:
         return value
     if not isinstance(value, dict):
         raise problem(f"expected the key name and others, got {shown(value)}")
-    try:
-        record = look_up(DATA, "data", value.get("name", "libsvm"))
-    except UnknownName as error:
-        raise problem(str(error), key="name") from error
-    return record.model_validate(value)
+    return record_in(DATA, "data", value, "name", "libsvm")
 
 
 OF_SOLVERS = {"sgd": ("batch_size", "learning_rate"), "coordinate": ("coordinates",)}

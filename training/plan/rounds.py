@@ -36,8 +36,8 @@ class StepExchange:
     def of(cls, phase: Phase, exchange: Exchange, share: float) -> "StepExchange":
         """Return that of a phase."""
         ranks, size = exchange.site.ranks_of_node, sum(exchange.sizes)
-        is_replica = phase.local_steps is not None and phase.local != "rank" and ranks > 1
-        inside = Exchange(exchange.site, [size], "dense").among(ranks) if is_replica else None
+        averages = phase.replica_is_node and ranks > 1
+        inside = Exchange(exchange.site, [size], "dense").among(ranks) if averages else None
         return cls(exchange, share, inside)
 
     def node_bytes(self) -> list[float] | None:

@@ -20,6 +20,7 @@ from commlib.vectors import Float32, is_finite
 from training.checkpoint.serialization import Tree
 from training.config.local_steps import Outer
 from training.config.records import Phase
+from training.run.replicas import assign
 from training.run.rounds import OuterSgd, Rounds
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
@@ -70,7 +71,7 @@ class LocalSteps:
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
         self.rounds: Rounds = Rounds(OuterSgd(phase.outer or Outer(), velocity), self._reduce)
         self._node: Topology | None = None
-        if phase.local != "rank" and topology.node.size > 1:
+        if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)
             self._node_reducer = make_reducer("dense", self._node, gradients.size)
 
@@ -120,8 +121,7 @@ class LocalSteps:
         """Set the new common weights; where the round is skipped restore all else."""
         self.weights.write(weights)
         if not report.finite:
-            for variable, value in zip(self._restored, self._before, strict=True):
-                variable.assign(value)
+            assign(self._restored, self._before)
 
     def abandon_round(self) -> None:
         """Return to the common weights without an exchange, where a run ends within a round."""
@@ -190,8 +190,7 @@ class LocalSteps:
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Restore what ``own_state`` returned; the model has the common weights."""
         self.rounds.common = None
-        for variable, value in zip(self._optimizer, state["optimizer"], strict=True):
-            variable.assign(value)
+        assign(self._optimizer, state["optimizer"])
         if (found := state["round"]) is not None:
             self.rounds.begin(self.weights.read())
             self.rounds.failed, self._before = found["failed"], list(found["before"])

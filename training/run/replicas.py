@@ -1,14 +1,21 @@
-"""The model replicas of the ranks: broadcast, synchronized.
+"""The model replicas of the ranks: assigned, broadcast, synchronized.
 
 Only Horovod's low-level operations: its wrappers of tapes and optimizers expect Keras 2. One rank needs none.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from commlib import Communicator
+
+
+def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Assign values to as many variables."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def broadcast_weights(model: Any, comm: Communicator) -> None:

@@ -16,7 +16,7 @@ from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.places import Folder, Objects, Place
 from training.checkpoint.serialization import Damaged, parsed
-from training.config.records import Checkpointing
+from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS
 from training.config.secrets import resolved
 from training.process.job import all_or_raise, on_rank0
@@ -211,7 +211,9 @@ def place_of(folder: Path, settings: Checkpointing, run: str, host: str) -> Plac
         return Folder(folder / CHECKPOINTS)
     path = str(resolved(settings.path))
     if not settings.is_url:
-        own = Path(path.removeprefix("file://").removeprefix("local://")).expanduser() / run
+        for protocol in FILE_URLS:
+            path = path.removeprefix(protocol)
+        own = Path(path).expanduser() / run
         return Folder(own / host if settings.per_node else own)
     try:
         return Objects(Storage(f"{path.rstrip('/')}/{run}", **resolved(settings.storage)))

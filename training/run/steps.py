@@ -15,6 +15,7 @@ import tensorflow as tf
 from commlib.tensorflow import DistributedGradients, cut_up, tensor_of
 from commlib.vectors import Float32
 from pto.keras import LossScale
+from training.run.replicas import assign
 
 Array = npt.NDArray[Any]
 
@@ -71,8 +72,7 @@ class Backward:
 
     def put_back(self, found: Sequence[Any]) -> None:
         """Restore what it was before the latest call (``found``), for a step that is skipped."""
-        for variable, value in zip(self._restorable, found, strict=True):
-            variable.assign(value)
+        assign(self._restorable, found)
 
     def prepare(self) -> None:
         """Compile and run it once without changing any state: the first step is as fast as the others."""
@@ -83,8 +83,7 @@ class Backward:
         zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in self._specs]
         with self._gradients.rehearsal():
             self._backward(*zeros)
-        for variable, value in zip(self._changed, before, strict=True):
-            variable.assign(value)
+        assign(self._changed, before)
 
 
 class Update:
