@@ -119,6 +119,7 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     account = "prterun detected that one or more processes exited with non-zero status,\n"
     signal = "prterun noticed that process rank 1 exited on signal 9\n"
     lined = "[1,0]<stderr>: " + rule
+    unreachable = "[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"
     Output(Termination(0)).forward_errors(
         [lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined]
     )
@@ -126,8 +127,10 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     assert capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
     Output(Termination(0)).forward_errors(
         [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
-        + ["[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"]
+        + [unreachable]
     )
+    assert capsys.readouterr().err == ""
+    Output(Termination(0)).forward_errors([rule, unreachable, "[1,2]<stderr>: \0", account, rule])
     assert capsys.readouterr().err == ""
     failed, noise = "[1,2]<stderr>: rank 2 failed\n", "E0 Unable to register cuDNN factory\n"
     Output(Termination(0)).forward_errors([failed, rule, account, rule, rule, signal, rule, noise])

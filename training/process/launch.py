@@ -282,10 +282,11 @@ class Output:
         """Forward standard error, without noise."""
         # Open MPI ends its last line with a NUL instead of a newline
         untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
-        for line in _without_banners(self._noted(untagged), self._is_known):
-            if line and not NOISE.search(line.encode()) and not LEFT_ALREADY.search(line):
-                sys.stderr.write(line)
-                sys.stderr.flush()
+        # taken away first: such a line of another process can stand anywhere within a banner
+        clean = (line for line in self._noted(untagged) if line and not _is_noise(line))
+        for line in _without_banners(clean, self._is_known):
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
@@ -313,6 +314,10 @@ class Output:
         """Return whether a message that begins with this line says what the user knows already."""
         asked = self._termination.is_received and SIGNALLED.match(line)
         return bool(asked or SAID_ALREADY.match(line))
+
+
+def _is_noise(line: str) -> bool:
+    return bool(NOISE.search(line.encode()) or LEFT_ALREADY.search(line))
 
 
 def _without_banners(lines: Iterable[str], is_known: Callable[[str], bool]) -> Iterator[str]:
