@@ -26,8 +26,7 @@ WITH_TENSORFLOW = (
     ("processes", "verify", "files"),
     [
         (3, 1, PLAIN),
-        pytest.param(3, 1, WITH_TENSORFLOW, marks=pytest.mark.slow),
-        *more((2, 1, PLAIN), (4, 0, PLAIN), (6, 0, PLAIN)),
+        *more((3, 1, WITH_TENSORFLOW), (2, 1, PLAIN), (4, 0, PLAIN), (6, 0, PLAIN)),
     ],
 )
 def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not(processes, verify, files):

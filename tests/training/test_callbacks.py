@@ -415,7 +415,7 @@ def test_digests_with_the_highest_bit_travel_as_well():
     assert max(results[0]) >= "8" > min(results[0])
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.launch
 def test_a_callback_that_raises_on_one_rank_ends_all_with_one_line(tmp_path):
     (tmp_path / "broken.py").write_text(

@@ -24,7 +24,7 @@ def lines_of(folder: Path) -> list[dict]:
 @pytest.mark.parametrize(
     ("nodes", "words", "epochs", "top1"),
     [
-        pytest.param([2, 2], (), (12, 8), 0.96, marks=pytest.mark.slow, id="quickstart"),
+        pytest.param([2, 2], (), (12, 8), 0.96, marks=pytest.mark.large, id="quickstart"),
         pytest.param([1, 1], (*BRIEF, "ranks_per_node=1"), (1, 1), 0.5, id="brief"),
     ],
 )
@@ -209,7 +209,7 @@ def test_an_exception_on_all_ranks_is_told_once():
     assert result.stderr.count("rank 0 of 2 on ") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceback(tmp_path):
     # a sitecustomize that breaks one rank's data in its second batch; everything else is the real command
     (tmp_path / "sitecustomize.py").write_text(
