@@ -260,7 +260,7 @@ def _line(
             "unit": unit,
             "model": cell.model.name,
             "weights": told["weights"],
-            "batch": cell.model.batch_size,
+            "batch": cell.model.sizes["batch_size"],
             "rate": cell.rate,
             "ranks_of_nodes": told["nodes"],
             "density": race.density if subject.is_sparse else None,

@@ -3,9 +3,9 @@
 usage: python -m training.bench.race_job JOB.json
 
 It times steps, subject after subject and turn after turn, then trains to the accuracy; rank 0 prints a JSON
-object for each result. The file holds ``config``, a configuration whose phases count for nothing; ``steps``,
-the subjects whose steps are timed, and ``turns``; ``runs``, the subjects that are raced. A subject has a
-``name``, what it adds to the configuration, and whether it goes through Horovod.
+object for each result. The file holds ``config``, a configuration whose phases the subjects replace;
+``steps``, the subjects whose steps are timed, and ``turns``; ``runs``, the subjects that are raced. A subject
+has a ``name``, what it adds to the configuration, and whether it goes through Horovod.
 """
 
 import json
@@ -28,8 +28,6 @@ from training.process.tf_logging import import_tensorflow
 
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of the node that this rank is on
 LINKS = ("intra", "inter")
-# To make the data set before any of the configurations that it is for, where there are no others.
-ANY_PHASES = {"phases": [{"steps": 1, "input_size": 32, "batch_size": 1}]}
 Json = dict[str, Any]
 
 
@@ -201,7 +199,7 @@ def main(path: str) -> None:
     with as_rank() as comm:
         import_tensorflow()
         topology = Topology(comm)
-        dataset = all_or_exit(comm, Config.model_validate(ANY_PHASES | job["config"]).dataset.make)
+        dataset = all_or_exit(comm, Config.model_validate(job["config"]).dataset.make)
         where = {"nodes": [len(node) for node in topology.nodes]}
         for measure in (timed_steps, runs):
             for result in measure(job, topology, dataset):

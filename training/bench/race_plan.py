@@ -1,7 +1,8 @@
 """What ``cloudtrain bench train --cluster`` races: subjects, models and clusters."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from commlib import REDUCERS
@@ -29,31 +30,40 @@ SWITCHING, NOT_SWITCHING = f"{SWITCHES} then dense", "horovod, ring, both phases
 
 @dataclass(frozen=True)
 class RacedModel:
-    """A model, and how it is trained on MNIST-5k.
+    """A model, and how it is trained.
 
-    ``target``: share of the test samples that is classified correctly, to which the time is taken, or none
-    where only steps are timed; ``epochs``: the most that a run has for it. ``switch``: epochs of a first
-    phase with a sparse reducer, and of a second one that is dense, where that is raced.
+    ``data``: its dataset and task, as a configuration has them. ``sizes``: what a phase has of them, with the
+    ``batch_size`` of a rank. ``target``: share of the test samples that is classified correctly, to which the
+    time is taken, or none where only steps are timed; ``epochs``: the most that a run has for it. ``switch``:
+    epochs of a first phase with a sparse reducer, and of a second one that is dense, where that is raced.
     """
 
     name: str
     rate: tuple[float, float]
     """First and last learning rate of a run, for 128 samples a step."""
+    sizes: Mapping[str, int]
+    data: Mapping[str, Any] = field(default_factory=lambda: {"dataset": "mnist5k"})
     momentum: float = 0.9
     target: float | None = None
     epochs: int = 1
     switch: tuple[int, int] | None = None
-    batch_size: int = 32
-    input_size: int = 28
 
 
+# Where scripts/get_data.sh leaves the Brown corpus.
+BROWN = f"{os.environ.get('XDG_DATA_HOME', '~/.local/share')}/cloudtrain/brown"
+STREAMS = {
+    "task": {"name": "language_model", "streams": True},
+    "dataset": {"name": "text", "path": BROWN, "vocabulary": {"size": 10_000, "type": "word"}},
+}
+IMAGES = {"input_size": 28, "batch_size": 32}
 RACED = {
     model.name: model
     for model in (
         # Momentum would move weights for steps after a sparse reducer has sent them once.
-        RacedModel("mlp", (0.1, 0.0), momentum=0.0, target=0.91, epochs=5, switch=(3, 1)),
-        RacedModel("resnet20", (0.1, 0.0), target=0.93, epochs=8),
-        RacedModel("vgg16_cifar", (0.001, 0.001), batch_size=2, input_size=32),
+        RacedModel("mlp", (0.1, 0.0), IMAGES, momentum=0.0, target=0.91, epochs=5, switch=(3, 1)),
+        RacedModel("resnet20", (0.1, 0.0), IMAGES, target=0.93, epochs=8),
+        RacedModel("vgg16_cifar", (0.001, 0.001), {"input_size": 32, "batch_size": 2}),
+        RacedModel("lstm_lm_small", (1.0, 1.0), {"sequence_length": 20, "batch_size": 5}, STREAMS, 0.0),
     )
 }
 MODELS, QUICK_MODELS = ("mlp", "resnet20"), ("mlp",)  # unless others are asked for
@@ -168,10 +178,11 @@ class Race:
         return {"turns": turns, "warm_up": WARM_UP_STEPS, "counted": counted}
 
     def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
-        """Return the configuration of a cell's runs, but for the phases."""
+        """Return the configuration of a cell's runs, with a phase that others take the place of."""
         return {
             "name": "race",
-            "dataset": "mnist5k",
+            **cell.model.data,
+            "phases": [{**cell.model.sizes, "steps": 1}],
             "model": cell.model.name,
             "optimizer": {"name": "sgd", "momentum": cell.model.momentum},
             "learning_rate": _line(*cell.model.rate),
@@ -209,8 +220,7 @@ class Race:
     def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
         is_sparse = reducer == AUTO or REDUCERS[reducer].sparse
         density = {"density": self.density} if is_sparse else {}
-        sizes = {"input_size": cell.model.input_size, "batch_size": cell.model.batch_size}
-        return {**sizes, "reducer": reducer, **density}
+        return {**cell.model.sizes, "reducer": reducer, **density}
 
     def raced(self, cell: Cell) -> list[Subject]:
         """Return the subjects that are raced to an accuracy there."""

@@ -154,7 +154,7 @@ Layouts = Annotated[
     list[str] | None, Option("--layout", help="nodes x ranks on each; may be repeated [4x1, 4x2]")
 ]
 RacedModels = Annotated[
-    list[str] | None, Option("--model", help="or vgg16_cifar; may be repeated [mlp, resnet20]")
+    list[str] | None, Option("--model", help="or vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]")
 ]
 RacedReducers = Annotated[list[str] | None, Option("--reducer", help="or auto; may be repeated [all]")]
 Seeds = Annotated[
