@@ -101,10 +101,10 @@ def page(found: dict[str, Results]) -> str:
             title = kind.replace(CLUSTER, "Reducers on an emulated cluster", 1).replace("-", ": ", 1)
             parts += [cluster.TEXT.format(title=title), results.source, *cluster.tables(results)]
             parts += spread.tables(results)
-    for kind, results in found.items():
-        if kind.startswith(race.RACE):
-            title = kind.replace(race.RACE, "Training, raced", 1).replace("-", ": ", 1)
-            parts += [race.TEXT.format(title=title), results.source, *race.tables(results)]
+    races = [results for kind, results in found.items() if kind.startswith(race.RACE)]
+    parts += [race.TEXT] if races else []
+    for results in races:
+        parts += [results.source, *race.tables(results)]
     return "\n".join(parts)
 
 

@@ -16,18 +16,17 @@ from training.bench.record import Record
 
 RACE = "race"  # so begin the names of the pictures, and of the kinds of results
 
-TEXT = """## {title}
+TEXT = """## Training, raced
 
 Whole training steps, and time to a test accuracy, on MNIST-5k (`lstm_lm_small`: on the Brown corpus, with
-10,000 words): real ranks under `horovodrun` on
-`scripts/cluster.py`, on the cores of one machine. `horovod`: an asynchronous `hvd.allreduce` for each
-gradient in the backward graph, fused and overlapped by Horovod, over the all-reduce that Open MPI chooses;
-`horovod, ring`: over its ring. All others go through this package's engine, whose `dense` overlaps, too;
-`overlap off`: each exchange begins when the whole gradient is there. "× peer" is against the fastest that
-sends all entries, "of best" is the fastest of all over it, "hidden" the share of the exchange that ran while
-the rank computed, and "card" what the card of the busiest node sent, headers and all. All that send all
-entries train alike, but for rounding: of these only the fastest, `horovod, ring`, is raced to an accuracy. In
-pictures of accuracies its lines are dashed.
+10,000 words): real ranks under `horovodrun` on `scripts/cluster.py`, on the cores of one machine. `horovod`:
+an asynchronous `hvd.allreduce` for each gradient in the backward graph, fused and overlapped by Horovod, over
+the all-reduce that Open MPI chooses; `horovod, ring`: over its ring. All others go through this package's
+engine, whose `dense` overlaps, too; `overlap off`: each exchange begins when the whole gradient is there. "×
+peer" is against the fastest that sends all entries, "of best" is the fastest of all over it, "hidden" the
+share of the exchange that ran while the rank computed, and "card" what the card of the busiest node sent,
+headers and all. All that send all entries train alike, but for rounding: of these only the fastest, `horovod,
+ring`, is raced to an accuracy. In pictures of accuracies its lines are dashed.
 """
 
 
