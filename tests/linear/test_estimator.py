@@ -9,9 +9,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler
 
+from commlib import REDUCERS, Link, Network, SparseVector, Topology
 from commlib.transport import simulated
 from tests.linear.made import matrix_of, value_of
 from training.linear import LinearClassifier
+from training.linear.probe import choose
 from training.linear.settings import Settings
 
 SLOW = {"learning_rate": {"rate": 2.0, "schedule": "power"}, "batch_size": 10}
@@ -64,6 +66,36 @@ def test_auto_picks_the_same_reducer_on_all_ranks(world_size):
         return fitted[0].tobytes()
 
     assert len(set(simulated.run(body, world_size))) == 1
+
+
+def test_auto_takes_a_sparse_one_where_links_are_slow():
+    link = Link.of(microseconds=50, gbit_per_second=1)
+
+    def body(comm):
+        indices = np.arange(comm.rank, 100, 9, dtype=np.int32)
+        own = SparseVector(1_000_000, indices, np.ones(len(indices), np.float32))
+        return choose(Topology(comm), [own] * 3)
+
+    choices = simulated.run(body, 4, [1] * 4, network=Network(intra=link, inter=link), cores=4)
+    assert len(set(map(str, choices))) == 1
+    assert REDUCERS[choices[0].name].sparse
+    assert choices[0].seconds < choices[0].dense_seconds / 3
+
+
+def test_a_rank_may_have_rows_of_one_class():
+    def body(comm):
+        matrix, labels = matrix_of(0)
+        of_class = labels == (1, -1)[comm.rank]
+        given, own = matrix[of_class], labels[of_class]
+        model = LinearClassifier(epochs=2, reducer="dense", communicator=comm, **SLOW).fit(given, own)
+        assert model.classes_.tolist() == [-1, 1]
+        weights = np.arange(len(own)) + 1.0
+        right = model.predict(given) == own
+        return model.score(given, own, weights), (weights * right).sum(), weights.sum()
+
+    (score, *_), _ = seen = simulated.run(body, 2)
+    assert {each[0] for each in seen} == {score}
+    assert score == pytest.approx(sum(each[1] for each in seen) / sum(each[2] for each in seen))
 
 
 def test_partial_fit_goes_on_with_the_model():
@@ -136,3 +168,21 @@ def test_data_that_does_not_fit_is_refused():
         own.partial_fit(matrix[:, :299], labels)
     with pytest.raises(ValueError, match="^y: expected -1 or 1, got 2$"):
         own.partial_fit(matrix, labels + 1)
+    for wrong in (labels[1:], labels[:, np.newaxis], 1):
+        with pytest.raises(ValueError, match=f"^y: expected a label for each of {len(labels)} rows, got an "):
+            own.fit(matrix, wrong)
+    with pytest.raises(ValueError, match=r"^X: expected rows and columns, got an array of shape \(80,\)$"):
+        own.fit(labels, labels)
+    for wrong, is_sparse in ((np.nan, True), (np.inf, False), (1e39, True)):
+        given = matrix.toarray().astype(np.float64)
+        given[3, 4] = wrong
+        with pytest.raises(
+            ValueError, match=rf"^X: expected finite numbers of float32, got {wrong:g}$".replace("+", r"\+")
+        ):
+            own.fit(sparse.csr_array(given) if is_sparse else given, labels)
+
+
+def test_rows_may_be_lists():
+    own = LinearClassifier(epochs=50).fit([[1, 0], [0, 1]], ["a", "b"])
+    assert own.predict([[2, 1], [1, 3]]).tolist() == ["a", "b"]
+    assert own.score([[1, 0], [0, 1]], ["a", "b"]) == 1

@@ -96,6 +96,9 @@ def test_labels_of_both_kinds_do_not_go_together(tmp_path):
     path.write_text("1 1:1\n-1 1:1\n1 1:1\n0 1:1\n")
     with pytest.raises(ValueError, match=r"rows:4: label: expected {-1, \+1} or {0, 1}, got 0$"):
         read(path, 1)
+    path.write_text("# signs\n1 1:1\n\n-1 1:1 # and\n# zeros\n0 1:1\n")
+    with pytest.raises(ValueError, match=r"rows:6: label: expected {-1, \+1} or {0, 1}, got 0$"):
+        read(path, 1)
 
 
 def refused(path, ranks, message):
@@ -115,7 +118,9 @@ def test_a_file_that_ends_in_the_middle_of_a_line_is_refused(tmp_path):
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
-    refused(tmp_path / "none", 2, "none: No such file or directory$")
+    hint = r"\(scripts/get_data.sh spam and genres make files\)"
+    refused(tmp_path / "none", 2, f"none: No such file or directory {hint}$")
+    refused(tmp_path, 1, "Is a directory$")
     refused(
         tmp_path / "url.bz2", 1, "url.bz2: expected a file that is not compressed, of which ranks read parts$"
     )

@@ -9,13 +9,14 @@ from sklearn.datasets import dump_svmlight_file
 
 from commlib import Topology
 from commlib.transport import simulated
-from tests.launching import ROOT
-from tests.linear.made import matrix_of
-from training.commands.linear import check
+from tests.launching import ROOT, launch, tail
+from tests.linear.made import matrix_of, rows_of, settings_of
+from training.commands.linear import check, share_right
 from training.commands.train import train
 from training.config.config import load as load_other
-from training.linear.config import GeneratedData, load
+from training.linear.config import GeneratedData, LibsvmData, load
 from training.linear.generated import SHAPES, STRIDE, generate
+from training.linear.sgd import SGD
 
 SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" in path.read_text()]
 
@@ -59,11 +60,71 @@ def test_a_run_leaves_its_configuration_its_passes_and_its_model(config, capfd):
     assert passes[-1]["objective"] == pytest.approx(losses.mean() + penalty, rel=1e-5)
 
 
+@pytest.mark.launch
+def test_two_ranks_have_the_model_of_one(config, capfd):
+    # one batch a pass: then the rows of a step do not depend on how many ranks share them
+    words = [
+        "batch_size=100",
+        "epochs=20",
+        "l2=0.01",
+        "l1=0.002",
+        "learning_rate={rate: 0.5, schedule: power}",
+    ]
+    result = launch(2, str(config), *words, "reducer=ssar_split", f"output={config.parent / 'two'}")
+    assert result.returncode == 0, tail(result)
+    train(str(config), [*words, f"output={config.parent / 'one'}"])
+    two, one = (next((config.parent / name).iterdir()) for name in ("two", "one"))
+    assert result.stdout.splitlines()[-1] == f"files: {two}"
+    assert "40 rows of 300 features, 2 ranks, 1 steps" in result.stdout
+    models = [np.load(folder / "model.npz") for folder in (two, one)]
+    for name in ("weights", "intercept"):
+        np.testing.assert_allclose(*(model[name] for model in models), rtol=1e-5, atol=1e-6)
+    assert np.abs(models[1]["weights"]).max() > 0.1
+    passes = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (two, one)
+    ]
+    for of_two, of_one in zip(*passes, strict=True):
+        assert of_two["objective"] == pytest.approx(of_one["objective"], rel=1e-6)
+        assert of_two["accuracy"] == of_one["accuracy"]
+    assert sum(passes[0][-1]["sent"].values()) > 0
+
+
 def test_a_dry_run_leaves_nothing(config, capfd):
     train(str(config), ["data={name: generated, shape: url, rows: 100000}"], dry_run=True)
     end = f"dry run of {config}: all is built, and a step was taken"
     assert capfd.readouterr().out.splitlines()[-1] == end
     assert not (config.parent / "runs").exists()
+
+
+def test_a_test_file_has_the_features_of_the_one_to_train_on(tmp_path):
+    (tmp_path / "train").write_text("1 0:1 4:1\n-1 1:1\n")
+    (tmp_path / "test").write_text("1 2:1\n-1 1:1\n")
+    data = LibsvmData(train=str(tmp_path / "train"), test=str(tmp_path / "test"), zero_based=True)
+
+    def load_alone():
+        return simulated.run(lambda comm: data.load(Topology(comm)), 1)[0]
+
+    rows, test = load_alone()
+    assert rows.features == test.features == 5
+    assert test.matrix.columns.tolist() == [2, 1]
+    (tmp_path / "test").write_text("1 5:1\n")
+    with pytest.raises(ValueError, match="test:1: index: expected 0 … 4, got 5$"):
+        load_alone()
+
+
+def test_accuracy_is_that_of_the_rows_of_all_ranks():
+    def body(comm):
+        solver = SGD(Topology(comm), rows_of(comm.rank), settings_of())
+        solver.run_pass()
+        test = rows_of(5, rows=30 - 9 * comm.rank)
+        right = (solver.model.margins(test) > 0) == (test.labels > 0)
+        return share_right(solver, test), right.sum(), len(test)
+
+    seen = simulated.run(body, 3)
+    expected = sum(each[1] for each in seen) / sum(each[2] for each in seen)
+    assert [each[0] for each in seen] == [expected] * 3
+    assert expected != seen[0][1] / seen[0][2]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -143,6 +204,8 @@ def test_rows_do_not_depend_on_the_number_of_ranks():
         np.testing.assert_array_equal(columns, alone[part].matrix.columns)
         np.testing.assert_array_equal(np.concatenate([each.labels for each in parts]), alone[part].labels)
     assert [len(each) for each in alone] == [2500, 700]
+    beyond = generate(SHAPES["url"], 2500, 3200, seed=1)
+    np.testing.assert_array_equal(alone[1].matrix.columns, beyond.matrix.columns)
 
     def few(comm):
         with pytest.raises(ValueError, match="^data.rows: expected one for each of 3 ranks, got 2$"):

@@ -23,7 +23,7 @@ from training.linear.rows import Rows
 from training.linear.settings import Settings, checked
 from training.linear.sgd import SGD
 
-L2, RATE, ROWS, RUNS = 1e-6, 2.0, 20_000, 5
+L2, RATE, ROWS, RUNS = 1e-6, 2.0, 20_000, 7
 Fitted = tuple[Any, float]  # weights and intercept
 ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer

@@ -15,6 +15,7 @@ from training.linear.generated import SHAPES
 from training.linear.rows import Rows
 from training.linear.solver import Diverged, Pass, Solver
 from training.linear.solvers import make_solver
+from training.process.compile_kernels import announce_compiling
 from training.process.job import FAILURE, all_or_exit, exit_all, log_error, on_rank0
 from training.process.progress import announce_folder, print_line
 from training.run.metrics import RunFolder, unwritable, write_whole
@@ -25,6 +26,8 @@ DRY = {"epochs": 1, "batch_size": 2}
 
 def train(comm: Communicator, path: str, overrides: Sequence[str], *, dry_run: bool) -> None:
     """Run a configuration on all ranks; rank 0 prints. With ``dry_run`` one step on generated rows."""
+    if comm.rank == 0:
+        announce_compiling()
     config: LinearConfig = all_or_exit(comm, lambda: on_rank0(comm, lambda: load(path, overrides)))
     if dry_run:
         shape = getattr(config.data, "shape", next(iter(SHAPES)))

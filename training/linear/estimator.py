@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from commlib import Communicator, InvalidArgument, Topology, transport
-from training.linear.rows import Rows
+from training.linear.rows import LARGEST_VALUE, Rows
 from training.linear.settings import Settings, checked
 from training.linear.solvers import make_solver
 
-CLASSES = 2
+CLASSES = DIMENSIONS = 2
 
 
 class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -96,6 +97,10 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         classes: npt.ArrayLike | None = None,
         before: tuple[npt.NDArray[np.float32], float] | None = None,
     ) -> "LinearClassifier":
+        X = _as_matrix(X)
+        if np.shape(y) != X.shape[:1]:
+            got = f"an array of shape {np.shape(y)}"
+            raise InvalidArgument(f"y: expected a label for each of {X.shape[0]} rows, got {got}")
         with self._topology() as topology:
             known = self.classes_ if before is not None else classes
             found = np.unique(y) if known is None else np.unique(known)
@@ -126,6 +131,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         """Return ``w·x + b`` of each row: above 0 for the second class."""
         if not hasattr(self, "coef_"):
             raise NotFittedError("this LinearClassifier has no model yet: call fit or partial_fit first")
+        X = _as_matrix(X)
         _expect_features(X, self.n_features_in_)
         return np.asarray(X @ self.coef_[0] + self.intercept_[0], np.float64)
 
@@ -152,6 +158,17 @@ def _both(topology: Topology, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
         got = f"{len(classes)}: {', '.join(map(str, classes[:5]))}"
         raise InvalidArgument(f"y: expected two classes, got {got}")
     return classes
+
+
+def _as_matrix(X: Any) -> Any:
+    """Return rows as an array, sparse if they are; raise ``InvalidArgument`` for what is not finite."""
+    matrix = sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
+    if matrix.ndim != DIMENSIONS:
+        raise InvalidArgument(f"X: expected rows and columns, got an array of shape {matrix.shape}")
+    values: Any = matrix.data if sparse.issparse(X) else matrix
+    if not (is_finite := np.abs(values) <= LARGEST_VALUE).all():
+        raise InvalidArgument(f"X: expected finite numbers of float32, got {values[~is_finite][0]}")
+    return matrix
 
 
 def _as_signs(y: npt.ArrayLike, classes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:

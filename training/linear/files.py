@@ -16,13 +16,13 @@ import numpy as np
 from commlib import InvalidArgument, Topology
 from commlib.errors import shown
 from commlib.vectors import partition
-from training.linear.rows import LABELS, Rows, first_wrong_label
+from training.linear.rows import LABELS, LARGEST_VALUE, Rows, first_wrong_label
 from training.process.job import all_or_raise
 
+HINT = "scripts/get_data.sh spam and genres make files"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 INDEX = re.compile(rb"-?\d+")
 LARGEST_INDEX = 2**63 - 1
-LARGEST_VALUE = float(np.finfo(np.float32).max)
 
 
 def read_rows(
@@ -72,7 +72,8 @@ class Part:
                     line = _lines_before(path, size) + 1
                     raise InvalidArgument(f"{path}:{line}: the file ends in the middle of a line")
         except OSError as error:
-            raise InvalidArgument(f"{path}: {error.strerror}") from error
+            hint = f" ({HINT})" if isinstance(error, FileNotFoundError) else ""
+            raise InvalidArgument(f"{path}: {error.strerror}{hint}") from error
         if low == high:
             of = f"of bytes {bounds[0]:,} to {bounds[1]:,} of {size:,}"
             raise InvalidArgument(f"{path}: expected a line or more for each of {ranks} ranks, got none {of}")

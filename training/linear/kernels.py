@@ -8,6 +8,7 @@ import numpy.typing as npt
 from commlib.compiled import compiled
 from commlib.vectors import Float32, Index
 from training.linear.losses import value_and_slope
+from training.linear.prefetch import prefetch
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -15,6 +16,7 @@ Words = npt.NDArray[np.uint64]
 
 # Columns are cast to unsigned numbers where they are indices: Numba would else look for negative ones.
 
+LINE = 16  # entries in a line of the cache
 SMALLEST_SCALE = 1e-6  # below it weights are scaled: float32 has room for what they are divided by
 
 
@@ -54,17 +56,30 @@ def soft(number: float, threshold: float) -> float:
 @compiled
 def margin(matrix: Matrix, row: int, weights: Weights) -> float:
     """Return ``w·x + b`` of a row."""
-    v, seen, total = weights.v, weights.seen, 0.0
-    low, high = matrix.starts[row], matrix.starts[row + 1]
-    columns, values = matrix.columns[low:high], matrix.values[low:high]
+    columns, values, v, seen, total = matrix.columns, matrix.values, weights.v, weights.seen, 0.0
+    low, high = np.uintp(matrix.starts[row]), np.uintp(matrix.starts[row + 1])
     if len(seen):
-        for entry in range(len(columns)):
+        for entry in range(low, high):
             column = np.uintp(columns[entry])
             total += soft(v[column], weights.shrunk - seen[column]) * values[entry]
     else:
-        for entry in range(len(columns)):
+        for entry in range(low, high):
             total += v[np.uintp(columns[entry])] * values[entry]
     return weights.scale * total + weights.intercept
+
+
+@compiled
+def prefetch_after(matrix: Matrix, rows: Int64, number: int, v: Float32) -> None:
+    """Ask for the weights of the row after that of a number, and for the entries of the row after that."""
+    if number + 1 < len(rows):
+        low, high = np.uintp(matrix.starts[rows[number + 1]]), np.uintp(matrix.starts[rows[number + 1] + 1])
+        for entry in range(low, high):
+            prefetch(v, np.uintp(matrix.columns[entry]))
+    if number + 2 < len(rows):
+        low, high = np.uintp(matrix.starts[rows[number + 2]]), np.uintp(matrix.starts[rows[number + 2] + 1])
+        for entry in range(low, high, np.uintp(LINE)):
+            prefetch(matrix.columns, entry)
+            prefetch(matrix.values, entry)
 
 
 @compiled
@@ -84,22 +99,25 @@ def slopes_of(
     total = 0.0
     for number in range(len(rows)):
         row = rows[number]
+        prefetch_after(matrix, rows, number, weights.v)
         of_row, slopes[number] = value_and_slope(loss, margin(matrix, row, weights), labels[row])
         total += of_row
     return total
 
 
 @compiled
-def add_entries(columns: Index, values: Float32, factor: float, weights: Weights) -> None:
-    """Add ``factor`` times the values in some columns to ``v``."""
-    v, seen, shrunk, times = weights.v, weights.seen, weights.shrunk, np.float32(factor)
+def add_row(matrix: Matrix, row: int, factor: float, weights: Weights) -> None:
+    """Add ``factor`` times a row to ``v``."""
+    columns, values, v, seen = matrix.columns, matrix.values, weights.v, weights.seen
+    low, high = np.uintp(matrix.starts[row]), np.uintp(matrix.starts[row + 1])
+    shrunk, times = weights.shrunk, np.float32(factor)
     if len(seen):
-        for entry in range(len(columns)):
+        for entry in range(low, high):
             column = np.uintp(columns[entry])
             v[column] = soft(v[column], shrunk - seen[column]) + factor * values[entry]
             seen[column] = shrunk
     else:
-        for entry in range(len(columns)):
+        for entry in range(low, high):
             v[np.uintp(columns[entry])] += times * values[entry]
 
 
@@ -160,19 +178,20 @@ def pass_of_one_rank(
     total, slopes = 0.0, np.empty(len(order))
     v, seen, shrunk, scale, intercept = weights
     for step in range(len(rates)):
-        rows, rate = order[bounds[step] : bounds[step + 1]], rates[step]
-        own, now = slopes[: len(rows)], Weights(v, seen, shrunk, scale, intercept)
-        total += slopes_of(loss, matrix, labels, rows, now, own)
+        low, high, rate = bounds[step], bounds[step + 1], rates[step]
+        now, of_intercept = Weights(v, seen, shrunk, scale, intercept), 0.0
+        for number in range(low, high):
+            row = order[number]
+            prefetch_after(matrix, order, number, v)
+            of_row, slopes[number] = value_and_slope(loss, margin(matrix, row, now), labels[row])
+            total += of_row
         scale *= 1.0 - rate * l2
-        factor, of_intercept = -rate / (scale * len(rows)), 0.0
-        for number in range(len(rows)):
-            if own[number] != 0.0:
-                of_intercept += own[number]
-                low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
-                columns, values = matrix.columns[low:high], matrix.values[low:high]
-                add_entries(columns, values, factor * own[number], now)
+        for number in range(low, high):
+            if slopes[number] != 0.0:
+                of_intercept += slopes[number]
+                add_row(matrix, order[number], -rate / (scale * (high - low)) * slopes[number], now)
         if has_intercept:
-            intercept -= rate * of_intercept / len(rows)
+            intercept -= rate * of_intercept / (high - low)
         shrunk += rate * l1 / scale
         if scale < SMALLEST_SCALE:
             settle(Weights(v, seen, shrunk, scale, intercept))

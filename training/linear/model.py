@@ -7,7 +7,7 @@ import numpy as np
 from commlib import SparseVector
 from commlib.vectors import Float32
 from training.linear import kernels
-from training.linear.kernels import Float64, Int64, Weights
+from training.linear.kernels import Float64, Int64, Matrix, Weights
 from training.linear.losses import LOSSES
 from training.linear.rows import Rows
 
@@ -72,8 +72,8 @@ class Model:
         if gradient.indices is None:
             kernels.add_dense(gradient.values[:count], -rate / scale, self._weights)
         else:
-            indices, values = gradient.indices[:count], gradient.values[:count]
-            kernels.add_entries(indices, values, -rate / scale, self._weights)
+            entries = Matrix(np.array([0, count]), gradient.indices, gradient.values)
+            kernels.add_row(entries, 0, -rate / scale, self._weights)
         if objective.intercept:
             intercept -= rate * float(gradient.values[-1])
         shrunk += rate * objective.l1 / scale

@@ -40,12 +40,7 @@ def candidates() -> list[tuple[str, dict[str, str]]]:
 
 
 def choose(topology: Topology, gradients: Sequence[SparseVector]) -> Choice:
-    """Return the reducer that is the fastest with these gradients, equal on all ranks; collective.
-
-    A single rank has nobody to exchange with, and ``dense`` it is.
-    """
-    if topology.world.size == 1:
-        return Choice("dense", {}, 0.0, 0.0)
+    """Return the reducer that is the fastest with these gradients, equal on all ranks; collective."""
     seconds = {
         number: _seconds(topology, name, options, gradients)
         for number, (name, options) in enumerate(candidates())

@@ -11,6 +11,7 @@ from commlib.vectors import Float32, index_dtype
 from training.linear.kernels import Matrix
 
 LABELS = "{-1, +1} or {0, 1}"
+LARGEST_VALUE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)

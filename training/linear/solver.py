@@ -9,10 +9,11 @@ import numpy as np
 
 from commlib import InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from training.linear.kernels import Int64
-from training.linear.model import Model
+from training.linear.model import Model, Objective
 from training.linear.probe import Choice
 from training.linear.rows import Rows
 from training.linear.settings import Settings
+from training.process.job import all_or_raise
 
 PROBED = 4  # gradients on which ``auto`` compares reducers
 
@@ -87,8 +88,8 @@ class Solver(ABC):
 
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         self.topology, self.rows, self.settings = topology, rows, settings
-        self.model = Model(settings.objective, rows.features)
         self.counts = _counts(topology, rows)
+        self.model = all_or_raise(topology.world, lambda: _model(settings.objective, rows.features))
         self.passes = 0
         self.choice: Choice | None = None
 
@@ -113,6 +114,13 @@ class Solver(ABC):
         """Return the mean over the rows of all ranks, of which ``loss`` is this rank's sum; collective."""
         losses: list[float] = self.topology.world.allgather_objects(loss)
         return sum(losses) / int(self.counts.sum())
+
+
+def _model(objective: Objective, features: int) -> Model:
+    try:
+        return Model(objective, features)
+    except MemoryError as error:
+        raise InvalidArgument(f"features: expected memory for so many weights, got {features:,}") from error
 
 
 def _counts(topology: Topology, rows: Rows) -> Int64:

@@ -24,7 +24,7 @@ from datacache.sources.crc32c import crc32c
 from pto import sum_of_squares
 from training.process.job import log_error
 
-PACKAGES = ("commlib.", "datacache.", "pto.")
+PACKAGES = ("commlib.", "datacache.", "pto.", "training.")
 SIZE = 5000  # of a gradient: as with longer ones, less than δ is selected of it
 WIRES = ("fp32", "gap+fp16")
 
