@@ -10,7 +10,6 @@ import numpy as np
 
 from commlib import Topology
 from commlib.transport.mpi import world
-from commlib.tuning.profile import Profile
 from datacache import Batch
 from training.callbacks.callback import Callback, Event
 from training.callbacks.calling import Callbacks
@@ -48,11 +47,11 @@ from training.run.totals import EpochAccumulator
 class Trainer:
     """One run of a configuration, or of a file that holds one, on all ranks of this job.
 
-    ``topology``, ``data`` and ``profile`` (see :func:`training.run.autotune.profile_for`) are created if
-    not given. ``config`` is the configuration with the choices from the profile written out, ``model`` the
-    Keras model. ``learner``: what a step is. Raises a ``ValueError`` of one line if the run is impossible.
-    Callbacks also use ``rank``, ``size``, ``topology``, ``task``, ``learner``, ``phase``, ``position``,
-    ``accumulator``, ``summary``, ``ranks``, ``folder`` (on rank 0), ``progress``, ``report`` and ``stop``.
+    ``topology`` and ``data`` are created if not given. ``config`` is the configuration with the choices from
+    the profile written out, ``model`` the Keras model. ``learner``: what a step is. Raises a ``ValueError``
+    of one line if the run is impossible. Callbacks also use ``rank``, ``size``, ``topology``, ``task``,
+    ``learner``, ``phase``, ``position``, ``accumulator``, ``summary``, ``ranks``, ``folder`` (on rank 0),
+    ``progress``, ``report`` and ``stop``.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -64,7 +63,6 @@ class Trainer:
         *,
         topology: Topology | None = None,
         data: Data | None = None,
-        profile: Profile | None = None,
         learner: type[Learner] = Learner,
     ) -> None:
         config = import_parts(config if isinstance(config, Config) else load(config))
@@ -74,11 +72,9 @@ class Trainer:
         data = data or load_data(config, topology)
         prepare_tensorflow(config, topology.world, LocalRank.of(topology.world))
         self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)
-        if not on_rank0(topology.world, lambda: profile is not None):  # where there is one, rank 0 has it
-            profile = profile_for(config, self.topology)
         self.data = data
         self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = learner(config, self.topology, data, profile)
+        self.learner = learner(config, self.topology, data, profile_for(config, self.topology))
         self.task = data.task
         self.config = self.learner.config
         self.model = self.learner.model
