@@ -19,7 +19,7 @@ from PIL import Image
 from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training.run import metrics, run_lock
-from training.run.events import RunBegun
+from training.run.beginning import RunBegun
 from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.run.run_lock import RunIsAlive, RunLock
 from training.run.summary import Ranks
