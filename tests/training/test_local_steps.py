@@ -16,6 +16,7 @@ from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
 from tests.training.small import crash_after, metrics_of, phase, trainer
+from tests.training.stored import newest, save_whole
 from training.bench.horovod_learner import HorovodLearner
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
@@ -263,15 +264,14 @@ def saved(comm, config, folder):
         take(learner, step)
         seen[step] = flat(learner).tobytes(), state_of(learner)
         if step in (6, 8):
-            Checkpoints(Folder(folder / str(step)), comm).save(
-                step, shared_state(learner), own_state(learner)
-            )
+            store = Checkpoints(Folder(folder / str(step)), comm)
+            save_whole(store, step, shared_state(learner), own_state(learner))
     return seen
 
 
 def resumed(comm, config, folder, last=LAST, *, spoilt=0):
     """Go on from a checkpoint; rank 1 spoils step ``spoilt``; return lines, weights and state by step."""
-    learner, checkpoint = learner_of(comm, config), Checkpoints(Folder(folder), comm).newest()
+    learner, checkpoint = learner_of(comm, config), newest(Checkpoints(Folder(folder), comm))
     lines, seen = restore(learner, checkpoint), {}
     seen[checkpoint.step] = flat(learner).tobytes(), state_of(learner)
     for step in range(checkpoint.step + 1, last + 1):
@@ -331,7 +331,7 @@ def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
 
     def save(comm):
         learner = learner_of(comm, local)
-        Checkpoints(Folder(tmp_path), comm).save(1, shared_state(learner), own_state(learner))
+        save_whole(Checkpoints(Folder(tmp_path), comm), 1, shared_state(learner), own_state(learner))
 
     simulated.run(save, 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "

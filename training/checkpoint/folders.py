@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
-
-import numpy as np
 
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
-from commlib.vectors import Float32
 from training.checkpoint.manifest import SHARED, Manifest, own_file
+from training.checkpoint.other_world import taken_over
 from training.checkpoint.places import Location, Place
 from training.checkpoint.serialization import (
     Damaged,
@@ -117,11 +116,6 @@ class Checkpoints:
         self._writing: _Writing | None = None
         self._number: int | None = None  # of the newest, counted from all that were ever saved
 
-    def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> Saved | None:
-        """Write a checkpoint as :meth:`start` does, and return when it is complete."""
-        self.start(step, shared, own, best=best)
-        return self.finish()
-
     def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
         """Begin to write a checkpoint in the background: ``shared`` of a first rank, ``own`` of every rank.
 
@@ -180,38 +174,46 @@ class Checkpoints:
             saved = self.proceed()
         return saved
 
-    def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that all ranks can read, the same on each; ``None`` if there is none.
-
-        Rank 0 prints a line for each damaged one. With another world size each rank checks the files of the
-        ranks whose residuals :func:`merged` gives to it.
-        """
-        return next(self.complete(), None)
-
     def complete(self, *, at_most: int | None = None) -> Iterator[Checkpoint]:
         """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
 
-        ``at_most``: those of this step and earlier ones. Rank 0 prints a line for each damaged one, as
-        :meth:`newest` does.
+        ``at_most``: those of this step and earlier ones. Rank 0 prints a line for each damaged one. With
+        another world size each rank checks the files of the ranks whose residuals
+        :func:`training.checkpoint.other_world.merged` gives to it.
         """
-        return self._those(lambda manifest: at_most is None or manifest.step <= at_most)
-
-    def best(self) -> Checkpoint | None:
-        """Return the last that was saved as the best, as :meth:`newest` does."""
-        return next(self._those(lambda manifest: manifest.best), None)
+        lists = self._all_lists()
+        mine = {manifest.number: (name, manifest) for name, manifest in lists[self._first_rank].found}
+        hosts = [{manifest.number for _, manifest in each.found} for each in lists.values()]
+        if self._comm.rank == 0:
+            for each in dict.fromkeys(line for listed in lists.values() for line in listed.damaged):
+                log_error(f"warning: a checkpoint is left out: {each}")
+        for number in sorted(set.intersection(*hosts), reverse=True):
+            name, manifest = mine[number]
+            if at_most is None or manifest.step <= at_most:
+                checkpoint = self.usable(manifest.step, partial(self._read, self.place.at(name), manifest))
+                if checkpoint is not None:
+                    yield checkpoint
 
     def count(self) -> int:
         """Return how many checkpoints there are, damaged or not; on several hosts the most of any."""
         counts = self._comm.allgather_objects(self._first(lambda: len(self.place.names())))
         return int(max(count for count in counts if count is not None))
 
-    def is_left_out(self, step: int, problem: str | None) -> bool:
-        """Return whether any rank found a problem with a checkpoint; rank 0 prints it."""
+    def usable(self, step: int, function: Callable[[], Result]) -> Result | None:
+        """Return ``function()``, or ``None`` on all ranks if any finds the checkpoint of a step damaged by it.
+
+        Rank 0 then prints a line.
+        """
+        result, problem = None, None
+        try:
+            result = function()
+        except Damaged as error:
+            problem = str(error)
         problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
         if self._comm.rank == 0:
             for each in problems:
                 log_error(f"warning: the checkpoint of step {step} is left out: {each}")
-        return bool(problems)
+        return None if problems else result
 
     def _agree(self, step: int, best: bool) -> None:
         settings = self._comm.allgather_objects({"step": step, "best": best})
@@ -265,18 +267,6 @@ class Checkpoints:
         listed.found.sort(key=lambda each: each[1].number, reverse=True)
         return listed
 
-    def _those(self, is_wanted: Callable[[Manifest], bool]) -> Iterator[Checkpoint]:
-        lists = self._all_lists()
-        mine = {manifest.number: (name, manifest) for name, manifest in lists[self._first_rank].found}
-        hosts = [{manifest.number for _, manifest in each.found} for each in lists.values()]
-        if self._comm.rank == 0:
-            for each in dict.fromkeys(line for listed in lists.values() for line in listed.damaged):
-                log_error(f"warning: a checkpoint is left out: {each}")
-        for number in sorted(set.intersection(*hosts), reverse=True):
-            name, manifest = mine[number]
-            if is_wanted(manifest) and (checkpoint := self._load(self.place.at(name), manifest)):
-                yield checkpoint
-
     def _all_lists(self) -> dict[int, _Listed]:
         """Return what each first rank finds; ``ValueError`` on all ranks where one's place cannot be read."""
         result, problem = None, None
@@ -288,15 +278,6 @@ class Checkpoints:
         if problems := [each for _, each in gathered if each is not None]:
             raise ValueError(problems[0])
         return {rank: each for rank, (each, _) in enumerate(gathered) if each is not None}
-
-    def _load(self, path: Location, manifest: Manifest) -> Checkpoint | None:
-        """Return the checkpoint, or ``None`` on all ranks if any of them finds damage."""
-        checkpoint, problem = None, None
-        try:
-            checkpoint = self._read(path, manifest)
-        except Damaged as error:
-            problem = str(error)
-        return None if self.is_left_out(manifest.step, problem) else checkpoint
 
     def _read(self, path: Location, manifest: Manifest) -> Checkpoint:
         files, own = manifest.files, None
@@ -338,33 +319,3 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()
     return future
-
-
-def taken_over(world_size: int, rank: int, size: int) -> range:
-    """Return the ranks of the earlier world of ``world_size`` whose state ``rank`` of ``size`` takes over.
-
-    >>> [list(taken_over(5, rank, 2)) for rank in range(2)]
-    [[0, 2, 4], [1, 3]]
-    >>> [list(taken_over(2, rank, 3)) for rank in range(3)]
-    [[0], [1], []]
-    """
-    return range(rank, world_size, size)
-
-
-def merged(
-    residual_of: Callable[[int], Float32], length: int, *, world_size: int, rank: int, size: int
-) -> Float32:
-    """Return the residual of ``rank`` in a world of ``size``: the sum of the residuals that it takes over.
-
-    ``residual_of(rank)`` returns a vector of shape ``(length,)`` for a rank of the earlier world of
-    ``world_size``, and is called for one rank after another, in order. The sum is computed in float64 and
-    rounded once; a rank that takes over none gets zeros. The sum over all ranks is preserved to this
-    rounding.
-    """
-    ranks = taken_over(world_size, rank, size)
-    if len(ranks) == 1:
-        return np.array(residual_of(rank), np.float32)
-    total = np.zeros(length, np.float64)
-    for each in ranks:
-        total += residual_of(each)
-    return total.astype(np.float32)
