@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
+from training.checkpoint.folders import Checkpoints, Saved
+from training.checkpoint.stored import Checkpoint
 
 
 def save_whole(store: Checkpoints, step: int, shared: Any, own: Any, *, best: bool = False) -> Saved | None:
@@ -13,4 +14,4 @@ def save_whole(store: Checkpoints, step: int, shared: Any, own: Any, *, best: bo
 
 def newest(store: Checkpoints) -> Checkpoint | None:
     """Return the newest checkpoint that all ranks can read; collective."""
-    return next(store.complete(), None)
+    return next(store.stored.complete(), None)

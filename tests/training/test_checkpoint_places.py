@@ -72,7 +72,7 @@ def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
             kept.append(steps(storage))
             comm.barrier()
         again = Checkpoints(Objects(storage), comm, keep=2)
-        assert again.count() == 3
+        assert again.stored.count() == 3
         return kept, is_right(newest(again), comm, 5), is_right(of_step(again, 2), comm, 2)
 
     kept = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]]

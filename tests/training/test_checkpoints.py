@@ -250,7 +250,7 @@ def is_right(checkpoint, comm, step):
 
 def of_step(store, step):
     """Return the checkpoint of a step."""
-    return next(each for each in store.complete() if each.step == step)
+    return next(each for each in store.stored.complete() if each.step == step)
 
 
 def common(comm, path):
@@ -504,7 +504,7 @@ def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, caps
     for step in (7, 8, 9):
         save(theirs, comm, step)
     assert newest(ours) is None
-    assert ours.count() == 1
+    assert ours.stored.count() == 1
     assert (
         f"{tmp_path / 'step-00000009' / COMPLETE}: expected run ours, got theirs" in capsys.readouterr().err
     )

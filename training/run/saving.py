@@ -12,10 +12,11 @@ from typing import Any
 from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.callbacks.calling import Callbacks
-from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
+from training.checkpoint.folders import Checkpoints, Saved
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.places import Folder, Objects, Place
 from training.checkpoint.serialization import parsed
+from training.checkpoint.stored import Checkpoint
 from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS
 from training.config.secrets import resolved
@@ -125,19 +126,17 @@ class Saving:
         damaged one is skipped with a warning; raises ``ValueError`` if none is usable, and if the checkpoint
         is of another model or optimizer.
         """
-        rank = self._learner.topology.world.rank
-        for checkpoint in self._checkpoints.complete(at_most=at_most):
-            found = self._checkpoints.usable(checkpoint.step, partial(_contents, checkpoint, rank))
+        rank, stored = self._learner.topology.world.rank, self._checkpoints.stored
+        for checkpoint in stored.complete(at_most=at_most):
+            found = stored.usable(checkpoint.step, partial(_contents, checkpoint, rank))
             if found is None:
                 continue
-            taken = self._checkpoints.usable(
-                checkpoint.step, partial(self._take_over, checkpoint, found, phases)
-            )
+            taken = stored.usable(checkpoint.step, partial(self._take_over, checkpoint, found, phases))
             if taken is not None:
                 summary.restore(found.summary)
                 self._callbacks.load_state_dict(found.callbacks)
                 return taken
-        if at_most is None and (count := self._checkpoints.count()):
+        if at_most is None and (count := stored.count()):
             where = "; on disks of nodes, only by as many ranks on the same hosts"
             raise ValueError(
                 f"resume: expected a checkpoint that can be used{where if self._settings.per_node else ''}, "
