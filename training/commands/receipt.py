@@ -1,4 +1,4 @@
-"""``cloudtrain receipt``: verify what a run has left, and make steps of it again."""
+"""``cloudtrain receipt``: verify the files of a run, and replay its steps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
