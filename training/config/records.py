@@ -20,6 +20,7 @@ from training.config.schema import (
     expect,
     is_number,
     is_whole,
+    one_of,
     problem,
 )
 from training.config.secrets import resolved
@@ -173,9 +174,7 @@ class Phase(ReducerKeys):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":
-        if (self.epochs is None) == (self.steps is None):
-            given = "none" if self.epochs is None else "both"
-            raise problem(f"expected epochs or steps, got {given}")
+        one_of(self, ("epochs", "steps"))
         return self
 
     @property
@@ -272,9 +271,7 @@ class Target(Record):
 
     @model_validator(mode="after")
     def _has_one_value(self) -> "Target":
-        if (self.at_least is None) == (self.at_most is None):
-            given = "none" if self.at_least is None else "both"
-            raise problem(f"expected at_least or at_most, got {given}")
+        one_of(self, ("at_least", "at_most"))
         return self
 
     @property
