@@ -114,7 +114,7 @@ class Crash(BaseException):
     """A process ends here."""
 
 
-def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch):
+def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch, capsys):
     """A process that ends at any change of the storage: what was complete before is found."""
     storage = Storage(f"memory://{uuid.uuid4().hex}")
     filesystem = type(storage._filesystem)
@@ -155,6 +155,17 @@ def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypa
     left[0] = 10**9
     save(Checkpoints(Objects(storage), comm, keep=1), comm, 1000)
     assert steps(storage) == [1000]
+    assert capsys.readouterr().err == ""  # half a checkpoint is none, and no damaged one
+
+
+def test_objects_of_others_stay():
+    storage = Storage(f"memory://{uuid.uuid4().hex}")
+    with storage.writing("notes/why.txt") as file:
+        file.write(b"mine")
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    for step in (1, 2):
+        save(Checkpoints(Objects(storage), comm, keep=1), comm, step)
+    assert storage.read("notes/why.txt") == b"mine"
 
 
 @pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(1)])
@@ -165,19 +176,19 @@ def test_instead_of_a_damaged_object_the_checkpoint_before_is_taken_and_it_is_na
         save(store, comm, 2)
 
     transport.simulated.run(fill, 2)
-    newest = names(storage)[-1]
-    content = bytearray(storage.read(f"{newest}/{name}"))
+    last = names(storage)[-1]
+    content = bytearray(storage.read(f"{last}/{name}"))
     generator = random.Random(len(content))
     for bit in (0, 8 * len(content) - 1, generator.randrange(8 * len(content))):
         content[bit // 8] ^= 1 << bit % 8
-        with storage.writing(f"{newest}/{name}") as file:
+        with storage.writing(f"{last}/{name}") as file:
             file.write(content)
         found = transport.simulated.run(
             lambda comm: is_right(newest(Checkpoints(Objects(storage), comm)), comm, 1), 2
         )
         assert found == [True, True]
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"is left out: {storage.url}/{newest}/{name}: " in line
+        assert f"is left out: {storage.url}/{last}/{name}: " in line
         content[bit // 8] ^= 1 << bit % 8
 
 

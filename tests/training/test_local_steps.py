@@ -111,6 +111,8 @@ def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, eq
         return seen
 
     ranks = on_ranks(body)
+    if local == "node":  # the last step of a round has both exchanges
+        assert all(rank[2][1].intra > rank[1][1].intra > 0 for rank in ranks[:2])
     for step in range(6):
         weights = [rank[step][0] for rank in ranks]
         ends = step in (2, 5)
@@ -193,7 +195,60 @@ def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(loca
         assert scales[0] is None or scales[1] == scales[0] / 2
 
 
+def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
+    """The checkpoint is of step 6; rank 1 had no gradient in step 5, in the middle of a round of four."""
+
+    def train(comm):
+        learner = learner_of(comm, adamw)
+        for step in range(1, 7):
+            finite = learner.variables[0].numpy()
+            take(learner, step, spoilt=(comm.rank, step) == (1, 5))
+            if (comm.rank, step) == (1, 5):  # else the difference would not be finite by itself
+                learner.variables[0].assign(finite)
+            if step == 4:
+                before = flat(learner).tobytes()
+        save_whole(Checkpoints(Folder(tmp_path), comm), 6, shared_state(learner), own_state(learner))
+        return before
+
+    before = on_ranks(train, 2)
+    for expected, (_, seen, finite) in zip(
+        before, on_ranks(lambda comm: resumed(comm, adamw, tmp_path, 8), 2), strict=True
+    ):
+        assert not finite
+        assert seen[8][0] == expected
+
+
+def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_own():
+    config = config_of({"local_steps": 3})
+
+    def body(comm):
+        learner = learner_of(comm, config)
+        common = flat(learner)
+        for step in (1, 2):
+            take(learner, step)
+        own = flat(learner)
+        with learner.common_weights():
+            tested = flat(learner)
+        assert tested.tobytes() == common.tobytes() != own.tobytes()
+        return own.tobytes() == flat(learner).tobytes()
+
+    assert on_ranks(body, 1) == [True]
+
+
 # ------------------------------------------------------------------------------------- between phases
+
+
+def test_the_outer_velocity_goes_on_in_the_next_phase():
+    config = config_of(*({"local_steps": steps, "outer": DILOCO} for steps in (1, 2)))
+
+    def body(comm):
+        learner = learner_of(comm, config)
+        take(learner, 1)
+        before = learner.local.rounds.outer.velocity.copy()
+        learner.begin(config.phases[1])
+        return before.any() and before.tobytes() == learner.local.rounds.outer.velocity.tobytes()
+
+    assert on_ranks(body, 1) == [True]
 
 
 def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_it_is():
