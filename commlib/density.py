@@ -6,10 +6,10 @@ from commlib.errors import InvalidArgument
 GTOPK_WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 
 
-def check_density(density: float | None) -> float:
-    """Return ``density`` if it lies in (0, 1]; raise ``InvalidArgument`` otherwise."""
+def check_density(density: float | None, name: str = "density") -> float:
+    """Return ``density``, or the share of this ``name``, as a float if it lies in (0, 1]; else refuse it."""
     if not isinstance(density, (float, int)) or isinstance(density, bool) or not 0 < density <= 1:
-        raise InvalidArgument(f"density: expected a number in (0, 1], got {density!r}")
+        raise InvalidArgument(f"{name}: expected a number in (0, 1], got {density!r}")
     return float(density)
 
 

@@ -18,21 +18,22 @@ from datacache.order import BatchOrder, Flags, Ids, Permutation, check_rank
 
 _BATCHES, _WITHIN_BUCKET, _WINDOWS = range(5, 8)  # so that keys differ from those of datacache.order
 Tokens = npt.NDArray[np.int32]
+SHORTEST_BUCKET = 8
 
 # ------------------------------------------------------------------------------------ sentences
 
 
-def bucket_boundaries(longest: int, *, least: int = 8, growth: float = 1.1) -> tuple[int, ...]:
-    """Return lengths of buckets up to ``longest``, each ``growth`` times the one before, so little is padded.
+def bucket_boundaries(longest: int) -> tuple[int, ...]:
+    """Return lengths of buckets up to ``longest``, each a tenth above the one before, so little is padded.
 
     >>> bucket_boundaries(20)
     (8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20)
     >>> bucket_boundaries(100)[-6:]
     (66, 72, 79, 86, 94, 100)
     """
-    boundaries = [min(least, longest)]
+    boundaries = [min(SHORTEST_BUCKET, longest)]
     while boundaries[-1] < longest:
-        boundaries.append(min(max(boundaries[-1] + 1, int(boundaries[-1] * growth)), longest))
+        boundaries.append(min(max(boundaries[-1] + 1, int(boundaries[-1] * 1.1)), longest))
     return tuple(boundaries)
 
 

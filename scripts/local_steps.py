@@ -27,7 +27,8 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from scripts import convergence
 from scripts.convergence import Case
-from scripts.drawing.local_steps import Clusters, Runs, draw_against_bytes, draw_against_h
+from scripts.drawing import local_step_times
+from scripts.drawing.local_steps import Runs, draw_against_bytes, draw_against_h
 from scripts.drawing.pages import with_block
 from training.bench.cluster import EmulatedCluster, Layout, cluster_until_end, environment, note
 from training.bench.race_plan import HOROVOD_RING, RING
@@ -202,7 +203,7 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
         "bytes": runs.beside_published(),
     }
     if times := convergence.recorded(TIMES):
-        found["times"] = Clusters(runs, times).page()
+        found["times"] = local_step_times.page(runs, times)
     return found
 
 

@@ -96,7 +96,9 @@ def test_the_configuration_of_training_is_one_beside_the_folder_of_configuration
     assert (config.name, len(config.phases), config.cache.shards) == ("my_run", 2, 16)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/callbacks.md", "docs/pto.md", "docs/security.md"])
+@pytest.mark.parametrize(
+    "page", ["datacache/README.md", "docs/callbacks.md", "docs/pto.md", "docs/security.md"]
+)
 def test_keys_that_are_shown_alone_belong_to_a_configuration(page, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "a secret")

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from scripts import convergence, local_steps
-from scripts.drawing.local_steps import Clusters, Runs, draw_against_bytes, draw_against_h, families, steps_to
+from scripts.drawing import local_step_times
+from scripts.drawing.local_steps import Runs, draw_against_bytes, draw_against_h, families, steps_to
 from scripts.drawing.pages import with_block
 from training.bench.cluster import Layout
 from training.config.config import Config
@@ -145,7 +146,7 @@ def test_the_time_to_a_loss_is_that_of_as_many_steps():
             ("SparseLoCo, H = 5", 0.1, {"stages": stages}),
         )
     ]
-    page = Clusters(runs(), times).page()
+    page = local_step_times.page(runs(), times)
     assert "| horovod, ring | 1,000.0 | – | 20 | 20.0 | 1 | 0.188 |" in page
     assert "| hitopk all | 250.0 | 500.0 | 15 | 3.8 | 5.33 | 1 |" in page
     assert "| SparseLoCo, H = 5 | 100.0 | 100.0 | 15 | 1.5 | 13.3 | 2.5 |" in page

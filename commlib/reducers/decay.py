@@ -6,18 +6,10 @@ import numpy as np
 
 from commlib.arrays import is_on_gpu
 from commlib.compiled import compiled
-from commlib.errors import InvalidArgument
 from commlib.reducers.report import Forgotten
 from commlib.vectors import Float32
 
 LANES = 16  # sums that do not wait for each other
-
-
-def check_decay(decay: float) -> float:
-    """Return ``decay`` if it lies in (0, 1]; raise ``InvalidArgument`` otherwise."""
-    if not isinstance(decay, (float, int)) or isinstance(decay, bool) or not 0 < decay <= 1:
-        raise InvalidArgument(f"decay: expected a number in (0, 1], got {decay!r}")
-    return float(decay)
 
 
 def decayed(residual: Float32, decay: float, out: Float32) -> Forgotten:

@@ -7,7 +7,6 @@ from commlib.density import check_density
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
-from commlib.reducers.decay import check_decay
 from commlib.selection import EVERYTHING, GivenSelector, Selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, non_finite
@@ -45,7 +44,7 @@ class SparseReducer(Reducer):
         decay: float = 1.0,
     ) -> None:
         super().__init__(topology, size)
-        self.options = SparseOptions(check_density(density), selector, wire, check_decay(decay))
+        self.options = SparseOptions(check_density(density), selector, wire, check_density(decay, "decay"))
         self.kernels = kernels_of(self.arrays)
         self.sends_all = selector == EVERYTHING
         self.selector = self._make_selector()

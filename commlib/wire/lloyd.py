@@ -26,7 +26,6 @@ EXACT = 5  # of a bucket, sent as they are
 BLOCK = 64  # entries whose largest is known while the exact ones are searched
 ONE = 1 << 20  # the largest of the classed magnitudes as an integer: 1,024 of them add up within 32 bits
 RANGE = 6 << 23  # the classes begin at most so many octaves below it, in bits of a float32
-PACKED = 8  # codes are packed so many at a time, into as many bytes as one has bits
 
 Levels = npt.NDArray[np.float32]  # of shape (buckets, classes)
 Integers = npt.NDArray[np.int32]

@@ -54,12 +54,12 @@ def of_entry(records: Iterable[Record], entry: str) -> list[Record]:
     return sorted((row for row in records if row.case["entry"] == entry), key=lambda row: row.case["size"])
 
 
-def curves(records: Sequence[Record], longest: int = LONGEST) -> list[Curve]:
+def curves(records: Sequence[Record]) -> list[Curve]:
     """Return the curves of records of one type of entries, without candidates that were not measured."""
     found: dict[str, dict[int, float]] = {name: {} for name in COLORS}
     for record in records:
         size = record.case["size"]
-        if record.subject != SUBJECT or size > longest:
+        if record.subject != SUBJECT or size > LONGEST:
             continue
         found[SUBJECT][size] = record.seconds.median
         found[READ][size] = record.more["floor_seconds"]

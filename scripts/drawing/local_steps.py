@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scripts.drawing.style import PALETTE, docs_picture
-from training.commands.printing import markdown, times
+from training.commands.printing import markdown
 
 DENSE, COMPARED = "dense", "SparseLoCo"
 NOTHING = "–"
@@ -216,109 +215,6 @@ class Runs:
 
 def _is_of(case: Mapping[str, Any], experiment: str, variant: str) -> bool:
     return (case["experiment"], case["variant"]) == (experiment, variant)
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """Times of steps on emulated clusters, and with the runs' steps, those to the target."""
-
-    runs: Runs
-    times: Sequence[Mapping[str, Any]]
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """Return the plan of what is timed."""
-        times: Mapping[str, Any] = self.runs.content["times"]
-        return times
-
-    def page(self) -> str:
-        """Return a table for each cluster, and whether the goals are reached."""
-        target = self.plan["target"]
-        parts = [f"To a test loss of {target}, a perplexity of {exp(target):.0f}:\n"]
-        for layout in self.plan["layouts"]:
-            for rate in self.plan["rates"]:
-                if own := self._of(rate, layout):
-                    parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
-                    parts += [self._table(own), self._verdict(rate, own)]
-        return "\n".join(parts)
-
-    def _of(self, rate: str, layout: str) -> dict[str, Mapping[str, Any]]:
-        """Return the records of a cluster by variant."""
-        own = [
-            each for each in self.times if (each["case"]["rate"], each["case"]["layout"]) == (rate, layout)
-        ]
-        return {each["case"]["variant"]: each for each in own}
-
-    def _steps(self, variant: str) -> float | None:
-        """Return the steps to the target; all that send all gradients train alike."""
-        name = DENSE if variant in self.plan["dense"] else variant
-        run = self.runs.runs.get(name)
-        return None if run is None else run.steps_to(self.plan["target"])
-
-    def _seconds(self, own: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-        """Return the seconds to the target of those that reach it."""
-        steps = {variant: self._steps(variant) for variant in own}
-        return {
-            name: own[name]["seconds"]["median"] * each for name, each in steps.items() if each is not None
-        }
-
-    def _table(self, own: Mapping[str, Mapping[str, Any]]) -> str:
-        found = self._seconds(own)
-        dense = min((found[name] for name in self.plan["dense"] if name in found), default=None)
-        beside = found.get(self.plan["beside"])
-        lines = []
-        for variant, record in own.items():
-            seconds, steps = found.get(variant), self._steps(variant)
-            local_steps = self.runs.content["variants"].get(variant, {}).get("local_steps", 1)
-            exchange = record["stages"] and sum(record["stages"].values()) / local_steps
-            lines.append(
-                [
-                    variant,
-                    f"{1e3 * record['seconds']['median']:,.1f}",
-                    NOTHING if exchange is None else f"{1e3 * exchange:,.1f}",
-                    NOTHING if steps is None else f"{steps:,.0f}",
-                    "not reached" if seconds is None else f"{seconds:,.1f}",
-                    times(_ratio(dense, seconds)),
-                    times(_ratio(beside, seconds)),
-                ]
-            )
-        header = [
-            "variant",
-            "ms a step",
-            "of it exchange",
-            "steps",
-            "s",
-            "× dense",
-            f"× {self.plan['beside']}",
-        ]
-        return markdown(header, lines)
-
-    def _verdict(self, rate: str, own: Mapping[str, Mapping[str, Any]]) -> str:
-        """Return whether the goals of this rate are reached, by the fastest of those with local steps."""
-        goals, found = self.plan["goals"], self._seconds(own)
-        local = [name for name in self.plan["subjects"] if name in found]
-        if rate != goals["rate"] or not local:
-            return ""
-        best = min(local, key=lambda name: found[name])
-        dense = min((found[name] for name in self.plan["dense"] if name in found), default=None)
-        told = [
-            _goal("the fastest dense one", _ratio(dense, found[best]), goals["dense"]),
-            _goal(
-                f"`{self.plan['beside']}`",
-                _ratio(found.get(self.plan["beside"]), found[best]),
-                goals["beside"],
-            ),
-        ]
-        return f"The fastest is {best}: {'; '.join(told)}.\n"
-
-
-def _ratio(other: float | None, own: float | None) -> float | None:
-    return None if other is None or own is None else other / own
-
-
-def _goal(beside: str, ratio: float | None, goal: float) -> str:
-    reached = "reached" if ratio is not None and ratio >= goal else "not reached"
-    return f"{times(ratio)} times as fast as {beside}, of which {goal} was the goal: {reached}"
 
 
 # ------------------------------------------------------------------------------------------- pictures

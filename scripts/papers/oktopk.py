@@ -1,6 +1,6 @@
 """Ok-Topk on its cluster, 256 nodes of one GPU: figure 12, statements of the text, and the sums' density."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -133,9 +133,9 @@ def statements_table() -> Table:
     return Table("statements", ("Ok-Topk", "paper", *(each.name for each in fits())), rows)
 
 
-def figure_12_table(ranks: Sequence[int] = (32, 64, 128, 256)) -> Table:
+def figure_12_table() -> Table:
     """Return the predicted seconds of the messages of each algorithm, at the rate fitted to DenseOvlp."""
-    link = fits()[1].link
+    link, ranks = fits()[1].link, (32, 64, 128, 256)
     rows = [
         (name, f"`{given['reducer']}`", *(milliseconds(messages(name, each, link)) for each in ranks))
         for name, given in ALGORITHMS.items()

@@ -15,6 +15,7 @@ from commlib import Topology, transport
 from tests.extent import ALL
 from tests.launching import DIGITS
 from tests.training.small import settle
+from tests.training.stored import newest
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
@@ -383,7 +384,7 @@ def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
     """Return what the ranks of the checkpoint held back, added up in float64."""
     assert path is not None
     identity = json.loads((path / "run.json").read_text())["identity"]
-    checkpoint = Checkpoints(Folder(path / "checkpoints"), run.trainer.topology.world, run=identity).newest()
+    checkpoint = newest(Checkpoints(Folder(path / "checkpoints"), run.trainer.topology.world, run=identity))
     assert checkpoint is not None
     assert checkpoint.step == stop
     size = run.trainer.learner.gradients.size

@@ -47,8 +47,8 @@ def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4)
 
 def settle(run: Trainer) -> None:
     """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
-    if run._saving is not None:
-        run._saving.finish()
+    if run.checkpointer is not None:
+        run.checkpointer.saving.finish()
 
 
 def crash_after(run: Trainer, steps: int) -> None:

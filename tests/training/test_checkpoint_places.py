@@ -11,9 +11,11 @@ from commlib import transport
 from datacache.storage import Storage
 from tests.s3_server import BUCKET, s3_server
 from tests.training import small
-from tests.training.test_checkpoints import OWN, SHARED, is_right, own_tree, same, save, shared_tree
+from tests.training.stored import newest, save_whole
+from tests.training.test_checkpoints import OWN, SHARED, is_right, of_step, own_tree, same, save, shared_tree
 from tests.training.test_receipt import replayed
-from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged
+from training.checkpoint.folders import CheckpointFailed, Checkpoints
+from training.checkpoint.other_world import merged
 from training.checkpoint.places import COMPLETE, Folder, Objects
 from training.config.config import ConfigurationError, load
 from training.config.records import Checkpointing
@@ -62,7 +64,7 @@ def steps(storage):
 def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
     def body(comm):
         store = Checkpoints(Objects(storage), comm, keep=2)
-        assert store.newest() is None
+        assert newest(store) is None
         kept = []
         for step in range(1, 6):
             save(store, comm, step, best=step == 2)
@@ -70,8 +72,8 @@ def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
             kept.append(steps(storage))
             comm.barrier()
         again = Checkpoints(Objects(storage), comm, keep=2)
-        assert again.count() == 3
-        return kept, is_right(again.newest(), comm, 5), is_right(again.best(), comm, 2)
+        assert again.stored.count() == 3
+        return kept, is_right(newest(again), comm, 5), is_right(of_step(again, 2), comm, 2)
 
     kept = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]]
     assert transport.simulated.run(body, 3, 2) == [(kept, True, True)] * 3
@@ -83,7 +85,7 @@ def test_a_run_that_went_back_is_found_where_it_is_also_by_who_counts_anew(stora
         for step in (20, 10, 10):
             store = Checkpoints(Objects(storage), comm)
             save(store, comm, step)
-            found.append(is_right(store.newest(), comm, step))
+            found.append(is_right(newest(store), comm, step))
         return found
 
     assert transport.simulated.run(body, 2) == [[True] * 3] * 2
@@ -92,10 +94,10 @@ def test_a_run_that_went_back_is_found_where_it_is_also_by_who_counts_anew(stora
 def test_residuals_of_another_world_keep_their_sum(storage):
     def write(comm):
         own = {"residual": np.arange(8, dtype=np.float32) * (comm.rank + 1)}
-        Checkpoints(Objects(storage), comm).save(1, {}, own)
+        save_whole(Checkpoints(Objects(storage), comm), 1, {}, own)
 
     def read(comm):
-        found = Checkpoints(Objects(storage), comm).newest()
+        found = newest(Checkpoints(Objects(storage), comm))
         return merged(
             lambda rank: found.own_of(rank)["residual"],
             8,
@@ -112,7 +114,7 @@ class Crash(BaseException):
     """A process ends here."""
 
 
-def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch):
+def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch, capsys):
     """A process that ends at any change of the storage: what was complete before is found."""
     storage = Storage(f"memory://{uuid.uuid4().hex}")
     filesystem = type(storage._filesystem)
@@ -136,7 +138,7 @@ def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypa
     save(Checkpoints(Objects(storage), comm, keep=1), comm, 1)
     taken = []
     for changes in range(100):
-        before = Checkpoints(Objects(storage), comm).newest().step
+        before = newest(Checkpoints(Objects(storage), comm)).step
         left[0] = changes
         try:
             save(Checkpoints(Objects(storage), comm, keep=1), comm, before + 1)
@@ -144,15 +146,26 @@ def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypa
             left[0] = 10**9
         else:
             break
-        newest = Checkpoints(Objects(storage), comm).newest()
-        assert newest.step in (before, before + 1)
-        assert is_right(newest, comm, newest.step)
-        taken.append(newest.step - before)
+        found = newest(Checkpoints(Objects(storage), comm))
+        assert found.step in (before, before + 1)
+        assert is_right(found, comm, found.step)
+        taken.append(found.step - before)
     assert taken[:3] == [0, 0, 0]  # two files of the state, and the manifest
     assert taken[3:] == [1] * (len(taken) - 3)
     left[0] = 10**9
     save(Checkpoints(Objects(storage), comm, keep=1), comm, 1000)
     assert steps(storage) == [1000]
+    assert capsys.readouterr().err == ""  # half a checkpoint is none, and no damaged one
+
+
+def test_objects_of_others_stay():
+    storage = Storage(f"memory://{uuid.uuid4().hex}")
+    with storage.writing("notes/why.txt") as file:
+        file.write(b"mine")
+    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+    for step in (1, 2):
+        save(Checkpoints(Objects(storage), comm, keep=1), comm, step)
+    assert storage.read("notes/why.txt") == b"mine"
 
 
 @pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(1)])
@@ -163,19 +176,19 @@ def test_instead_of_a_damaged_object_the_checkpoint_before_is_taken_and_it_is_na
         save(store, comm, 2)
 
     transport.simulated.run(fill, 2)
-    newest = names(storage)[-1]
-    content = bytearray(storage.read(f"{newest}/{name}"))
+    last = names(storage)[-1]
+    content = bytearray(storage.read(f"{last}/{name}"))
     generator = random.Random(len(content))
     for bit in (0, 8 * len(content) - 1, generator.randrange(8 * len(content))):
         content[bit // 8] ^= 1 << bit % 8
-        with storage.writing(f"{newest}/{name}") as file:
+        with storage.writing(f"{last}/{name}") as file:
             file.write(content)
         found = transport.simulated.run(
-            lambda comm: is_right(Checkpoints(Objects(storage), comm).newest(), comm, 1), 2
+            lambda comm: is_right(newest(Checkpoints(Objects(storage), comm)), comm, 1), 2
         )
         assert found == [True, True]
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"is left out: {storage.url}/{newest}/{name}: " in line
+        assert f"is left out: {storage.url}/{last}/{name}: " in line
         content[bit // 8] ^= 1 << bit % 8
 
 
@@ -194,10 +207,10 @@ def test_a_storage_that_refuses_is_one_line_on_all_ranks_and_no_new_beginning(s3
         with pytest.raises(
             ValueError, match=r"^checkpoints: s3://bucket/run: expected a place that can be read"
         ):
-            Checkpoints(Objects(storage), comm).newest()
+            newest(Checkpoints(Objects(storage), comm))
         comm.barrier()
         s3.refuses = False
-        return is_right(Checkpoints(Objects(storage), comm).newest(), comm, 1)
+        return is_right(newest(Checkpoints(Objects(storage), comm)), comm, 1)
 
     assert transport.simulated.run(body, 2) == [True] * 2
 
@@ -212,8 +225,8 @@ def test_a_server_that_fails_one_request_in_ten_and_parts_of_large_objects_give_
 
     def body(comm):
         store = Checkpoints(Objects(storage), comm)
-        store.save(1, shared_tree(1), tree)
-        return same(store.newest().own, tree)
+        save_whole(store, 1, shared_tree(1), tree)
+        return same(newest(store).own, tree)
 
     assert transport.simulated.run(body, 1) == [True]
     assert len(s3.uploads) == 1
@@ -232,8 +245,8 @@ def test_each_host_has_the_weights_and_the_state_of_its_own_ranks(tmp_path):
     def body(comm):
         store = on_disks(tmp_path, comm, keep=1)
         for step in (1, 2):
-            store.save(step, shared_tree(step), own_tree(step, comm.rank))
-        found = on_disks(tmp_path, comm).newest()
+            save_whole(store, step, shared_tree(step), own_tree(step, comm.rank))
+        found = newest(on_disks(tmp_path, comm))
         return found.step, same(found.shared, shared_tree(2)), same(found.own, own_tree(2, comm.rank))
 
     assert transport.simulated.run(body, 5, [2, 3]) == [(2, True, True)] * 5
@@ -252,15 +265,15 @@ def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, monkeypatch, v
 
     def body(comm):
         store = on_disks(tmp_path, comm)
-        store.save(1, shared_tree(1), own_tree(1, comm.rank))
+        save_whole(store, 1, shared_tree(1), own_tree(1, comm.rank))
         if comm.host == victim:
             monkeypatch.setattr(store.place, "complete", broken)
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank [02]: .*no disk"):
-            store.save(2, shared_tree(2), own_tree(2, comm.rank))
+            save_whole(store, 2, shared_tree(2), own_tree(2, comm.rank))
         again = on_disks(tmp_path, comm)
-        before = again.newest().step
-        again.save(3, shared_tree(3), own_tree(3, comm.rank))
-        return before, again.newest().step
+        before = newest(again).step
+        save_whole(again, 3, shared_tree(3), own_tree(3, comm.rank))
+        return before, newest(again).step
 
     def broken(name, step):
         raise OSError(5, "no disk")
@@ -271,9 +284,9 @@ def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, monkeypatch, v
 @pytest.mark.parametrize("nodes", [[2, 2, 1], [3, 2], [4], [1, 3]])
 def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, nodes):
     transport.simulated.run(
-        lambda comm: on_disks(tmp_path, comm).save(1, shared_tree(1), own_tree(1, comm.rank)), 4, 2
+        lambda comm: save_whole(on_disks(tmp_path, comm), 1, shared_tree(1), own_tree(1, comm.rank)), 4, 2
     )
-    found = transport.simulated.run(lambda comm: on_disks(tmp_path, comm).newest(), sum(nodes), nodes)
+    found = transport.simulated.run(lambda comm: newest(on_disks(tmp_path, comm)), sum(nodes), nodes)
     assert found == [None] * sum(nodes)
     if len(nodes) < 3:  # else one host has nothing at all
         assert "the checkpoint of step 1 is left out: " in capsys.readouterr().err

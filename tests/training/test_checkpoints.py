@@ -26,9 +26,11 @@ from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
 from tests.extent import examples
+from tests.training.stored import newest, save_whole
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import serialization as trees
-from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged, taken_over
+from training.checkpoint.folders import CheckpointFailed, Checkpoints
+from training.checkpoint.other_world import merged, taken_over
 from training.checkpoint.places import Folder
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
 
@@ -226,7 +228,7 @@ def own_tree(step, rank):
 
 def save(store, comm, step, **options):
     """Save trees that tell their step and rank; only rank 0's ``shared`` may count."""
-    store.save(step, shared_tree(step if comm.rank == 0 else -1), own_tree(step, comm.rank), **options)
+    save_whole(store, step, shared_tree(step if comm.rank == 0 else -1), own_tree(step, comm.rank), **options)
 
 
 def steps(folder):
@@ -246,6 +248,11 @@ def is_right(checkpoint, comm, step):
     )
 
 
+def of_step(store, step):
+    """Return the checkpoint of a step."""
+    return next(each for each in store.stored.complete() if each.step == step)
+
+
 def common(comm, path):
     """Return rank 0's path: under mpirun every rank's test has a folder of its own."""
     return comm.allgather_objects(path)[0]
@@ -254,13 +261,12 @@ def common(comm, path):
 def test_every_rank_finds_what_all_saved_last(ranks, tmp_path):
     def body(comm):
         store = Checkpoints(Folder(common(comm, tmp_path / "new" / "checkpoints")), comm)
-        assert store.newest() is None
-        assert store.best() is None
+        assert newest(store) is None
         for step in (10, 20):
             save(store, comm, step)
-        return is_right(store.newest(), comm, 20), store.newest().path.name, store.best()
+        return is_right(newest(store), comm, 20), newest(store).path.name
 
-    assert ranks.run(body) == [(True, "step-00000020", None)] * ranks.size
+    assert ranks.run(body) == [(True, "step-00000020")] * ranks.size
 
 
 def test_the_last_and_the_best_are_kept(ranks, tmp_path):
@@ -273,7 +279,7 @@ def test_the_last_and_the_best_are_kept(ranks, tmp_path):
             comm.barrier()
             kept.append(steps(folder))
             comm.barrier()
-        return kept, is_right(store.best(), comm, 5), is_right(store.newest(), comm, 7)
+        return kept, is_right(of_step(store, 5), comm, 5), is_right(newest(store), comm, 7)
 
     kept = [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
     assert ranks.run(body) == [(kept, True, True)] * ranks.size
@@ -302,7 +308,7 @@ def test_a_run_that_went_back_is_found_where_it_is(ranks, tmp_path):
         found = []
         for step in (10, 20, 20, 10):
             save(store, comm, step)
-            found.append(is_right(store.newest(), comm, step))
+            found.append(is_right(newest(store), comm, step))
         return found
 
     assert ranks.run(body) == [[True] * 4] * ranks.size
@@ -323,7 +329,7 @@ def test_ranks_that_are_not_at_the_same_step_are_told(ranks, tmp_path):
 def test_bad_numbers_are_refused(tmp_path, keep, step):
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     with pytest.raises(InvalidArgument, match="expected at least"):
-        Checkpoints(Folder(tmp_path), comm, keep=keep).save(step, None, None)
+        save_whole(Checkpoints(Folder(tmp_path), comm, keep=keep), step, None, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,10 +340,10 @@ def test_the_state_of_a_reducer_goes_through_unchanged(tmp_path, reducer):
         gradient = np.random.default_rng(comm.rank).standard_normal(64)
         one.reduce(gradient)
         store = Checkpoints(Folder(tmp_path), comm)
-        store.save(1, {}, one.state_dict())
+        save_whole(store, 1, {}, one.state_dict())
         other = make_reducer(reducer, Topology(comm), size=64)
-        other.load_state_dict(store.newest().own)
-        return same(store.newest().own, one.state_dict()) and same(
+        other.load_state_dict(newest(store).own)
+        return same(newest(store).own, one.state_dict()) and same(
             one.reduce(gradient), other.reduce(gradient)
         )
 
@@ -373,7 +379,7 @@ def test_a_checkpoint_is_written_in_the_background_and_is_there_when_all_have_wr
         saved = store.proceed()
         assert not store.is_under_way
         assert store.finish() is None
-        return saved.step, saved.write_seconds > 0, is_right(store.newest(), comm, 1)
+        return saved.step, saved.write_seconds > 0, is_right(newest(store), comm, 1)
 
     assert transport.simulated.run(body, 2) == [(1, True, True)] * 2
 
@@ -412,7 +418,7 @@ def test_instead_of_a_damaged_one_the_one_before_is_found_and_the_file_is_named(
                 (
                     step
                     for step in (1, 2)
-                    if is_right(Checkpoints(Folder(tmp_path), comm).newest(), comm, step)
+                    if is_right(newest(Checkpoints(Folder(tmp_path), comm)), comm, step)
                 ),
                 None,
             ),
@@ -483,7 +489,7 @@ def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_f
     transport.simulated.run(fill, 2)
     rewrite(tmp_path / "step-00000002", change)
     found = transport.simulated.run(
-        lambda comm: is_right(Checkpoints(Folder(tmp_path), comm, run="this").newest(), comm, 1), 2
+        lambda comm: is_right(newest(Checkpoints(Folder(tmp_path), comm, run="this")), comm, 1), 2
     )
     assert found == [True, True]
     (line,) = capsys.readouterr().err.splitlines()
@@ -497,15 +503,15 @@ def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, caps
     theirs, ours = (Checkpoints(Folder(tmp_path), comm, run=run, keep=1) for run in ("theirs", "ours"))
     for step in (7, 8, 9):
         save(theirs, comm, step)
-    assert ours.newest() is None
-    assert ours.count() == 1
+    assert newest(ours) is None
+    assert ours.stored.count() == 1
     assert (
         f"{tmp_path / 'step-00000009' / COMPLETE}: expected run ours, got theirs" in capsys.readouterr().err
     )
     for step in (1, 2):
         save(ours, comm, step)
     assert steps(tmp_path) == [2, 9]
-    assert is_right(ours.newest(), comm, 2)
+    assert is_right(newest(ours), comm, 2)
 
 
 def a_tree(header, arrays=b""):
@@ -559,7 +565,7 @@ def test_damage_after_it_was_found_is_an_error(tmp_path):
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     store = Checkpoints(Folder(tmp_path), comm)
     save(store, comm, 1)
-    found = store.newest()
+    found = newest(store)
     flip(found.path / OWN.format(0), 777)
     with pytest.raises(Damaged, match=OWN.format(0)):
         found.own_of(0)
@@ -578,10 +584,10 @@ def test_another_world_takes_over_all_residuals(tmp_path, before, after):
         return np.random.default_rng(rank).standard_normal(length).astype(np.float32)
 
     def write(comm):
-        Checkpoints(Folder(tmp_path), comm).save(3, {"a": 1}, {"residual": residual(comm.rank)})
+        save_whole(Checkpoints(Folder(tmp_path), comm), 3, {"a": 1}, {"residual": residual(comm.rank)})
 
     def read(comm):
-        found = Checkpoints(Folder(tmp_path), comm).newest()
+        found = newest(Checkpoints(Folder(tmp_path), comm))
         assert (found.step, found.world_size, found.shared, found.own) == (3, before, {"a": 1}, None)
         return merged(
             lambda rank: found.own_of(rank)["residual"],
@@ -621,7 +627,7 @@ def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank
 
     transport.simulated.run(write, 5)
     flip(tmp_path / "step-00000002" / OWN.format(rank), 1500)
-    assert transport.simulated.run(lambda comm: Checkpoints(Folder(tmp_path), comm).newest().step, 2) == [
+    assert transport.simulated.run(lambda comm: newest(Checkpoints(Folder(tmp_path), comm)).step, 2) == [
         1,
         1,
     ]
@@ -662,7 +668,7 @@ def kill_at(number, folder):
     os.fsync = lambda descriptor: (change(), fsync(descriptor))  # which has no audit event
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     sys.addaudithook(audit)
-    Checkpoints(Folder(folder), comm, keep=2).save(3, big_tree(3, 99), big_tree(3, 0))
+    save_whole(Checkpoints(Folder(folder), comm, keep=2), 3, big_tree(3, 99), big_tree(3, 0))
     os._exit(0)
 
 
@@ -672,15 +678,15 @@ def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, c
         folder = tmp_path / str(number)
         store = Checkpoints(Folder(folder), comm, keep=2)
         for step in (1, 2):
-            store.save(step, big_tree(step, 99), big_tree(step, 0))
+            save_whole(store, step, big_tree(step, 99), big_tree(step, 0))
         process = FORK.Process(target=kill_at, args=(number, folder))
         process.start()
         process.join(30)
-        newest = store.newest()
-        assert newest.step in (2, 3)
-        assert is_big_right(newest, 0)
-        store.save(4, {}, {})
-        assert steps(folder) == [newest.step, 4]
+        found = newest(store)
+        assert found.step in (2, 3)
+        assert is_big_right(found, 0)
+        save_whole(store, 4, {}, {})
+        assert steps(folder) == [found.step, 4]
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
@@ -728,7 +734,7 @@ def test_where_one_rank_cannot_write_all_are_told_and_nothing_is_left(tmp_path, 
         with pytest.raises(CheckpointFailed, match=f"step 2 is not saved: rank {victim}: .*No space left"):
             save(store, comm, 2)
         comm.barrier()
-        return steps(tmp_path), is_right(store.newest(), comm, 1)
+        return steps(tmp_path), is_right(newest(store), comm, 1)
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
 
@@ -750,7 +756,7 @@ def test_an_error_in_the_background_is_all_ranks_and_the_next_one_is_written(tmp
         monkeypatch.undo()
         comm.barrier()
         save(store, comm, 3)
-        return left, is_right(store.newest(), comm, 3)
+        return left, is_right(newest(store), comm, 3)
 
     def broken(manifest, folder):
         raise OSError(5, "Input/output error")
@@ -772,11 +778,11 @@ def small(tmp_path):
 def test_a_full_disk_is_one_error_and_the_older_ones_stay(small):
     def body(comm):
         store = Checkpoints(Folder(small), comm)
-        store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
+        save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: .*No space left on device"):
-            store.save(2, big_tree(2, 99), big_tree(2, comm.rank))
+            save_whole(store, 2, big_tree(2, 99), big_tree(2, comm.rank))
         comm.barrier()
-        return steps(small), is_big_right(store.newest(), comm.rank)
+        return steps(small), is_big_right(newest(store), comm.rank)
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
 
@@ -789,8 +795,8 @@ def test_what_a_crash_left_takes_no_room_from_the_next(small):
 
     def body(comm):
         store = Checkpoints(Folder(small), comm)
-        store.save(1, big_tree(1, 99), big_tree(1, comm.rank))
-        return is_big_right(store.newest(), comm.rank)
+        save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
+        return is_big_right(newest(store), comm.rank)
 
     assert transport.simulated.run(body, 2) == [True] * 2
     assert steps(small) == [1]

@@ -119,9 +119,9 @@ def test_without_a_path_one_line_says_that_it_is_missing(name):
     assert str(caught.value) == f"{CONFIGS[name]}: {expected}"
 
 
-def test_the_readme_names_each():
-    readme = (FOLDER.parent / "README.md").read_text()
-    named = re.findall(r"^\| \[`(\w+)`\]\(configs/(\w+)\.yaml\) \|", readme, re.MULTILINE)
+def test_the_page_on_training_names_each():
+    page = (FOLDER.parent / "docs" / "training.md").read_text()
+    named = re.findall(r"^\| \[`(\w+)`\]\(\.\./configs/(\w+)\.yaml\) \|", page, re.MULTILINE)
     assert sorted(named) == [(path.stem, path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
 
 

@@ -8,10 +8,11 @@ import pytest
 from tests.training.test_summary import TASK, epoch
 from training.callbacks.tracing import Traced
 from training.config.records import Target
-from training.run import events
+from training.run import beginning, events
 from training.run.data import Reads
 from training.run.stages import Slowest, StageMeans
 from training.run.state import Position
+from training.run.step_reports import live_line
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
 AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
@@ -21,10 +22,10 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
     ("event", "lines"),
     [
         (
-            events.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
+            beginning.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
             ["phase 2: auto picks hitopk: 0.5 s"],
         ),
-        (events.NormsShared("norms by slices"), ["norms by slices"]),
+        (beginning.NormsShared("norms by slices"), ["norms by slices"]),
         (events.Prepared(1.5), []),
         (
             events.Resumed("step-00000043", ["random states begin again"], AT),
@@ -95,14 +96,14 @@ def phases_of(reducer, *, count):
 def test_the_live_line_tells_the_time_that_is_left_of_the_phase():
     line = "epoch 5  step 23/40 of hitopk at 6 px  loss 0.250 (rank 0)"
     phases = phases_of("hitopk", count=2)
-    assert events.live_line(phases, AT, 0.25, None) == line
-    assert events.live_line(phases, AT, 0.25, 3725.4) == f"{line}  1:02:05 left of phase 2/2"
+    assert live_line(phases, AT, 0.25, None) == line
+    assert live_line(phases, AT, 0.25, 3725.4) == f"{line}  1:02:05 left of phase 2/2"
     times = "  hidden 83%  slowest rank 3 (+12%)"
-    timed = events.live_line(phases, AT, 0.25, 3725.4, times)
+    timed = live_line(phases, AT, 0.25, 3725.4, times)
     assert timed == f"{line}{times}  1:02:05 left of phase 2/2"
 
 
 def test_the_live_line_of_one_rank_and_one_phase_names_neither():
     at = Position(step=3, phase_steps=3, steps=3)
     line = "epoch 1  step 3/40 at 6 px  loss 0.250 (rank 0)  0:00:10 left"
-    assert events.live_line(phases_of(None, count=1), at, 0.25, 10.0) == line
+    assert live_line(phases_of(None, count=1), at, 0.25, 10.0) == line

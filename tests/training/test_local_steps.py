@@ -16,6 +16,7 @@ from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
 from tests.training.small import crash_after, metrics_of, phase, trainer
+from tests.training.stored import newest, save_whole
 from training.bench.horovod_learner import HorovodLearner
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
@@ -110,6 +111,8 @@ def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, eq
         return seen
 
     ranks = on_ranks(body)
+    if local == "node":  # the last step of a round has both exchanges
+        assert all(rank[2][1].intra > rank[1][1].intra > 0 for rank in ranks[:2])
     for step in range(6):
         weights = [rank[step][0] for rank in ranks]
         ends = step in (2, 5)
@@ -192,7 +195,63 @@ def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(loca
         assert scales[0] is None or scales[1] == scales[0] / 2
 
 
+def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
+    """The checkpoint is of step 6, in the middle of a round of four, in which rank 1 had no gradient."""
+
+    def train(comm):
+        learner = learner_of(comm, adamw)
+        for step in range(1, 7):
+            bias = learner.variables[-1]
+            finite = bias.numpy()
+            if (comm.rank, step) == (1, 6):
+                bias.assign(np.full(bias.shape, np.nan, np.float32))
+            take(learner, step)
+            if (comm.rank, step) == (1, 6):  # else the difference would not be finite by itself
+                bias.assign(finite)
+            if step == 4:
+                before = flat(learner).tobytes()
+        save_whole(Checkpoints(Folder(tmp_path), comm), 6, shared_state(learner), own_state(learner))
+        return before
+
+    before = on_ranks(train, 2)
+    for expected, (_, seen, finite) in zip(
+        before, on_ranks(lambda comm: resumed(comm, adamw, tmp_path, 8), 2), strict=True
+    ):
+        assert not finite
+        assert seen[8][0] == expected
+
+
+def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_own():
+    config = config_of({"local_steps": 3})
+
+    def body(comm):
+        learner = learner_of(comm, config)
+        common = flat(learner)
+        for step in (1, 2):
+            take(learner, step)
+        own = flat(learner)
+        with learner.common_weights():
+            tested = flat(learner)
+        assert tested.tobytes() == common.tobytes() != own.tobytes()
+        return own.tobytes() == flat(learner).tobytes()
+
+    assert on_ranks(body, 1) == [True]
+
+
 # ------------------------------------------------------------------------------------- between phases
+
+
+def test_the_outer_velocity_goes_on_in_the_next_phase():
+    config = config_of(*({"local_steps": steps, "outer": DILOCO} for steps in (1, 2)))
+
+    def body(comm):
+        learner = learner_of(comm, config)
+        take(learner, 1)
+        before = learner.local.rounds.outer.velocity.copy()
+        learner.begin(config.phases[1])
+        return before.any() and before.tobytes() == learner.local.rounds.outer.velocity.tobytes()
+
+    assert on_ranks(body, 1) == [True]
 
 
 def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_it_is():
@@ -263,15 +322,14 @@ def saved(comm, config, folder):
         take(learner, step)
         seen[step] = flat(learner).tobytes(), state_of(learner)
         if step in (6, 8):
-            Checkpoints(Folder(folder / str(step)), comm).save(
-                step, shared_state(learner), own_state(learner)
-            )
+            store = Checkpoints(Folder(folder / str(step)), comm)
+            save_whole(store, step, shared_state(learner), own_state(learner))
     return seen
 
 
 def resumed(comm, config, folder, last=LAST, *, spoilt=0):
     """Go on from a checkpoint; rank 1 spoils step ``spoilt``; return lines, weights and state by step."""
-    learner, checkpoint = learner_of(comm, config), Checkpoints(Folder(folder), comm).newest()
+    learner, checkpoint = learner_of(comm, config), newest(Checkpoints(Folder(folder), comm))
     lines, seen = restore(learner, checkpoint), {}
     seen[checkpoint.step] = flat(learner).tobytes(), state_of(learner)
     for step in range(checkpoint.step + 1, last + 1):
@@ -331,7 +389,7 @@ def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
 
     def save(comm):
         learner = learner_of(comm, local)
-        Checkpoints(Folder(tmp_path), comm).save(1, shared_state(learner), own_state(learner))
+        save_whole(Checkpoints(Folder(tmp_path), comm), 1, shared_state(learner), own_state(learner))
 
     simulated.run(save, 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "

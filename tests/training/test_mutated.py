@@ -17,6 +17,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from commlib import transport
 from tests.extent import ALL
+from tests.training.stored import newest, save_whole
 from tests.training.test_checkpoints import COMPLETE, OWN, SHARED, own_tree, same, shared_tree
 from tests.training.test_damaged import changed, damaged
 from tests.training.test_plan import SMALL
@@ -153,20 +154,20 @@ def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(tmp_p
     whole, folder = tmp_path / "whole", tmp_path / "run"
     store = Checkpoints(Folder(whole), comm, run="this")
     for step in (1, 2):
-        store.save(step, shared_tree(step), own_tree(step, 0))
+        save_whole(store, step, shared_tree(step), own_tree(step, 0))
     shutil.copytree(whole, folder)
-    newest = "step-00000002"
+    last = "step-00000002"
     found = {1: 0, 2: 0}
 
     @given(chance=st.randoms(use_true_random=False))
     @settings(max_examples=10_000 if ALL else 150)
     def body(chance):
-        for file in (whole / newest).iterdir():
-            (folder / newest / file.name).write_bytes(file.read_bytes())
-        is_signed = mutate(folder / newest, chance)
+        for file in (whole / last).iterdir():
+            (folder / last / file.name).write_bytes(file.read_bytes())
+        is_signed = mutate(folder / last, chance)
         capsys.readouterr()
         with nothing_is_executed(monkeypatch):
-            checkpoint = Checkpoints(Folder(folder), comm, run="this").newest()
+            checkpoint = newest(Checkpoints(Folder(folder), comm, run="this"))
         lines = capsys.readouterr().err.splitlines()
         found[checkpoint.step] += 1
         if checkpoint.step == 1:

@@ -19,7 +19,7 @@ from PIL import Image
 from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training.run import metrics, run_lock
-from training.run.events import RunBegun
+from training.run.beginning import RunBegun
 from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.run.run_lock import RunIsAlive, RunLock
 from training.run.summary import Ranks
@@ -335,7 +335,7 @@ def test_a_first_step_that_is_faster_than_others_is_no_negative_stall(tmp_path, 
     note = Trainer._note_stall
 
     def note_of_a_fast_step(self, of_phase):
-        self._first_step_end = self._boundary
+        self._first_step_seconds = 0.0
         note(self, of_phase)
 
     monkeypatch.setattr(Trainer, "_note_stall", note_of_a_fast_step)

@@ -9,6 +9,7 @@ from commlib import Topology
 from commlib.transport import simulated
 from datacache import Batch
 from tests.extent import more
+from tests.training.stored import newest, save_whole
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
@@ -207,14 +208,14 @@ def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, a
     def written(comm):
         learner = learner_of(comm, configured(tmp_path, reducer, *before))
         stepped(learner, 0)
-        Checkpoints(Folder(tmp_path / "kept"), comm).save(1, shared_state(learner), own_state(learner))
+        save_whole(Checkpoints(Folder(tmp_path / "kept"), comm), 1, shared_state(learner), own_state(learner))
         seen = learner.gradients.reducer.residual
         stepped(learner, 1)
         return seen, [variable.numpy() for variable in learner.variables]
 
     def read(comm):
         learner = learner_of(comm, configured(tmp_path, reducer, *after))
-        lines = restore(learner, Checkpoints(Folder(tmp_path / "kept"), comm).newest())
+        lines = restore(learner, newest(Checkpoints(Folder(tmp_path / "kept"), comm)))
         seen = learner.gradients.reducer.residual
         assert bool(lines) == (before != after or world_size == 3)
         stepped(learner, 1)

@@ -196,8 +196,10 @@ WRONG = {
     "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
     "target={metric: top1, at_most: 0.5}": "target: expected at_least, since a higher top1 is better;",
     "target={metric: top1, at_least: 93}": "target.at_least: expected a number in (0, 1], got 93",
-    "target={metric: top1}": "target: expected at_least or at_most, got none",
-    "target={metric: top1, at_least: 0.5, at_most: 0.6}": "target: expected at_least or at_most, got both",
+    "target={metric: top1}": "target: expected one of at_least, at_most, got none",
+    "target={metric: top1, at_least: 0.5, at_most: 0.6}": (
+        "target: expected one of at_least, at_most, got at_least and at_most"
+    ),
     "target={metric: top1, at_least: high}": "target.at_least: expected a number, got 'high'",
     "phases.0.sequence_length=8": "phases[0].sequence_length: unknown key (known here: epochs, steps, ",
     "phases.0.input_size=0": "phases[0].input_size: expected a whole number from 1, got 0",

@@ -112,7 +112,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_as_it_was(tmp_path, monk
     seen = []
 
     def stop():
-        seen.append((run._saving.flags, list((tmp_path / "held").glob("*/checkpoints/step-*"))))
+        seen.append((run.checkpointer.saving.flags, list((tmp_path / "held").glob("*/checkpoints/step-*"))))
         go.set()
         small.settle(run)
         raise KeyboardInterrupt

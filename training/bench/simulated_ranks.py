@@ -6,9 +6,9 @@ BatchNormalization differs, whose statistics are those of all ranks' batches, on
 masks, which come from one generator. Time is not simulated.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from commlib import Communicator, LinkBytes, Report, Topology, select
+from commlib import Communicator, Report, Topology
 from commlib.tensorflow import DistributedGradients
 from commlib.transport import simulated
 from commlib.transport.mpi import world
 from commlib.tuning.profile import Profile
 from commlib.vectors import Float32
 from datacache import Batch
+from training.bench.rank_threads import Ranks, RankTotals
+from training.bench.step_seen import StepSeen
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.run.data import Data
@@ -34,43 +36,6 @@ from training.run.steps import Backward
 from training.run.summary import Summary
 from training.run.trainer import Trainer
 
-Do = Callable[[int], Any]
-
-
-@dataclass(frozen=True)
-class StepSeen:
-    """One step of all ranks.
-
-    ``selected``: entries, mean over ranks; ``applied``: of the mean. ``residual``: norm of the sum of all
-    residuals after it, over that of the mean gradient times ranks. Of the exact top-k of every rank's
-    gradient plus residual: ``fill_in``, entries of their union over k; ``overlap``, the share of its entries
-    that another rank selects, too, mean over pairs. ``xi``: Ok-Topk's ξ, section 4, assumption 1.
-    """
-
-    step: int
-    target: int
-    selected: float
-    applied: int
-    residual: float
-    fill_in: float
-    overlap: float
-    xi: float
-
-
-@dataclass
-class RankTotals:
-    """What the reports of a rank add up to: exchanges, entries selected, bytes sent."""
-
-    exchanges: int = 0
-    selected: int = 0
-    sent: LinkBytes = LinkBytes()
-
-    def add(self, report: Report) -> None:
-        """Count an exchange."""
-        self.exchanges += 1
-        self.selected += report.selected
-        self.sent += report.traffic.sent
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -80,55 +45,6 @@ class Trained:
     weights: int
     seen: Sequence[StepSeen]
     totals: Sequence[RankTotals]
-
-
-@dataclass
-class Ranks:
-    """What the threads of all ranks share: the next thing to do, and each one's gradients."""
-
-    layout: Sequence[int]
-    look_every: int
-    do: Do | None = None
-    results: list[Any] = field(default_factory=list)
-    topologies: list[Topology] = field(default_factory=list)
-    gradients: list[DistributedGradients] = field(default_factory=list)
-    seen: list[StepSeen] = field(default_factory=list)
-    totals: list[RankTotals] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for each in (self.results, self.topologies, self.gradients):
-            each.extend([None] * self.count)  # type: ignore[list-item]  # until a rank puts its own there
-        self.totals.extend(RankTotals() for _ in range(self.count))
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return sum(self.layout)
-
-    def all_do(self, do: Do) -> list[Any]:
-        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it."""
-        self.do = do
-        self.take_part(self.topologies[0].world)
-        return list(self.results)
-
-    def take_part(self, comm: Communicator) -> bool:
-        """Do the next thing; return whether there is another."""
-        comm.barrier()
-        if self.do is None:
-            return False
-        self.results[comm.rank] = self.do(comm.rank)
-        comm.barrier()
-        return True
-
-    def count_exchange(self, reports: Sequence[Report]) -> None:
-        """Add the reports of all ranks to their totals."""
-        for totals, report in zip(self.totals, reports, strict=True):
-            totals.add(report)
-
-    def end(self) -> None:
-        """Let the other ranks go."""
-        self.do = None
-        self.take_part(self.topologies[0].world)
 
 
 class RanksLearner(Learner):
@@ -202,14 +118,17 @@ class RanksLearner(Learner):
             flats.append(np.array(flat))
             found.append(backward.found)
             carried.append(self._copies())
-        looks = self._steps % self.ranks.look_every == 0
-        given = self._sums(flats) if looks else []
+        looks = self._is_sparse and self._steps % self.ranks.look_every == 0
+        before = self._residuals() if looks else []
         results = self.ranks.all_do(lambda rank: self.ranks.gradients[rank].reduce_flat(flats[rank]))
-        self.ranks.count_exchange([each for _, each in results])
+        reports = [each for _, each in results]
+        self.ranks.count_exchange(reports)
         mean, report = results[0]
         if report.finite:
-            if looks and self._is_sparse:
-                self.ranks.seen.append(self._seen(given, flats, mean, [each for _, each in results]))
+            if looks:
+                density, after = self._reducer(0).density, self._residuals()
+                vectors = {"gradients": flats, "before": before, "after": after}
+                self.ranks.seen.append(StepSeen.of(self._steps, density, mean, reports, **vectors))
             self._apply(mean, hyperparameters)
             self._carried = carried
         else:
@@ -263,29 +182,8 @@ class RanksLearner(Learner):
     def _is_sparse(self) -> bool:
         return bool(getattr(self.gradients.reducer, "sparse", False))
 
-    def _sums(self, flats: Sequence[Float32]) -> list[Float32]:
-        """Return each rank's gradient plus residual, before the step."""
-        return [flat + self._reducer(rank).residual for rank, flat in enumerate(flats)]
-
-    def _seen(
-        self, given: Sequence[Float32], flats: Sequence[Float32], mean: Float32, reports: Sequence[Report]
-    ) -> StepSeen:
-        count, size = self.ranks.count, self.gradients.size
-        k = max(1, round(self._reducer(0).density * size))
-        times = sum((select("exact", vector, k).to_dense() != 0).astype(np.int64) for vector in given)
-        pairs = float((times * (times - 1)).sum())
-        gradient = np.mean(flats, axis=0, dtype=np.float64)
-        residual = sum(np.asarray(self._reducer(rank).residual, np.float64) for rank in range(count))
-        return StepSeen(
-            step=self._steps,
-            target=k,
-            selected=float(np.mean([each.selected for each in reports])),
-            applied=reports[0].applied,
-            residual=float(np.linalg.norm(residual) / (count * np.linalg.norm(gradient))),
-            fill_in=float(np.count_nonzero(times) / k),
-            overlap=pairs / (k * count * max(1, count - 1)),
-            xi=_xi(given, mean, gradient, k),
-        )
+    def _residuals(self) -> list[Float32]:
+        return [self._reducer(rank).residual for rank in range(self.ranks.count)]
 
 
 class Replicas:
@@ -315,13 +213,6 @@ class Replicas:
         self._write(self._values[rank])
         yield self.local_steps[rank]
         self._values[rank] = self._read()
-
-
-def _xi(given: Sequence[Float32], mean: Float32, gradient: Any, k: int) -> float:
-    """Return ξ: the distance from the step to the top k of the exact mean, over the gradient's norm."""
-    exact = np.mean(given, axis=0, dtype=np.float64)
-    top = select("exact", exact.astype(np.float32), k).to_dense()
-    return float(np.linalg.norm(top - mean) / np.linalg.norm(gradient))
 
 
 def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Trained:

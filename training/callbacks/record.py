@@ -1,20 +1,18 @@
 """A callback of a configuration: its name and its own options."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import ConfigDict, model_validator
+from pydantic import model_validator
 
 from commlib import registry
 from training.callbacks import CALLBACKS, Callback
-from training.config.parts import imported, part_in
-from training.config.schema import Discreet, problem
+from training.config.parts import PartRecord, imported, part_in
+from training.config.schema import problem
 from training.config.secrets import resolved
 
 
-class CallbackRecord(Discreet):
+class CallbackRecord(PartRecord):
     """A callback: its name, and its own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     name: Annotated[str, part_in(CALLBACKS, "callback")]
     """A name of ``training.callbacks.CALLBACKS``, or an import path."""
@@ -31,11 +29,6 @@ class CallbackRecord(Discreet):
                 is_of_option = option in self.options
                 raise problem(rest, key=option) if is_of_option else problem(str(error)) from error
         return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options of this callback alone."""
-        return dict(self.model_extra or {})
 
     def check(self) -> None:
         """Import it; raise ``InvalidArgument`` unless it is a callback that takes these options."""

@@ -14,52 +14,23 @@ exchanges anything: the ranks agree on what the threads have done where the call
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
-from commlib.vectors import Float32
 from training.checkpoint.manifest import SHARED, Manifest, own_file
-from training.checkpoint.places import Location, Place
-from training.checkpoint.serialization import (
-    Damaged,
-    Tree,
-    Written,
-    check_file,
-    read_tree,
-    reason,
-    write_tree,
-)
-from training.process.job import log_error
+from training.checkpoint.places import Place
+from training.checkpoint.serialization import Tree, Written, write_tree
+from training.checkpoint.stored import StoredCheckpoints
 
 Result = TypeVar("Result")
 
 
 class CheckpointFailed(RuntimeError):
     """A checkpoint could not be written on some rank; earlier checkpoints are unchanged."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint. ``own`` is ``None`` if it was written by another number of ranks."""
-
-    step: int
-    path: Location
-    world_size: int
-    shared: Tree = field(repr=False)
-    own: Tree = field(repr=False)
-    files: Mapping[str, Written] = field(repr=False)
-
-    def own_of(self, rank: int) -> Tree:
-        """Return what ``rank`` wrote, read again from its file; raises :class:`Damaged`."""
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"rank: expected 0 to {self.world_size - 1}, got {rank}")
-        return read_tree(self.path / own_file(rank), self.files[own_file(rank)])
 
 
 @dataclass(frozen=True)
@@ -87,14 +58,6 @@ class _Writing:
     since: float = field(default_factory=time.perf_counter)
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """What a first rank finds in its place: names and manifests, and a line for each that is damaged."""
-
-    found: list[tuple[str, Manifest]] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-
-
 class Checkpoints:
     """The checkpoints of one run in ``place``, which all ranks of ``comm`` must see.
 
@@ -103,7 +66,7 @@ class Checkpoints:
     Checkpoints of another ``run`` than rank 0's are neither found nor removed.
 
     ``per_host``: the place is one for each host, seen by its ranks. Only as many ranks on the same hosts then
-    find what was saved. ``shared`` of the first rank of each host is saved.
+    find what was saved. ``shared`` of the first rank of each host is saved. ``stored``: those that are there.
     """
 
     def __init__(
@@ -112,15 +75,9 @@ class Checkpoints:
         if keep < 1:
             raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
         self.place, self._comm, self._run, self._keep = place, comm, run, keep
-        hosts = comm.allgather_objects(comm.host if per_host else "")
-        self._first_rank = hosts.index(hosts[comm.rank])  # of those that see this place
+        self.stored = StoredCheckpoints(place, comm, run, per_host=per_host)
         self._writing: _Writing | None = None
         self._number: int | None = None  # of the newest, counted from all that were ever saved
-
-    def save(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> Saved | None:
-        """Write a checkpoint as :meth:`start` does, and return when it is complete."""
-        self.start(step, shared, own, best=best)
-        return self.finish()
 
     def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
         """Begin to write a checkpoint in the background: ``shared`` of a first rank, ``own`` of every rank.
@@ -135,9 +92,9 @@ class Checkpoints:
         assert self._writing is None
         self._agree(step, best)
         number = self._next_number(step)
-        names = self._all(step, lambda: self._first(lambda: self.place.begin(step)))
-        name = str(names[self._first_rank])
-        first = self._first(lambda: shared)  # so that others can free theirs
+        names = self._all(step, lambda: self.stored.on_first(lambda: self.place.begin(step)))
+        name = str(names[self.stored.first_rank])
+        first = self.stored.on_first(lambda: shared)  # so that others can free theirs
         work = _in_background(lambda: self._write(name, first, own))
         self._writing = _Writing(step, number, best, name, work)
 
@@ -162,14 +119,14 @@ class Checkpoints:
             results = self._all(writing.step, writing.work.result)
         except CheckpointFailed:
             self._writing = None
-            self._first(self.place.remove_unfinished)
+            self.stored.on_first(self.place.remove_unfinished)
             raise
         if writing.is_completing:
             self._writing = None
             return Saved(writing.step, time.perf_counter() - writing.since)
         files = {name: written for each in results for name, written in each.items() if name != SHARED}
-        files[SHARED] = results[self._first_rank][SHARED]
-        writing.work = _in_background(lambda: self._first(lambda: self._complete(writing, files)))
+        files[SHARED] = results[self.stored.first_rank][SHARED]
+        writing.work = _in_background(lambda: self.stored.on_first(lambda: self._complete(writing, files)))
         writing.is_completing = True
         return None
 
@@ -180,39 +137,6 @@ class Checkpoints:
             saved = self.proceed()
         return saved
 
-    def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that all ranks can read, the same on each; ``None`` if there is none.
-
-        Rank 0 prints a line for each damaged one. With another world size each rank checks the files of the
-        ranks whose residuals :func:`merged` gives to it.
-        """
-        return next(self.complete(), None)
-
-    def complete(self, *, at_most: int | None = None) -> Iterator[Checkpoint]:
-        """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
-
-        ``at_most``: those of this step and earlier ones. Rank 0 prints a line for each damaged one, as
-        :meth:`newest` does.
-        """
-        return self._those(lambda manifest: at_most is None or manifest.step <= at_most)
-
-    def best(self) -> Checkpoint | None:
-        """Return the last that was saved as the best, as :meth:`newest` does."""
-        return next(self._those(lambda manifest: manifest.best), None)
-
-    def count(self) -> int:
-        """Return how many checkpoints there are, damaged or not; on several hosts the most of any."""
-        counts = self._comm.allgather_objects(self._first(lambda: len(self.place.names())))
-        return int(max(count for count in counts if count is not None))
-
-    def is_left_out(self, step: int, problem: str | None) -> bool:
-        """Return whether any rank found a problem with a checkpoint; rank 0 prints it."""
-        problems = [each for each in dict.fromkeys(self._comm.allgather_objects(problem)) if each]
-        if self._comm.rank == 0:
-            for each in problems:
-                log_error(f"warning: the checkpoint of step {step} is left out: {each}")
-        return bool(problems)
-
     def _agree(self, step: int, best: bool) -> None:
         settings = self._comm.allgather_objects({"step": step, "best": best})
         if different := differences(settings):
@@ -221,7 +145,7 @@ class Checkpoints:
     def _next_number(self, step: int) -> int:
         """Return the number of a new checkpoint: one above those that are there, on all ranks."""
         if self._number is None:
-            listed = self._all(step, lambda: self._first(self._list))
+            listed = self._all(step, lambda: self.stored.on_first(self.stored.list))
             found = [manifest.number for each in listed if each for _, manifest in each.found]
             self._number = max(found, default=0)
         self._number += 1
@@ -231,16 +155,16 @@ class Checkpoints:
         folder, rank = self.place.at(name), self._comm.rank
         if not self.place.sees(name):
             raise FileNotFoundError(
-                f"{folder}: rank {self._first_rank} has made it, and rank {rank} on {self._comm.host} does "
-                "not see it: choose a folder on storage that all ranks share"
+                f"{folder}: rank {self.stored.first_rank} has made it, and rank {rank} on {self._comm.host} "
+                "does not see it: choose a folder on storage that all ranks share"
             )
         written = {own_file(rank): write_tree(folder / own_file(rank), own)}
-        if rank == self._first_rank:
+        if rank == self.stored.first_rank:
             written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
     def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
-        found = self._list().found
+        found = self.stored.list().found
         size = self._comm.size
         manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
         manifest.write(self.place.at(writing.name))
@@ -253,64 +177,6 @@ class Checkpoints:
             if name not in best[:1]:
                 self.place.remove(name)
         self.place.remove_unfinished()
-
-    def _list(self) -> _Listed:
-        """Return what is in the place of this rank, newest first."""
-        listed = _Listed()
-        for name in self.place.names():
-            try:
-                listed.found.append((name, Manifest.read(self.place.at(name), self._run)))
-            except Damaged as error:
-                listed.damaged.append(str(error))
-        listed.found.sort(key=lambda each: each[1].number, reverse=True)
-        return listed
-
-    def _those(self, is_wanted: Callable[[Manifest], bool]) -> Iterator[Checkpoint]:
-        lists = self._all_lists()
-        mine = {manifest.number: (name, manifest) for name, manifest in lists[self._first_rank].found}
-        hosts = [{manifest.number for _, manifest in each.found} for each in lists.values()]
-        if self._comm.rank == 0:
-            for each in dict.fromkeys(line for listed in lists.values() for line in listed.damaged):
-                log_error(f"warning: a checkpoint is left out: {each}")
-        for number in sorted(set.intersection(*hosts), reverse=True):
-            name, manifest = mine[number]
-            if is_wanted(manifest) and (checkpoint := self._load(self.place.at(name), manifest)):
-                yield checkpoint
-
-    def _all_lists(self) -> dict[int, _Listed]:
-        """Return what each first rank finds; ``ValueError`` on all ranks where one's place cannot be read."""
-        result, problem = None, None
-        try:
-            result = self._first(self._list)
-        except OSError as error:
-            problem = f"checkpoints: {self.place}: expected a place that can be read: {reason(error)}"
-        gathered = self._comm.allgather_objects((result, problem))
-        if problems := [each for _, each in gathered if each is not None]:
-            raise ValueError(problems[0])
-        return {rank: each for rank, (each, _) in enumerate(gathered) if each is not None}
-
-    def _load(self, path: Location, manifest: Manifest) -> Checkpoint | None:
-        """Return the checkpoint, or ``None`` on all ranks if any of them finds damage."""
-        checkpoint, problem = None, None
-        try:
-            checkpoint = self._read(path, manifest)
-        except Damaged as error:
-            problem = str(error)
-        return None if self.is_left_out(manifest.step, problem) else checkpoint
-
-    def _read(self, path: Location, manifest: Manifest) -> Checkpoint:
-        files, own = manifest.files, None
-        if manifest.world_size == self._comm.size:
-            own = read_tree(path / own_file(self._comm.rank), files[own_file(self._comm.rank)])
-        else:
-            for rank in taken_over(manifest.world_size, self._comm.rank, self._comm.size):
-                check_file(path / own_file(rank), files[own_file(rank)])
-        shared = read_tree(path / SHARED, files[SHARED])
-        return Checkpoint(manifest.step, path, manifest.world_size, shared, own, files)
-
-    def _first(self, function: Callable[[], Result]) -> Result | None:
-        """Return what the function returns on the first rank of a place, and ``None`` on others."""
-        return function() if self._comm.rank == self._first_rank else None
 
     def _all(self, step: int, function: Callable[[], Result]) -> list[Result]:
         """Return what the function returned on every rank; an ``OSError`` on any fails all."""
@@ -338,33 +204,3 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()
     return future
-
-
-def taken_over(world_size: int, rank: int, size: int) -> range:
-    """Return the ranks of the earlier world of ``world_size`` whose state ``rank`` of ``size`` takes over.
-
-    >>> [list(taken_over(5, rank, 2)) for rank in range(2)]
-    [[0, 2, 4], [1, 3]]
-    >>> [list(taken_over(2, rank, 3)) for rank in range(3)]
-    [[0], [1], []]
-    """
-    return range(rank, world_size, size)
-
-
-def merged(
-    residual_of: Callable[[int], Float32], length: int, *, world_size: int, rank: int, size: int
-) -> Float32:
-    """Return the residual of ``rank`` in a world of ``size``: the sum of the residuals that it takes over.
-
-    ``residual_of(rank)`` returns a vector of shape ``(length,)`` for a rank of the earlier world of
-    ``world_size``, and is called for one rank after another, in order. The sum is computed in float64 and
-    rounded once; a rank that takes over none gets zeros. The sum over all ranks is preserved to this
-    rounding.
-    """
-    ranks = taken_over(world_size, rank, size)
-    if len(ranks) == 1:
-        return np.array(residual_of(rank), np.float32)
-    total = np.zeros(length, np.float64)
-    for each in ranks:
-        total += residual_of(each)
-    return total.astype(np.float32)

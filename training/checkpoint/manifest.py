@@ -53,11 +53,12 @@ class Manifest:
         if digest != _last_line(body):
             raise Damaged(f"{path}: not what was written")
         try:
-            _expect("format", FORMAT, parsed(Version, body).format)
+            expect_equal("format", FORMAT, parsed(Version, body).format)
             found = parsed(cls, body)
-            _expect("step", folder.name.split("-")[1], f"{found.step:08d}")
-            _expect("run", run, found.run)
-            _expect("files", sorted([*map(own_file, range(found.world_size)), SHARED]), sorted(found.files))
+            expect_equal("step", folder.name.split("-")[1], f"{found.step:08d}")
+            expect_equal("run", run, found.run)
+            files = sorted([*map(own_file, range(found.world_size)), SHARED])
+            expect_equal("files", files, sorted(found.files))
         except ValueError as error:
             raise Damaged(f"{path}: {error}") from error
         return found
@@ -65,12 +66,13 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Version:
-    """The version of a manifest's format."""
+    """The version of a file's format."""
 
     format: int
 
 
-def _expect(name: str, expected: object, found: object) -> None:
+def expect_equal(name: str, expected: object, found: object) -> None:
+    """Raise ``ValueError`` that names what was found, unless that is what was expected."""
     if found != expected:
         raise ValueError(f"expected {name} {expected}, got {found}")
 

@@ -14,19 +14,23 @@ Quick = Annotated[bool, Option("--quick", help="smaller sizes: ends within a min
 
 # Of ``bench reducers``: training/bench/options.py checks the combinations.
 SimulatedRanks = Annotated[int | None, Option("-np", "--ranks", help="simulated ranks [8]")]
-RanksPerNode = Annotated[int | None, Option(help="[4]; real ranks: as their hosts say; --cluster: [2]")]
+RanksPerNode = Annotated[
+    int | None, Option(help="ranks of a node [4; real ranks: by host name; --cluster: 2]")
+]
 Sizes = Annotated[list[int] | None, Option("--size", help="entries; --cluster: may be repeated [1000000]")]
 Densities = Annotated[
-    list[float] | None, Option("--density", help="to select; --cluster: may be repeated [0.01]")
+    list[float] | None, Option("--density", help="share to select; --cluster: may be repeated [0.01]")
 ]
-Reducers = Annotated[list[str] | None, Option("--reducer", help="may be repeated [all]")]
+Reducers = Annotated[list[str] | None, Option("--reducer", help="reducer to measure; may be repeated [all]")]
 Wires = Annotated[list[str] | None, Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")]
-ReducerSteps = Annotated[int | None, Option(help="to time, after two to warm up [5; 20]")]
+ReducerSteps = Annotated[int | None, Option(help="steps to time, after two to warm up [5; 20]")]
 InterGbit = Annotated[float, Option(help="Gbit/s of a node's card")]
 InterMicroseconds = Annotated[float, Option(help="latency between nodes")]
 IntraGbit = Annotated[float, Option(help="Gbit/s between two ranks of a node")]
 IntraMicroseconds = Annotated[float, Option(help="latency inside a node")]
-Peers = Annotated[bool, Option("--peers", help="against plain NumPy transcriptions instead of against dense")]
+Peers = Annotated[
+    bool, Option("--peers", help="against the papers' algorithms in plain NumPy, not against dense")
+]
 AllReduce = Annotated[
     bool, Option("--allreduce", help="against MPI's and Horovod's all-reduce, on real ranks")
 ]
@@ -36,10 +40,12 @@ Horovod = Annotated[
 Cluster = Annotated[
     bool, Option("--cluster", help="--allreduce on nodes of an emulated cluster (needs root)")
 ]
-Nodes = Annotated[int | None, Option(help="of the cluster [4]")]
-Rates = Annotated[list[str] | None, Option("--rate", help="of its links; may be repeated [1gbit, 10gbit]")]
+Nodes = Annotated[int | None, Option(help="nodes of the cluster [4]")]
+Rates = Annotated[
+    list[str] | None, Option("--rate", help="rate of its links; may be repeated [1gbit, 10gbit]")
+]
 Algorithm = Annotated[
-    str | None, Option(help="of MPI's all-reduce on it: default, ring, … [the best, probed]")
+    str | None, Option(help="MPI's all-reduce on it: default, ring, … [the fastest, probed]")
 ]
 Timeout = Annotated[float | None, Option(help="seconds that a job on it may take [3600]")]
 
@@ -54,7 +60,7 @@ def bench_selection(
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
-    """Time every selector.
+    """Time selectors.
 
     Against torch.topk, np.partition, and a plain read of the vector as the lower bound. On a GPU against
     torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
@@ -93,10 +99,9 @@ def bench_reducers(
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
-    """Measure every reducer.
+    """Measure reducers against dense.
 
-    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster. Against
-    dense.
+    On simulated ranks, on those that mpirun or horovodrun has started, or on an emulated cluster.
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in Options
     if cluster:
@@ -125,18 +130,18 @@ def bench_cache(
 @benches.command("pto")
 def bench_pto(
     ranks: Annotated[
-        list[int] | None, Option("-np", "--ranks", help="to start; may be repeated [2, 4]")
+        list[int] | None, Option("-np", "--ranks", help="ranks to start; may be repeated [2, 4]")
     ] = None,
     networks: Annotated[
-        list[str] | None, Option("--network", help="whose shapes; may be repeated [all]")
+        list[str] | None, Option("--network", help="network whose shapes to take; may be repeated [all]")
     ] = None,
-    steps: Annotated[int | None, Option(help="to time, after two to warm up [21]")] = None,
+    steps: Annotated[int | None, Option(help="steps to time, after two to warm up [21]")] = None,
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
-    """Time norms in parts, and steps of LARS with them.
+    """Time norms that ranks share, and steps of LARS with them, against all norms on every rank.
 
-    On real ranks of this machine, which it starts, or on those of mpirun. Against all norms on every rank.
+    On ranks of this machine, which it starts, or on those of mpirun.
     """
     from training.bench.pto import bench
 
@@ -148,19 +153,20 @@ RaceCluster = Annotated[
     bool, Option("--cluster", help="race reducers and Horovod on an emulated cluster (needs root)")
 ]
 RaceRates = Annotated[
-    list[str] | None, Option("--rate", help="of its links; may be repeated [0.2gbit, 1gbit, 10gbit]")
+    list[str] | None, Option("--rate", help="rate of its links; may be repeated [0.2gbit, 1gbit, 10gbit]")
 ]
 Layouts = Annotated[
     list[str] | None, Option("--layout", help="nodes x ranks on each; may be repeated [4x1, 4x2]")
 ]
 RacedModels = Annotated[
-    list[str] | None, Option("--model", help="or vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]")
+    list[str] | None,
+    Option("--model", help="mlp, resnet20, vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]"),
 ]
-RacedReducers = Annotated[list[str] | None, Option("--reducer", help="or auto; may be repeated [all]")]
-Seeds = Annotated[
-    int | None, Option(help="of runs to the accuracy, at the first rate and layout; 0: none [3]")
+RacedReducers = Annotated[
+    list[str] | None, Option("--reducer", help="reducer to race, or auto; may be repeated [all]")
 ]
-RaceDensity = Annotated[float | None, Option("--density", help="that sparse reducers select [0.01]")]
+Seeds = Annotated[int | None, Option(help="runs to the accuracy, at the first rate and layout; 0: none [3]")]
+RaceDensity = Annotated[float | None, Option("--density", help="share that sparse reducers select [0.01]")]
 RaceTimeout = Annotated[float | None, Option("--timeout", help="seconds that a job on it may take [7200]")]
 
 
@@ -177,10 +183,10 @@ def bench_train(
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
-    """Time steps of the training loop against bare ones.
+    """Time steps of the training loop against bare ones, or race reducers against Horovod.
 
-    And the way of a gradient into one vector and back. With --cluster: steps a second, and time to an
-    accuracy, with every reducer and with Horovod's own all-reduce.
+    Without --cluster also the way of a gradient into one vector and back. With it steps a second, and time to
+    an accuracy, with every reducer and with Horovod's own all-reduce.
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in RaceOptions
     if given.pop("cluster"):
@@ -203,20 +209,20 @@ LinearCluster = Annotated[
 LinearSimulated = Annotated[
     bool, Option("--simulated", help="on as many simulated ranks, each with a core of its own")
 ]
-LinearRate = Annotated[str | None, Option("--rate", help="of its links [1gbit]")]
+LinearRate = Annotated[str | None, Option("--rate", help="rate of its links [1gbit]")]
 LinearReducers = Annotated[
-    list[str] | None, Option("--reducer", help="on ranks, as the table has them; may be repeated [all]")
+    list[str] | None, Option("--reducer", help="on ranks: a subject of the table; may be repeated [all]")
 ]
 
 
 @benches.command("linear")
 def bench_linear(
-    shape: Annotated[str | None, Option(help="of the rows: url or webspam [url]")] = None,
+    shape: Annotated[str | None, Option(help="shape of the rows: url or webspam [url]")] = None,
     loss: Annotated[str | None, Option(help="logistic, hinge or squared_hinge [logistic]")] = None,
     solver: Annotated[str | None, Option(help="on ranks: sgd or coordinate [sgd]")] = None,
     reducers: LinearReducers = None,
     steps: Annotated[int | None, Option(help="on ranks: batches of a pass [10]")] = None,
-    passes: Annotated[int | None, Option(help="over the rows [5]")] = None,
+    passes: Annotated[int | None, Option(help="passes over the rows [5]")] = None,
     batch_size: Annotated[int | None, Option(help="on ranks: rows of a rank in a step [1000]")] = None,
     simulated: LinearSimulated = False,
     cluster: LinearCluster = False,

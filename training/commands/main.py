@@ -32,15 +32,13 @@ LaunchedConfig = Annotated[
     ),
 ]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
-Hosts = Annotated[str | None, Option("-H", help="host:slots,… (this machine without it)")]
+Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
 Restarts = Annotated[
-    int, Option("--restarts", min=0, help="start a job that fails again, from its newest checkpoint")
+    int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
 ]
-Grace = Annotated[
-    float, Option("--grace", min=0, help="seconds in which ranks may end by themselves after SIGTERM")
-]
+Grace = Annotated[float, Option("--grace", min=0, help="seconds that ranks have to end after SIGTERM")]
 Interface = Annotated[
-    str | None, Option(help="which connects the hosts, such as eth0 (found out without it)")
+    str | None, Option(help="of the network that connects the hosts, such as eth0 [detected]")
 ]
 DryRun = Annotated[
     bool,
@@ -50,17 +48,15 @@ MetricsPort = Annotated[
     int | None,
     Option("--metrics-port", metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0"),
 ]
-CachedConfig = Annotated[
-    str | None, Argument(metavar="CONFIG", help="whose folders (those of cache: auto without it)")
-]
+CachedConfig = Annotated[str | None, Argument(metavar="CONFIG", help="whose cache folders [those of auto]")]
 
 RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 receipts = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(benches, name="bench", help="Measure the parts against their alternatives.")
-app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the samples that nodes keep.")
-app.add_typer(receipts, name="receipt", help="Verify what a run has left, and make steps of it again.")
+app.add_typer(benches, name="bench", help="Benchmark the parts against alternatives.")
+app.add_typer(caches, name="cache", help="Fill, list, verify, repair and empty the sample caches of a node.")
+app.add_typer(receipts, name="receipt", help="Verify the files of a run, and replay its steps.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -144,17 +140,17 @@ def launch(
 @app.command()
 def tune(
     config: Annotated[
-        str | None, Argument(metavar="CONFIG", help="for whose phases to pick (examples without it)")
+        str | None, Argument(metavar="CONFIG", help="for whose phases to pick [some examples]")
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
-        str | None, Option(help="emulates nodes: ranks on each, or 3,1 (as their hosts say without it)")
+        str | None, Option(help="emulate nodes of so many ranks each, or 3,1 [by host name]")
     ] = None,
     profile: Annotated[
-        str | None, Option(metavar="PATH", help="to write [~/.cache/cloudtrain/profile-….json]")
+        str | None, Option(metavar="PATH", help="file to write [~/.cache/cloudtrain/profile-….json]")
     ] = None,
     transport: Annotated[
         str | None, Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
@@ -199,10 +195,13 @@ def report(
     runs: Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")],
     output: Annotated[
         Path | None,
-        Option(metavar="FILE", help="to write [report.html, in the run's folder; of several runs: here]"),
+        Option(
+            metavar="FILE",
+            help="page to write [report.html, in the folder of the run; of several runs, here]",
+        ),
     ] = None,
 ) -> None:
-    """Write a page about runs that opens anywhere, without a network, and its charts as PNG files."""
+    """Write a self-contained HTML page about runs, and its charts as PNG files."""
     from training.commands.report import report as run
 
     run(runs, output)
@@ -213,7 +212,7 @@ def plan(
     config: ConfigPath,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, Option("-np", min=1, max=4096, help="ranks [all of the cluster or profile]")
+        int | None, Option("-np", min=1, max=4096, help="number of ranks [all of the cluster or profile]")
     ] = None,
     cluster: Annotated[
         str | None, Option(metavar="FILE", help="a YAML file, or the name of one that ships: tencent_v100")
@@ -223,7 +222,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Print what a run would take, of steps, memory, traffic, time and money; nothing is trained."""
+    """Predict the steps, memory, traffic, time and cost of a run; nothing is trained."""
     from training.commands.plan import plan as run
 
     run(config, overrides or [], cluster=cluster, ranks=ranks, simulate=simulate, as_json=as_json)
@@ -253,10 +252,10 @@ def replay_receipt(
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:
-    """Make steps of a run again, on as many ranks, and compare the weights; nothing is written.
+    """Repeat steps of a run on as many ranks, and compare digests of the weights; nothing is written.
 
     As one rank of a job, as `train` does; or, with -np, start the job, as `launch` does. The exit status is 1
-    where a digest of the weights is another.
+    where a digest differs.
     """
     from training.commands.receipt import replay
     from training.receipt.recorded import Recorded
@@ -289,15 +288,15 @@ _add_cache_command(
     "Read all samples of a configuration before training, as one rank of a job or alone.",
     needs_config=True,
 )
-_add_cache_command("info", "List what is stored here.")
-_add_cache_command("verify", "Verify every checksum; the exit status is 1 if something is damaged.")
-_add_cache_command("repair", "Read what is damaged again from central storage.", needs_config=True)
+_add_cache_command("info", "List what this node has cached.")
+_add_cache_command("verify", "Verify the checksum of every record; the exit status is 1 if one is damaged.")
+_add_cache_command("repair", "Read damaged records again from central storage.", needs_config=True)
 _add_cache_command(
     "gc",
-    "Remove what no running job uses: all of memory, and what is unfinished or unusable on disk.",
+    "Remove what no running job uses: in memory all, on disk what is unfinished or unusable.",
     everything=False,
 )
-_add_cache_command("clear", "Remove all that no running job uses.", everything=True)
+_add_cache_command("clear", "Remove everything that no running job uses.", everything=True)
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""``cloudtrain receipt``: verify what a run has left, and make steps of it again."""
+"""``cloudtrain receipt``: verify the files of a run, and replay its steps."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commlib import Communicator, Topology
 from commlib.transport.verified import verified
 from datacache.escaping import escaped
 from training.callbacks.digests import WeightsDiffer
 from training.commands.train import make_trainer
-from training.config.config import Config, load, load_with_warnings
+from training.config.config import Config, load
 from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process.job import (
@@ -73,10 +73,10 @@ def _configuration(folder: Path) -> tuple[Config, Checkpointing]:
 
     And where its checkpoints are.
     """
+    config = load(folder / CONFIG)
     nothing = dict.fromkeys(("checkpoints", "target", "trace", "metrics_port"))
-    others: dict[str, Any] = {**nothing, "resume": "never", "callbacks": []}
-    config = load_with_warnings(folder / CONFIG, change=lambda content: {**content, **others}).config
-    return config, load(folder / CONFIG).checkpoints or Checkpointing()
+    alone = config.model_copy(update={**nothing, "resume": "never", "callbacks": []})
+    return alone, config.checkpoints or Checkpointing()
 
 
 def _replay(comm: Communicator, again: "Replay", recorded: Recorded) -> bool:

@@ -10,11 +10,24 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ConfigDict
 
 from commlib.errors import UnknownName, look_up
 from commlib.registry import is_import_path
-from training.config.schema import problem
+from training.config.schema import Discreet, problem
+
+
+class PartRecord(Discreet):
+    """A part of a run: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this part alone."""
+        return dict(self.model_extra or {})
 
 
 def part_in(table: Mapping[str, Any], kind: str) -> AfterValidator:

@@ -8,19 +8,19 @@ from pydantic import ConfigDict, model_validator
 from commlib.registry import check_options
 from datacache.storage import Storage
 from training.config.local_steps import Budget, Outer
-from training.config.parts import imported, part_in
+from training.config.parts import PartRecord, imported, part_in
 from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
     Density,
-    Discreet,
     Positive,
     Rate,
     Record,
     expect,
     is_number,
     is_whole,
+    one_of,
     problem,
 )
 from training.config.secrets import resolved
@@ -56,28 +56,19 @@ Number = Annotated[float, expect("a number", is_number)]
 CropShare = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
-class ModelRecord(Discreet):
+class ModelRecord(PartRecord):
     """A model: its name, and its own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     name: Annotated[str, part_in(MODELS, "model")]
     """A name of ``training.models.MODELS``, or an import path."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options of this model alone."""
-        return dict(self.model_extra or {})
 
-
-class DatasetRecord(Discreet):
+class DatasetRecord(PartRecord):
     """A data set: its name, the path of its files where it has any, and its own options.
 
     Secrets of its storage are references to the environment until it is made, see
     :mod:`training.config.secrets`.
     """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     name: Annotated[str, part_in(DATASETS, "dataset")]
     """A name of ``training.datasets.DATASETS``, or an import path."""
@@ -92,11 +83,6 @@ class DatasetRecord(Discreet):
             except ValueError as error:
                 raise problem(str(error)) from error
         return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options of this data set alone."""
-        return dict(self.model_extra or {})
 
     def make(self) -> Dataset:
         """Return the data set; raises a ``ValueError`` of one line if it is invalid."""
@@ -188,9 +174,7 @@ class Phase(ReducerKeys):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":
-        if (self.epochs is None) == (self.steps is None):
-            given = "none" if self.epochs is None else "both"
-            raise problem(f"expected epochs or steps, got {given}")
+        one_of(self, ("epochs", "steps"))
         return self
 
     @property
@@ -287,9 +271,7 @@ class Target(Record):
 
     @model_validator(mode="after")
     def _has_one_value(self) -> "Target":
-        if (self.at_least is None) == (self.at_most is None):
-            given = "none" if self.at_least is None else "both"
-            raise problem(f"expected at_least or at_most, got {given}")
+        one_of(self, ("at_least", "at_most"))
         return self
 
     @property

@@ -24,6 +24,7 @@ from training.config.schema import (
     Record,
     Share,
     is_number,
+    one_of,
     problem,
     record_in,
 )
@@ -121,12 +122,12 @@ class Warmup(Record):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Warmup":
-        _check_one_of(self, ("steps", "epochs"))
+        one_of(self, ("steps", "epochs"))
         return self
 
     def resolved(self, span: Span) -> "Warmup":
         """Return the same in steps; it must leave the schedule a step."""
-        key = _check_one_of(self, ("steps", "epochs"))
+        key = one_of(self, ("steps", "epochs"))
         given = getattr(self, key)
         steps = given if key == "steps" else max(1, round(given * span.epoch_steps))
         if steps >= span.steps:
@@ -256,7 +257,7 @@ class Drops(_Warmed):
 
     @model_validator(mode="after")
     def _has_places_in_order(self) -> "Drops":
-        key = _check_one_of(self, ("at_epochs", "at_steps", "at_shares"))
+        key = one_of(self, ("at_epochs", "at_steps", "at_shares"))
         places = getattr(self, key)
         if not places or any(after <= before for before, after in itertools.pairwise(places)):
             raise problem(f"expected one place or more, each after the one before, got {places}", key=key)
@@ -282,7 +283,7 @@ class Drops(_Warmed):
 
     def _places(self, steps: int, epoch_steps: int) -> tuple[str, list[int]]:
         """Return the key that gives the places, and the step of each."""
-        key = _check_one_of(self, ("at_epochs", "at_steps", "at_shares"))
+        key = one_of(self, ("at_epochs", "at_steps", "at_shares"))
         unit = {"at_epochs": epoch_steps, "at_steps": 1, "at_shares": steps}[key]
         return key, [round(place * unit) for place in getattr(self, key)]
 
@@ -378,11 +379,3 @@ class DensityWarmup(Record):
         [0.25, 0.0629, 0.0158, 0.004]
         """
         return exponential(self.start, last, self.epochs)
-
-
-def _check_one_of(record: Record, keys: Sequence[str]) -> str:
-    """Return the only one of ``keys`` that is given."""
-    given = [key for key in keys if getattr(record, key) is not None]
-    if len(given) != 1:
-        raise problem(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
-    return given[0]

@@ -111,6 +111,14 @@ class Record(Discreet):
         return value
 
 
+def one_of(record: Record, keys: Sequence[str]) -> str:
+    """Return the only one of ``keys`` that is given."""
+    given = [key for key in keys if getattr(record, key) is not None]
+    if len(given) != 1:
+        raise problem(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
+    return given[0]
+
+
 def _expected_keys(record: type[BaseModel]) -> list[str]:
     """Return the required keys of a record; all keys if none is required."""
     needed = [name for name, field in record.model_fields.items() if field.is_required()]

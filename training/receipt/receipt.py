@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from training.checkpoint.manifest import Version, expect_equal
 from training.checkpoint.serialization import parsed
 from training.config.bounded_yaml import parse, read_text
 from training.config.run_files import (
@@ -127,23 +128,13 @@ class Receipt:
         except OSError as error:
             raise ValueError(f"{path}: expected the receipt of a run: {error.strerror}") from error
         try:
-            _expect("format", FORMAT, parsed(_Version, content).format)
+            expect_equal("format", FORMAT, parsed(Version, content).format)
             receipt = parsed(cls, content)
-            _expect("digest of the rest", receipt.sealed().digest, receipt.digest)
-            _expect("processes", True, bool(receipt.processes))
+            expect_equal("digest of the rest", receipt.sealed().digest, receipt.digest)
+            expect_equal("processes", True, bool(receipt.processes))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return receipt
-
-
-@dataclass(frozen=True)
-class _Version:
-    format: int
-
-
-def _expect(name: str, expected: object, found: object) -> None:
-    if found != expected:
-        raise ValueError(f"expected {name} {expected}, got {found}")
 
 
 def file_of(path: Path) -> File:

@@ -10,6 +10,7 @@ from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
 from training.process.progress import Progress
 from training.receipt.recorded import Recorded
+from training.run.checkpointer import Checkpointer
 from training.run.saving import Saving
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Replay(Callback):
         folder = recorded.folder.absolute()
         run.begin(None, Progress(silent=True), folder)
         saving = Saving(folder, self._checkpoints, run.learner, recorded.identity, run.callbacks)
-        run.go_on(saving, at_most=recorded.first)
+        Checkpointer(run, saving).resume(at_most=recorded.first)
         start = run.position.steps
         if start < recorded.since:
             expected = f"a checkpoint of step {recorded.since} to {recorded.first}"

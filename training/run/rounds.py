@@ -11,7 +11,7 @@ import numpy as np
 
 from commlib import Report
 from commlib.arrays import module_of
-from commlib.memory import copy_of, empty, zeros
+from commlib.memory import empty, zeros
 from commlib.vectors import Float32
 from training.config.local_steps import Outer
 
@@ -58,8 +58,8 @@ class Rounds:
         self.failed = False
 
     def begin(self, weights: Float32) -> None:
-        """Begin a round with these common weights, which are copied."""
-        self.common, self.failed = copy_of(weights), False
+        """Begin a round with these common weights, in memory that nothing changes until it ends."""
+        self.common, self.failed = weights, False
 
     def end(self, weights: Float32) -> tuple[Float32, Report]:
         """Exchange what local steps came to; return the new common weights. Collective.

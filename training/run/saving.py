@@ -3,19 +3,20 @@
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from datacache.storage import Storage
 from datacache.urls import without_secrets
 from training.callbacks.calling import Callbacks
-from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
+from training.checkpoint.folders import Checkpoints, Saved
 from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.places import Folder, Objects, Place
-from training.checkpoint.serialization import Damaged, parsed
+from training.checkpoint.serialization import parsed
+from training.checkpoint.stored import Checkpoint
 from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS
 from training.config.secrets import resolved
@@ -26,8 +27,6 @@ from training.run.phases import PhaseRun
 from training.run.state import Position, as_tree, own_state, readable, restore, shared_state
 from training.run.summary import Summary
 from training.run.totals import EpochAccumulator
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -127,32 +126,23 @@ class Saving:
         damaged one is skipped with a warning; raises ``ValueError`` if none is usable, and if the checkpoint
         is of another model or optimizer.
         """
-        rank = self._learner.topology.world.rank
-        for checkpoint in self._checkpoints.complete(at_most=at_most):
-            found = self._usable(checkpoint, partial(_contents, checkpoint, rank))
+        rank, stored = self._learner.topology.world.rank, self._checkpoints.stored
+        for checkpoint in stored.complete(at_most=at_most):
+            found = stored.usable(checkpoint.step, partial(_contents, checkpoint, rank))
             if found is None:
                 continue
-            taken = self._usable(checkpoint, partial(self._take_over, checkpoint, found, phases))
+            taken = stored.usable(checkpoint.step, partial(self._take_over, checkpoint, found, phases))
             if taken is not None:
                 summary.restore(found.summary)
                 self._callbacks.load_state_dict(found.callbacks)
                 return taken
-        if at_most is None and (count := self._checkpoints.count()):
+        if at_most is None and (count := stored.count()):
             where = "; on disks of nodes, only by as many ranks on the same hosts"
             raise ValueError(
                 f"resume: expected a checkpoint that can be used{where if self._settings.per_node else ''}, "
                 f"got none among the {count} in {self.place}; resume=never begins a new run"
             )
         return None
-
-    def _usable(self, checkpoint: Checkpoint, function: Callable[[], Result]) -> Result | None:
-        """Return ``function()``, or ``None`` on all ranks if any of them finds the checkpoint damaged."""
-        result, problem = None, None
-        try:
-            result = function()
-        except Damaged as error:
-            problem = str(error)
-        return None if self._checkpoints.is_left_out(checkpoint.step, problem) else result
 
     def _take_over(
         self, checkpoint: Checkpoint, found: "_Contents", phases: Sequence[PhaseRun]

@@ -12,10 +12,11 @@ from pydantic import NonNegativeInt
 from commlib.errors import one_line
 from commlib.memory import zeros
 from commlib.vectors import Float32
-from training.checkpoint.folders import Checkpoint, merged
 from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.other_world import merged
 from training.checkpoint.places import Location
 from training.checkpoint.serialization import Damaged, Tree
+from training.checkpoint.stored import Checkpoint
 from training.run.learner import Learner
 
 Array = npt.NDArray[Any]

@@ -1,20 +1,94 @@
 """What a run tells of its steps: the live line, and a record every ``log_every`` steps."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-from training.callbacks.callback import Callback
+import numpy as np
+
+from training.callbacks.callback import Callback, Event
 from training.process.progress import TimeLeft
-from training.run.events import StepTaken, live_line
+from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.stages import Slowest, Step, shown
+from training.run.state import Position
 from training.run.summary import EpochResult
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer
 
 
+def live_line(
+    phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None, times: str = ""
+) -> str:
+    """Return the live line after a step.
+
+    ``seconds_left``: until the end of the phase, if known; ``times``: see :func:`training.run.stages.shown`.
+    """
+    phase = phases[at.phase]
+    reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
+    left = ""
+    if seconds_left is not None:
+        of_phase = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
+        left = f"  {timedelta(seconds=round(seconds_left))} left{of_phase}"
+    return (
+        f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
+        f" at {phase.result.input}  loss {loss:.3f} (rank 0){times}{left}"
+    )
+
+
+@dataclass(frozen=True)
+class StepTaken(Event):
+    """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite.
+
+    ``step_seconds``: since the end of the step before. ``stage_seconds``: by
+    :class:`training.run.stages.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
+    ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in :class:`commlib.Report`.
+    """
+
+    kind = "step"
+    epoch: int
+    step: int
+    loss: float | None
+    learning_rate: float
+    momentum: float | None
+    loss_scale: float | None
+    finite: bool
+    selected: int
+    applied: int
+    traffic: dict[str, Any]
+    step_seconds: float
+    stage_seconds: dict[str, float]
+    busy_seconds: float
+    hidden_seconds: float
+    forgotten: dict[str, float]
+
+    @classmethod
+    def of(cls, at: Position, step: Step, learner: Learner) -> "StepTaken":
+        """Return the event of the step that led to ``at``, with the loss scale of the next step."""
+        report = step.report
+        return cls(
+            epoch=at.run_epoch,
+            step=at.phase_steps,
+            loss=step.loss if np.isfinite(step.loss) else None,
+            learning_rate=step.hyperparameters.learning_rate,
+            momentum=step.hyperparameters.momentum,
+            loss_scale=None if learner.scale is None else float(learner.scale.scale.numpy()),
+            finite=report.finite,
+            selected=report.selected,
+            applied=report.applied,
+            traffic=asdict(report.traffic),
+            step_seconds=step.seconds,
+            stage_seconds=step.stage_seconds,
+            busy_seconds=report.busy,
+            hidden_seconds=report.hidden,
+            forgotten=asdict(report.forgotten),
+        )
+
+
 class StepReports(Callback):
-    """Shows where the run is, and reports :class:`training.run.events.StepTaken`."""
+    """Shows where the run is, and reports :class:`StepTaken`."""
 
     def __init__(self) -> None:
         self._left = TimeLeft()

@@ -3,22 +3,20 @@
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, model_validator
+from pydantic import TypeAdapter, model_validator
 
 from commlib import registry
 from commlib.errors import InvalidArgument
-from training.config.parts import imported, part_in
+from training.config.parts import PartRecord, imported, part_in
 from training.config.records import AnyPhase, Phase
-from training.config.schema import Discreet, problem
+from training.config.schema import problem
 from training.tasks import TASKS, Task
 
 ATTRIBUTES = ("Phase", "signature", "metrics")  # of a task, without a default
 
 
-class TaskRecord(Discreet):
+class TaskRecord(PartRecord):
     """A task: its name, and its own options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     name: Annotated[str, part_in(TASKS, "task")] = "image_classification"
     """A name of ``training.tasks.TASKS``, or an import path."""
@@ -31,11 +29,6 @@ class TaskRecord(Discreet):
             except ValueError as error:
                 raise problem(str(error)) from error
         return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options of this task alone."""
-        return dict(self.model_extra or {})
 
     @property
     def kind(self) -> type[Task] | None:
