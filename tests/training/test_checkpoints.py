@@ -466,8 +466,16 @@ WRONG_MANIFESTS = {
     "step of text": (lambda body: body | {"step": "2"}, "manifest.step: expected a valid integer, got '2'"),
     "no ranks": (lambda body: body | {"world_size": 0}, "manifest.world_size: expected greater than 0"),
     "files of numbers": (lambda body: body | {"files": {"a": 1}}, "manifest.files.a: expected "),
+    "countless ranks": (
+        lambda body: body | {"world_size": 10**12},
+        "expected world_size 2, got 1000000000000",
+    ),
     "a file less": (
         lambda body: body | {"files": without(body["files"], OWN.format(1))},
+        "expected world_size 1, got 2",
+    ),
+    "another file": (
+        lambda body: body | {"files": without(body["files"], SHARED) | {"other": body["files"][SHARED]}},
         "expected files ['own-00000.safetensors', 'own-00001.safetensors', 'shared.safetensors'], got",
     ),
     "another format": (lambda body: body | {"format": 4}, "expected format 3, got 4"),
