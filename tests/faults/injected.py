@@ -1,8 +1,11 @@
 """Callbacks that do something to a run from inside, named by import paths."""
 
+import itertools
 import os
+import pkgutil
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,34 @@ class Terminated(Callback):
     def on_step_end(self, run: Any, step: Any) -> None:
         if (run.rank, run.position.steps) == (self._rank, self._step):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Killed(Callback):
+    """Kills a rank, as ``kill -9`` does, at a call of a function: before what it does, or after.
+
+    ``function``: as package.module:Name; the name is that by which it is called. ``call``: the first is 1.
+    ``mark``: a file that says that it has happened, as it does once.
+    """
+
+    def __init__(self, rank: int, function: str, call: int, after: bool, mark: str) -> None:
+        self._rank, self._call, self._after, self._mark = rank, call, after, Path(mark)
+        self._owner, _, self._name = function.replace(":", ".").rpartition(".")
+
+    def on_run_begin(self, run: Any) -> None:
+        if run.rank != self._rank or self._mark.exists():
+            return
+        owner = pkgutil.resolve_name(self._owner)
+        whole, calls = getattr(owner, self._name), itertools.count(1)
+
+        def deadly(*values: Any, **named: Any) -> Any:
+            is_it = next(calls) == self._call
+            result = whole(*values, **named) if self._after or not is_it else None
+            if is_it:
+                self._mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, self._name, deadly)
 
 
 def is_poisoned(step: int, share: float) -> bool:

@@ -15,10 +15,22 @@ import psutil
 import pytest
 
 from tests.faults.injected import is_poisoned
-from tests.faults.jobs import Job, assert_same, failures, started, undisturbed, weights_of
+from tests.faults.jobs import Job, assert_same, failures, injected, started, undisturbed, weights_of
 
-KILLS = 20  # at random moments
+KILLS = 12  # at random moments
 SEED = 7
+# The others, which chance seldom finds: the rank, the function, whether after it, and which calls of it.
+CHECKPOINT, CALLS = "training.checkpoint", range(1, 30)
+MOMENTS = {
+    "amid-a-file-of-a-checkpoint": (1, f"{CHECKPOINT}.serialization:sync", False, CALLS),
+    "one-file-is-written": (0, f"{CHECKPOINT}.folders:write_tree", True, CALLS),
+    "amid-the-manifest": (0, f"{CHECKPOINT}.manifest:sync", False, CALLS),
+    "before-the-checkpoint-is-renamed": (0, f"{CHECKPOINT}.places:Folder.complete", False, CALLS),
+    "before-an-old-one-is-removed": (0, f"{CHECKPOINT}.places:Folder.remove", True, CALLS),
+    "in-a-test": (1, "training.run.trainer:evaluate", False, range(1, 9)),
+    "at-the-boundary": (1, "training.run.learner:Learner.begin", True, [1]),
+    "when-the-weights-are-saved": (0, "training.run.metrics:RunFolder.save_weights", True, [1]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,7 @@ def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_a
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(KILLS))
 def test_ranks_that_are_killed_at_any_moment_end_with_the_same_weights(expected, tmp_path, number):
-    """While ranks start, at steps, tests, boundaries, while checkpoints are written, and at the end."""
+    """While ranks start, at steps, and whatever they do between them."""
     generator = random.Random(SEED * KILLS + number)
     folder = tmp_path / "run"
     with started(folder) as job:
@@ -82,8 +94,21 @@ def test_ranks_that_are_killed_at_any_moment_end_with_the_same_weights(expected,
         assert job.end() == 0, job.said
         assert len(failures(job.said)) <= 1
     assert_same(weights_of(folder), expected)
-    left = [path.name for path in next((folder / "runs").iterdir()).glob("checkpoints/unfinished-*")]
-    assert left == []
+    assert list(folder.glob("runs/*/checkpoints/unfinished-*")) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ranks_that_are_killed_where_it_matters_end_with_the_same_weights(expected, tmp_path, moment):
+    rank, function, after, calls = MOMENTS[moment]
+    call, folder = random.Random(f"{SEED} {moment}").choice(calls), tmp_path / "run"
+    options = {"rank": rank, "function": function, "call": call, "after": after}
+    with started(folder, injected("Killed", **options, mark=str(tmp_path / "mark"))) as job:
+        assert job.end() == 0, job.said
+        (line,) = failures(job.said)
+        assert f"has failed with status 137 (rank {rank} on " in line
+    assert_same(weights_of(folder), expected)
+    assert list(folder.glob("runs/*/checkpoints/unfinished-*")) == []
 
 
 @pytest.mark.faults
@@ -187,8 +212,9 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_started_again(expected, tmp_
 def test_steps_with_nans_of_one_rank_are_skipped_on_both_and_the_weights_stay_equal_and_finite(tmp_path):
     """In a twentieth of the steps at random, with one rank killed on the way."""
     folder, share = tmp_path / "run", 0.05
-    callback = f"{{name: 'tests.faults.injected:NotFinite', rank: 1, share: {share}}}"
-    with started(folder, f"callbacks=[{callback}]", "digest_every=5") as job:
+    words = (injected("NotFinite", rank=1, share=share), "digest_every=5")
+    expected = undisturbed(tmp_path / "whole", words=words)
+    with started(folder, *words) as job:
         job.wait_until(lambda: goes_on(job, 0))
         job.rank(0).kill()
         assert job.end() == 0, job.said
@@ -198,7 +224,8 @@ def test_steps_with_nans_of_one_rank_are_skipped_on_both_and_the_weights_stay_eq
     steps = json.loads((run / "receipt.json").read_text())["end"]["steps"]
     skipped = sum(phase["skipped_steps"] for phase in summary["phases"])
     assert skipped == sum(is_poisoned(step, share) for step in range(steps)) > 5
-    assert all(np.isfinite(each).all() for each in weights_of(folder).values())
+    assert all(np.isfinite(each).all() for each in expected.values())
+    assert_same(weights_of(folder), expected)
 
 
 @pytest.mark.faults
