@@ -26,6 +26,13 @@ from training.process.supervisor import (
 )
 
 KILLED = "prterun noticed that process rank {} with PID 30818 on node {} exited on\nsignal 9 (Killed).\n"
+PEER_LOST = """An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+
+  Local host: {}
+  Local PID:  3041
+  Peer host:  {}
+"""
 
 
 def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = None) -> Path:
@@ -55,6 +62,8 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
         ),
         ("  Remote daemon: [prterun-a-1@0,2] on node b\n\nThis is usually\n", "b: not reached"),
         ("ssh not successful for host b:\nssh: connect to host b port 22\n", "b: not reached"),
+        (PEER_LOST.format("c", "b"), "b: disconnected"),
+        (PEER_LOST.format("b", "c") + KILLED.format(3, "b"), "rank 3 on b: signal 9"),
         ("epoch 1  step 3\n", "None"),
     ],
 )

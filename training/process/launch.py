@@ -28,7 +28,7 @@ from training.process.loopback import preloading
 from training.process.progress import FOLDER_MARK, FOLDER_VARIABLE, LIVE_MARK, LIVE_VARIABLE, Screen
 from training.process.supervisor import HOST_FAILURES, Ended, GiveUp, Supervisor, resumed
 
-RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
+RANK_TAG = re.compile(r"(?:^|\0)\[\d+,\d+\]<std(?:out|err)>: ?")  # NUL: see Output.forward_errors
 ENDED = r"prterun (has exited due to|detected that one or more) process"
 SIGNALLED = re.compile(r"prterun noticed that process")
 SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")

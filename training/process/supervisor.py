@@ -35,7 +35,11 @@ RANK_KILLED = re.compile(
 RANKS_MISSING = re.compile(r"\branks \[(?P<rank>\d+)[\d, ]*\] (?P<how>have not come)")
 HOST_LOST = re.compile(r"Remote daemon: .* on node (?P<host>\S+)")
 HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
-CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED)
+# Printed by a rank that was connected with the one that was killed, before mpirun hears of it, if it does.
+PEER_LOST = re.compile(
+    r"peer process has unexpectedly (?P<how>disconnected)\..*?Peer host:\s+(?P<host>\S+)", re.DOTALL
+)
+CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED, PEER_LOST)
 # Another process still has the run's lock, such as a rank on a host that is not reached any more.
 IS_ALIVE = "expected a run that has stopped"
 
