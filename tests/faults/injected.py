@@ -25,31 +25,34 @@ class Terminated(Callback):
 
 
 class Killed(Callback):
-    """Kills a rank, as ``kill -9`` does, at a call of a function: before what it does, or after.
+    """Kills ranks, as ``kill -9`` does, at calls of functions, each once: before what they do, or after.
 
-    ``function``: as package.module:Name; the name is that by which it is called. ``call``: the first is 1.
-    ``mark``: a file that says that it has happened, as it does once.
+    ``kills``: by name the rank, the function as package.module:Name, by the name by which it is called, which
+    of a process's calls of it, from 1 on, and whether after it. ``marks``: a folder of those that happened.
     """
 
-    def __init__(self, rank: int, function: str, call: int, after: bool, mark: str) -> None:
-        self._rank, self._call, self._after, self._mark = rank, call, after, Path(mark)
-        self._owner, _, self._name = function.replace(":", ".").rpartition(".")
+    def __init__(self, kills: dict[str, tuple[int, str, int, bool]], marks: str) -> None:
+        self._kills, self._marks = kills, Path(marks)
 
     def on_run_begin(self, run: Any) -> None:
-        if run.rank != self._rank or self._mark.exists():
-            return
-        owner = pkgutil.resolve_name(self._owner)
-        whole, calls = getattr(owner, self._name), itertools.count(1)
+        for name, (rank, function, call, after) in self._kills.items():
+            if run.rank == rank and not (self._marks / name).exists():
+                self._arm(self._marks / name, function, call, after)
+
+    def _arm(self, mark: Path, function: str, number: int, after: bool) -> None:
+        owner, _, name = function.replace(":", ".").rpartition(".")
+        there = pkgutil.resolve_name(owner)
+        whole, calls = getattr(there, name), itertools.count(1)
 
         def deadly(*values: Any, **named: Any) -> Any:
-            is_it = next(calls) == self._call
-            result = whole(*values, **named) if self._after or not is_it else None
+            is_it = next(calls) == number
+            result = whole(*values, **named) if after or not is_it else None
             if is_it:
-                self._mark.touch()
+                mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
-        setattr(owner, self._name, deadly)
+        setattr(there, name, deadly)
 
 
 def is_poisoned(step: int, share: float) -> bool:
