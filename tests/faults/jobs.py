@@ -1,9 +1,10 @@
 """Runs of two ranks under ``cloudtrain launch`` that something happens to."""
 
+import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,12 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def undisturbed(folder: Path, size: int = SIZE) -> dict[str, Any]:
-    """Return the weights of a run of so many ranks to which nothing happens."""
+def undisturbed(folder: Path, size: int = SIZE, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the weights of a run of so many ranks that is started once, on this machine."""
     folder.mkdir()
-    # as on_cluster has it
-    result = run(
-        "env", "TF_NUM_INTRAOP_THREADS=1", "cloudtrain", "launch", "-np", str(size), *WORDS, cwd=folder
-    )
+    # as on_cluster has it; where callbacks of ours are found
+    environment = ("env", "TF_NUM_INTRAOP_THREADS=1", f"PYTHONPATH={ROOT}")
+    result = run(*environment, "cloudtrain", "launch", "-np", str(size), *WORDS, *words, cwd=folder)
     assert result.returncode == 0, tail(result)
     return weights_of(folder)
 
@@ -116,6 +116,11 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert expected
     for name, weights in expected.items():
         np.testing.assert_array_equal(found[name], weights)
+
+
+def injected(name: str, **options: Any) -> str:
+    """Return the word of a run that has a callback of :mod:`tests.faults.injected`."""
+    return f"callbacks=[{json.dumps({'name': f'tests.faults.injected:{name}', **options})}]"
 
 
 def failures(said: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.faults.jobs import WORDS, Job
 from tests.launching import ENVIRONMENT
 from tests.test_cluster import SYSTEM_PATH, Cluster
 
-NODES = ("node1", "node2", "node3")
+NODES = ("node1", "node2", "node3", "node4")
 RATE = "1gbit"
 # TensorFlow adds up in another order with other threads, of which a rank alone on its host would have more.
 ONE_THREAD = ("env", "TF_NUM_INTRAOP_THREADS=1")
@@ -82,12 +82,14 @@ class ClusterJob(Job):
 
 
 @contextmanager
-def started_on(cluster: Cluster, folder: Path, *words: str, restarts: int = 5) -> Iterator[ClusterJob]:
-    """Launch a run on a cluster that is up; nothing of it is left afterwards."""
+def started_on(
+    cluster: Cluster, folder: Path, *words: str, ranks: int, launch: Sequence[str] = ("--restarts", "5")
+) -> Iterator[ClusterJob]:
+    """Launch a run on the first nodes of a cluster, with these options; nothing of it is left afterwards."""
     folder.mkdir(exist_ok=True)
-    look = LOOK.format(nodes=" ".join(NODES), left=folder / "left")
-    hosts = ",".join(f"{node}:1" for node in NODES)
-    launch = ("cloudtrain", "launch", "-np", str(len(NODES)), "-H", hosts, "--restarts", str(restarts))
+    nodes = NODES[:ranks]
+    look = LOOK.format(nodes=" ".join(nodes), left=folder / "left")
+    options = ("-np", str(ranks), "-H", ",".join(f"{node}:1" for node in nodes), *launch)
     command = (
         "run",
         "--",
@@ -96,7 +98,7 @@ def started_on(cluster: Cluster, folder: Path, *words: str, restarts: int = 5) -
         "-c",
         look,
         "bash",
-        *launch,
+        *("cloudtrain", "launch", *options),
         *WORDS,
         f"output={folder}/runs",
         *words,
@@ -107,7 +109,7 @@ def started_on(cluster: Cluster, folder: Path, *words: str, restarts: int = 5) -
     try:
         yield job
     finally:
-        for node in NODES:
+        for node in nodes:
             job.mend(node)
         if process.poll() is None:
             os.killpg(process.pid, 15)

@@ -11,6 +11,8 @@ from tests.test_cluster import Cluster, skip_where_no_cluster_can_be_made, tail
 
 STALL_SECONDS = 10
 CUT_SECONDS = 5
+# Enough epochs that accuracy is no matter of chance.
+TRAINED = ("model=resnet8", "phases.0.epochs=10", "phases.1.epochs=10")
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -32,8 +34,8 @@ def summary_of(folder):
 
 def test_a_link_that_is_cut_for_seconds_holds_training_up_and_nothing_else(cluster, tmp_path):
     folder = tmp_path / "run"
-    expected = undisturbed(tmp_path / "whole", len(NODES))
-    with started_on(cluster, folder, f"stall_timeout={6 * CUT_SECONDS}") as job:
+    expected = undisturbed(tmp_path / "whole", 3)
+    with started_on(cluster, folder, f"stall_timeout={6 * CUT_SECONDS}", ranks=3) as job:
         job.wait_until(lambda: job.steps > 30)
         job.cut("node2")
         time.sleep(1)  # for what is on its way
@@ -50,15 +52,19 @@ def test_a_link_that_is_cut_for_seconds_holds_training_up_and_nothing_else(clust
 def test_a_link_that_is_cut_for_good_ends_the_job_which_goes_on_with_the_other_nodes(
     cluster, tmp_path, record_property
 ):
-    folder = tmp_path / "run"
-    with started_on(cluster, folder, f"stall_timeout={STALL_SECONDS}") as job:
+    """To the accuracy of a run to which nothing happens, within a point."""
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    undisturbed(whole, 4, TRAINED)
+    with started_on(cluster, folder, f"stall_timeout={STALL_SECONDS}", *TRAINED, ranks=4) as job:
         job.wait_until(lambda: job.steps > 30)
         job.cut("node3")
         begun = time.monotonic()
         job.wait_until(lambda: failures(job.said))
         record_property("seconds until the job had ended", round(time.monotonic() - begun, 1))
         assert job.end() == 0, job.said
-        assert "with 2 ranks, without node3" in job.said
-    found = summary_of(folder)
-    assert (found["ranks"], found["hosts"]) == (2, ["node1", "node2"])
+        assert "with 3 ranks, without node3" in job.said
+    found, expected = summary_of(folder), summary_of(whole)
+    record_property("accuracies", [each["top1"] for each in (found, expected)])
+    assert (found["ranks"], found["hosts"]) == (3, ["node1", "node2", "node4"])
     assert found["residual_norm"] == 0  # it has come to the end of the dense phase
+    assert abs(found["top1"] - expected["top1"]) <= 0.01

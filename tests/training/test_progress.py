@@ -130,6 +130,8 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
         + [unreachable]
     )
     assert capsys.readouterr().err == ""
+    Output(Termination(0)).forward_errors(["[1,2]<stderr>: \0[1,0]<stderr>: \0[1,0]<stderr>: "])
+    assert capsys.readouterr().err == ""
     Output(Termination(0)).forward_errors([rule, unreachable, "[1,2]<stderr>: \0", account, rule])
     assert capsys.readouterr().err == ""
     failed, noise = "[1,2]<stderr>: rank 2 failed\n", "E0 Unable to register cuDNN factory\n"

@@ -26,6 +26,13 @@ from training.process.supervisor import (
 )
 
 KILLED = "prterun noticed that process rank {} with PID 30818 on node {} exited on\nsignal 9 (Killed).\n"
+PEER_LOST = """An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+
+  Local host: {}
+  Local PID:  3041
+  Peer host:  {}
+"""
 
 
 def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = None) -> Path:
@@ -55,6 +62,8 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
         ),
         ("  Remote daemon: [prterun-a-1@0,2] on node b\n\nThis is usually\n", "b: not reached"),
         ("ssh not successful for host b:\nssh: connect to host b port 22\n", "b: not reached"),
+        (PEER_LOST.format("c", "b"), "b: disconnected"),
+        (PEER_LOST.format("b", "c") + KILLED.format(3, "b"), "rank 3 on b: signal 9"),
         ("epoch 1  step 3\n", "None"),
     ],
 )
@@ -95,7 +104,7 @@ def test_a_host_that_failed_twice_is_left_out_and_there_are_fewer_ranks():
     assert first.ranks == second.ranks == Ranks(6, "a:2,b:2,c:2", "eth0")
     third = supervisor.after(failed(3, "b"))
     assert third.ranks == Ranks(4, "a:2,c:2", "eth0")
-    assert third.line.endswith("restart 3 of 9 in 4 s, with 4 ranks, without b, which has failed twice")
+    assert third.line.endswith("restart 3 of 9 in 4 s, with 4 ranks, without b, which has failed 2 times")
     fourth = supervisor.after(failed(2, "c.cluster"))  # rank 2 is on c now
     assert fourth.ranks == Ranks(4, "a:2,c:2", "eth0")
     assert supervisor.after(failed(3, "c")).ranks == Ranks(2, "a:2", "eth0")
@@ -104,6 +113,13 @@ def test_a_host_that_failed_twice_is_left_out_and_there_are_fewer_ranks():
         "the job has failed with status 137 (rank 0 on a: signal 9): given up, no host is left that has not "
         "failed 2 times"
     )
+
+
+def test_a_host_may_fail_as_often_as_is_asked_for():
+    supervisor = Supervisor(Ranks(4, "a:2,b:2"), 9, host_failures=4)
+    decisions = [supervisor.after(failed(2, "b")) for _ in range(4)]
+    assert [each.ranks.count for each in decisions] == [4, 4, 4, 2]
+    assert decisions[-1].line.endswith("with 2 ranks, without b, which has failed 4 times")
 
 
 def test_a_step_that_fails_three_times_in_a_row_is_given_up(tmp_path):

@@ -36,6 +36,9 @@ Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")
 Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
 ]
+HostFailures = Annotated[
+    int, Option("--host-failures", min=1, help="leave out a host with which the job failed so many times")
+]
 Grace = Annotated[float, Option("--grace", min=0, help="seconds that ranks have to end after SIGTERM")]
 Interface = Annotated[
     str | None, Option(help="of the network that connects the hosts, such as eth0 [detected]")
@@ -104,6 +107,7 @@ def launch(
     dry_run: DryRun = False,
     metrics_port: MetricsPort = None,
     restarts: Restarts = 0,
+    host_failures: HostFailures = 2,
     grace: Grace = 30,
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
@@ -118,9 +122,9 @@ def launch(
     arguments, change = _with_port(overrides, metrics_port), generated if dry_run else dict
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
+    care = Care(restarts, grace, goes_on=program is None, host_failures=host_failures)
     if program is not None:
         others = [*([config] if config else []), *arguments, *flags]
-        care = Care(restarts, grace)
         raise typer.Exit(run(there, program, check=lambda: check_program(program, others), care=care))
     if config is None:
         raise typer.BadParameter(
@@ -134,7 +138,7 @@ def launch(
             return
         check_restarts(restarts, load_with_warnings(config, arguments, change).config, is_dry=dry_run)
 
-    raise typer.Exit(run(there, command, check=check, care=Care(restarts, grace, goes_on=True)))
+    raise typer.Exit(run(there, command, check=check, care=care))
 
 
 @app.command()

@@ -26,9 +26,9 @@ from training.process.hosts import Ranks, check_hosts
 from training.process.job import FAILURE, INTERRUPTED, PREEMPTED, USAGE_ERROR, log_error
 from training.process.loopback import preloading
 from training.process.progress import FOLDER_MARK, FOLDER_VARIABLE, LIVE_MARK, LIVE_VARIABLE, Screen
-from training.process.supervisor import Ended, GiveUp, Supervisor, resumed
+from training.process.supervisor import HOST_FAILURES, Ended, GiveUp, Supervisor, resumed
 
-RANK_TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
+RANK_TAG = re.compile(r"(?:^|\0)\[\d+,\d+\]<std(?:out|err)>: ?")  # NUL: see Output.forward_errors
 ENDED = r"prterun (has exited due to|detected that one or more) process"
 SIGNALLED = re.compile(r"prterun noticed that process")
 SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
@@ -47,11 +47,13 @@ class Care:
 
     ``grace_seconds``: for the ranks to end by themselves, such as with a checkpoint, after SIGTERM to this
     process. ``goes_on``: it is a run that can go on with its checkpoints; else it begins anew.
+    ``host_failures``: with how many a host is left out.
     """
 
     restarts: int = 0
     grace_seconds: float = 30.0
     goes_on: bool = False
+    host_failures: int = HOST_FAILURES
 
 
 def cloudtrain(*arguments: str) -> list[str]:
@@ -103,7 +105,8 @@ def launch(
 
 def _supervise(ranks: Ranks, command: Sequence[str], care: Care) -> int:
     """Run a job, and start it again as the supervisor decides; return the status of the last."""
-    termination, supervisor = Termination(care.grace_seconds), Supervisor(ranks, care.restarts)
+    termination = Termination(care.grace_seconds)
+    supervisor = Supervisor(ranks, care.restarts, care.host_failures)
     signal.signal(signal.SIGTERM, termination)
     folder: Path | None = None
     while True:

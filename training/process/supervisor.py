@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.config.config import Config
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
-FAILURES_OF_A_HOST = 2  # after which it is left out
+HOST_FAILURES = 2  # after which a host is left out
 FAILURES_OF_A_STEP = 3  # after which it is hopeless
 # Of the user, who also interrupts, and of a program that cannot be executed.
 HOPELESS = {USAGE_ERROR: "a usage error", INTERRUPTED: "an interrupt"} | dict.fromkeys(
@@ -35,7 +35,11 @@ RANK_KILLED = re.compile(
 RANKS_MISSING = re.compile(r"\branks \[(?P<rank>\d+)[\d, ]*\] (?P<how>have not come)")
 HOST_LOST = re.compile(r"Remote daemon: .* on node (?P<host>\S+)")
 HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
-CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED)
+# Printed by a rank that was connected with the one that was killed, before mpirun hears of it, if it does.
+PEER_LOST = re.compile(
+    r"peer process has unexpectedly (?P<how>disconnected)\..*?Peer host:\s+(?P<host>\S+)", re.DOTALL
+)
+CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED, PEER_LOST)
 # Another process still has the run's lock, such as a rank on a host that is not reached any more.
 IS_ALIVE = "expected a run that has stopped"
 
@@ -140,14 +144,15 @@ class GiveUp:
 class Supervisor:
     """Decides what follows when a job of ``ranks`` has ended; it is started again at most ``restarts`` times.
 
-    A host with which it failed twice is left out. A job that fails three times in a row at the same step is
-    given up, and so is one that fails by what no restart mends. One that was pre-empted, and had got on, is
-    started again at once, and does not count.
+    A host with which it failed ``host_failures`` times is left out. A job that fails three times in a row at
+    the same step is given up, and so is one that fails by what no restart mends. One that was pre-empted, and
+    had got on, is started again at once, and does not count.
     """
 
-    def __init__(self, ranks: Ranks, restarts: int) -> None:
+    def __init__(self, ranks: Ranks, restarts: int, host_failures: int = HOST_FAILURES) -> None:
         self._all = self.ranks = ranks
         self._restarts, self._made = restarts, 0
+        self._host_failures = host_failures
         self._failures_of: Counter[str] = Counter()  # hosts
         self._left_out: set[str] = set()
         self._at: Progress | None = None  # when it last ended
@@ -181,7 +186,7 @@ class Supervisor:
         ranks = self._all.without(self._left_out)
         if ranks is None:
             return GiveUp(
-                f"{why}{where}: given up, no host is left that has not failed {FAILURES_OF_A_HOST} times"
+                f"{why}{where}: given up, no host is left that has not failed {self._host_failures} times"
             )
         self.ranks = ranks
         self._made += 1
@@ -194,14 +199,15 @@ class Supervisor:
         if found is None or found.host is None or self._all.hosts is None:
             return ""
         self._failures_of[found.host] += 1
-        if self._failures_of[found.host] != FAILURES_OF_A_HOST:
+        failures = self._failures_of[found.host]
+        if failures != self._host_failures:
             return ""
         self._left_out.add(found.host)
         ranks = self._all.without(self._left_out)
         return (
             ""
             if ranks is None
-            else f", with {ranks.count} ranks, without {found.host}, which has failed twice"
+            else f", with {ranks.count} ranks, without {found.host}, which has failed {failures} times"
         )
 
 
