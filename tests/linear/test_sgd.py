@@ -14,7 +14,8 @@ from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.gradients import Gradients
 from training.linear.losses import LOSSES, value_and_slope
 from training.linear.rows import Rows
-from training.linear.sgd import SGD
+from training.linear.settings import LearningRate
+from training.linear.sgd import SGD, Rates
 from training.linear.solver import Diverged
 
 LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]
@@ -118,6 +119,14 @@ def test_rates_adapt(schedule):
     first, rates, expected = simulated.run(body, 2)[0]
     assert (first, rates) == (300, expected)
     assert expected[-1] < 300
+
+
+def test_adaptive_rates_follow_the_pass_before_not_the_best_one():
+    rates, seen = Rates(LearningRate(rate=8.0, factor=0.5)), []
+    for loss in (3.0, 5.0, 4.0, 4.0, 3.5):
+        rates.adapt(loss)
+        seen.append(rates.of_pass(1, 1)[0])
+    assert seen == [8, 4, 4, 2, 2]
 
 
 def test_a_pass_reports_what_it_did():
