@@ -6,13 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, Topology
+from commlib import REDUCERS, SparseVector, Topology
 from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
 from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.gradients import Gradients
 from training.linear.losses import LOSSES, value_and_slope
+from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate
 from training.linear.sgd import SGD, Rates
@@ -97,6 +98,22 @@ def test_a_gradient_has_entries_in_the_columns_of_rows_with_a_slope():
         assert found.indices.tolist() == [*np.flatnonzero(given.any(axis=0)), FEATURES]
         expected = 0.25 * np.append(slopes @ dense[numbers], slopes.sum())
         np.testing.assert_allclose(found.values, expected[found.indices], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_a_step_with_entries_is_that_with_a_dense_vector_of_them(penalty):
+    objective = settings_of(**penalty).objective
+    gradients = Gradients(rows_of(0), intercept=objective.intercept)
+    models = [Model(objective, FEATURES) for _ in range(2)]
+    rng = np.random.default_rng(1)
+    for _ in range(6):
+        gradient = gradients.of(rng.permutation(40)[:3], rng.standard_normal(3), 1.0)
+        assert 0 < gradient.nnz < gradient.size
+        models[0].step(gradient, 0.5)
+        models[1].step(SparseVector.trusted(gradient.size, None, gradient.to_dense()), 0.5)
+    np.testing.assert_allclose(models[0].weights, models[1].weights, rtol=1e-6, atol=1e-9)
+    assert models[0].intercept == models[1].intercept
+    assert np.abs(models[0].weights).max() > 0.1
 
 
 @pytest.mark.parametrize("schedule", ["power", "adaptive"])
