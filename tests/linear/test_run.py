@@ -60,6 +60,7 @@ def test_a_run_leaves_its_configuration_its_passes_and_its_model(config, capfd):
     assert passes[-1]["objective"] == pytest.approx(losses.mean() + penalty, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_two_ranks_have_the_model_of_one(config, capfd):
     # one batch a pass: then the rows of a step do not depend on how many ranks share them

@@ -6,15 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, Topology
+from commlib import REDUCERS, SparseVector, Topology
 from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
 from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.gradients import Gradients
 from training.linear.losses import LOSSES, value_and_slope
+from training.linear.model import Model
 from training.linear.rows import Rows
-from training.linear.sgd import SGD
+from training.linear.settings import LearningRate
+from training.linear.sgd import SGD, Rates
 from training.linear.solver import Diverged
 
 LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]
@@ -98,6 +100,22 @@ def test_a_gradient_has_entries_in_the_columns_of_rows_with_a_slope():
         np.testing.assert_allclose(found.values, expected[found.indices], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_a_step_with_entries_is_that_with_a_dense_vector_of_them(penalty):
+    objective = settings_of(**penalty).objective
+    gradients = Gradients(rows_of(0), intercept=objective.intercept)
+    models = [Model(objective, FEATURES) for _ in range(2)]
+    rng = np.random.default_rng(1)
+    for _ in range(6):
+        gradient = gradients.of(rng.permutation(40)[:3], rng.standard_normal(3), 1.0)
+        assert 0 < gradient.nnz < gradient.size
+        models[0].step(gradient, 0.5)
+        models[1].step(SparseVector.trusted(gradient.size, None, gradient.to_dense()), 0.5)
+    np.testing.assert_allclose(models[0].weights, models[1].weights, rtol=1e-6, atol=1e-9)
+    assert models[0].intercept == models[1].intercept
+    assert np.abs(models[0].weights).max() > 0.1
+
+
 @pytest.mark.parametrize("schedule", ["power", "adaptive"])
 def test_rates_adapt(schedule):
     settings = settings_of(learning_rate={"rate": 0.5, "schedule": schedule})
@@ -118,6 +136,14 @@ def test_rates_adapt(schedule):
     first, rates, expected = simulated.run(body, 2)[0]
     assert (first, rates) == (300, expected)
     assert expected[-1] < 300
+
+
+def test_adaptive_rates_follow_the_pass_before_not_the_best_one():
+    rates, seen = Rates(LearningRate(rate=8.0, factor=0.5)), []
+    for loss in (3.0, 5.0, 4.0, 4.0, 3.5):
+        rates.adapt(loss)
+        seen.append(rates.of_pass(1, 1)[0])
+    assert seen == [8, 4, 4, 2, 2]
 
 
 def test_a_pass_reports_what_it_did():

@@ -73,7 +73,7 @@ class Settings(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        if self.learning_rate.rate * self.l2 >= 1:
+        if self.solver == "sgd" and self.learning_rate.rate * self.l2 >= 1:
             expected = f"expected less than {1 / self.l2:g} with l2 = {self.l2:g}"
             raise problem(f"{expected}, got {shown(self.learning_rate.rate)}", key="learning_rate.rate")
         if self.solver == "coordinate" and self.loss not in CURVATURES:
