@@ -13,6 +13,7 @@ from tests.extent import more
 from tests.linear.made import FEATURES, matrix_of, rows_of, settings_of, value_of
 from training.linear import LinearClassifier
 from training.linear.coordinate import CoordinateDescent
+from training.linear.rows import Rows
 
 GIVEN = {"solver": "coordinate", "coordinates": 7, "l2": 0.01}
 
@@ -59,6 +60,23 @@ def test_every_pass_comes_nearer_to_the_optimum(size, given):
         least = value_of(settings, matrix, labels, exact.coef_[0], exact.intercept_[0])
         assert least - 1e-6 <= values[-1] < least + 5e-3
     assert all(each[0].tobytes() == weights.tobytes() for each in seen)
+
+
+def test_a_rank_whose_rows_are_empty_takes_part():
+    def body(comm):
+        settings = settings_of(**GIVEN, intercept=False)
+        matrix, labels = matrix_of(0)
+        rows = Rows.of_matrix(
+            sparse.csr_array(matrix.shape, dtype=np.float32) if comm.rank else matrix, labels
+        )
+        solver = CoordinateDescent(Topology(comm), rows, settings)
+        before, _ = solver.value(), solver.run_pass()
+        return before, solver.value(), solver.model.weights.copy()
+
+    (before, after, weights), (_, _, others) = simulated.run(body, 2)
+    assert after < before
+    assert weights.any()
+    assert weights.tobytes() == others.tobytes()
 
 
 def test_columns_that_are_alike_do_not_overshoot_together():

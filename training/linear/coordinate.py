@@ -159,8 +159,10 @@ class CoordinateDescent(Solver):
 
     def _numbers(self, places: Index) -> tuple[Int64, npt.NDArray[np.bool_]]:
         """Return the numbers of columns among those of this rank, and which of them it has."""
-        numbers = np.minimum(np.searchsorted(self._own, places), len(self._own) - 1)
-        return numbers, self._own[numbers] == places
+        numbers = np.searchsorted(self._own, places)
+        is_own = numbers < len(self._own)
+        is_own[is_own] = self._own[numbers[is_own]] == places[is_own]
+        return numbers, is_own
 
     def close(self) -> None:
         """See :meth:`Solver.close`."""
