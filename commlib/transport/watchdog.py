@@ -19,7 +19,7 @@ from commlib.transport.ending import FAILED, LAST_REPORTS_AFTER_SECONDS, abort
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LONGEST_INTERVAL_SECONDS = 3.0
+LONGEST_INTERVAL_SECONDS = 2.0
 
 
 class Watchdog:

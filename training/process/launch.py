@@ -36,7 +36,7 @@ SAID_ALREADY = re.compile(rf"MPI_ABORT was invoked|{ENDED}")
 LEFT_ALREADY = re.compile(r"PMIX ERROR: PMIX_ERR_UNREACH in file")
 # The job is over. mpirun may then wait for its daemon on a host that is lost, for ever.
 IS_ENDING = re.compile(r"Remote daemon: \S+ on node |has waited \d+ s for other ranks at ")
-ENDS_WITHIN_SECONDS = 5.0
+ENDS_WITHIN_SECONDS = 2.5
 PATIENCE_SECONDS = 10
 LINES_SAID = 200  # that are searched for why a job has ended
 
