@@ -100,7 +100,8 @@ def test_quick_is_one_small_cell():
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_a_run_is_told_is_a_configuration(quick):
-    race = plan(quick=quick, density=0.02, models=[] if quick else [*RACED])
+    every_model = {} if quick else {"models": [*RACED], "rates": ["1gbit"], "layouts": ["4x1"]}
+    race = plan(quick=quick, density=0.02, **every_model)
     for cell in race.cells:
         for subject in race.subjects:
             phases = {"phases": [race.stepping(cell, subject)]}
