@@ -8,8 +8,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from commlib.tf_logging import NOISE
-from training.process.launch import LEFT_ALREADY, RANK_TAG, SAID_ALREADY
+from training.process.launch import RANK_TAG, SAID_ALREADY, is_noise
 
 BESIDE_PYTHON = Path(sys.executable).parent
 # There may be more ranks than cores: a rank that waits yields its core.
@@ -72,11 +71,7 @@ def error_line(lines: Iterable[str]) -> str:
     """Return the line that reports an error: the first of our own, else the last before MPI's message."""
     untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
     before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)
-    reported = [line for line in before_banner if line.strip("-") and not _is_noise(line)]
+    reported = [line for line in before_banner if line.strip("-") and not is_noise(line)]
     errors = [line for line in reported if line.startswith(OWN) and not line.startswith(NO_ERROR)]
     own = [line.partition(": ")[2] for line in errors]
     return next(iter(own or reported[-1:]), "no error was reported")
-
-
-def _is_noise(line: str) -> bool:
-    return NOISE.search(line.encode()) is not None or LEFT_ALREADY.search(line) is not None

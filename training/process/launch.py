@@ -286,7 +286,7 @@ class Output:
         # Open MPI ends its last line with a NUL instead of a newline
         untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
         # taken away first: such a line of another process can stand anywhere within a banner
-        clean = (line for line in self._noted(untagged) if line and not _is_noise(line))
+        clean = (line for line in self._noted(untagged) if line and not is_noise(line))
         for line in _without_banners(clean, self._is_known):
             sys.stderr.write(line)
             sys.stderr.flush()
@@ -319,7 +319,8 @@ class Output:
         return bool(asked or SAID_ALREADY.match(line))
 
 
-def _is_noise(line: str) -> bool:
+def is_noise(line: str) -> bool:
+    """Return whether a line of a job says nothing to its user: of a library, or of mpirun at its end."""
     return bool(NOISE.search(line.encode()) or LEFT_ALREADY.search(line))
 
 
