@@ -1,8 +1,11 @@
 """What TensorFlow is told before a run."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 
+from tests.launching import run
 from training.process import backend
 from training.process.job import LocalRank
 
@@ -35,3 +38,17 @@ def test_cores_are_shared_where_the_environment_sets_no_threads(monkeypatch, thr
             monkeypatch.delenv(name)
     backend._share_cores(LocalRank(0, 1), overlap=overlap)
     assert found == set_to
+
+
+def test_the_import_leaves_out_packages_that_keras_would_take_along_and_they_can_be_imported_later():
+    """That costs each rank more than a second, at each start."""
+    program = (
+        "import gc, sys\n"
+        "from training.process.tf_logging import OPTIONAL, import_tensorflow\n"
+        "import_tensorflow()\n"
+        "assert {'keras', 'tensorflow'} <= sys.modules.keys()\n"
+        "print([name for name in OPTIONAL if name in sys.modules], gc.isenabled())\n"
+        "import scipy.sparse, sklearn, pandas\n"
+    )
+    done = run(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout.strip()) == (0, "[] True"), done.stderr

@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from datacache import Arrays, CacheDirs, CentreCrop, DataCache, EvaluationOrder, Preprocessing
 from datacache.testing import synthetic
@@ -64,6 +65,15 @@ def test_packaged_digits_are_the_same_each_time_and_fit_their_labels(name, side,
     ]
     # labels that belong to other images would give about 0.1
     assert nearest_mean_accuracy(dataset, side) > 0.75
+
+
+def test_digits_are_those_of_scikit_learn_in_a_fixed_order():
+    dataset, expected = make_dataset("digits"), load_digits()
+    order = np.random.Generator(np.random.Philox(key=1797)).permutation(1797)
+    for part, chosen in (("training", order[:1437]), ("test", order[1437:])):
+        images, labels = samples_of(dataset, part, 8)
+        np.testing.assert_array_equal(images[..., 0], np.rint(expected.images[chosen] * (255 / 16)))
+        np.testing.assert_array_equal(labels, expected.target[chosen])
 
 
 def test_mnist5k_is_the_whole_of_the_package_s_file():
@@ -460,10 +470,10 @@ def test_labels_of_hand_made_data_sets_are_checked_too():
         ImageDataset(source, source, channels=1, classes=2).manifest("training")
 
 
-def test_data_sets_are_made_without_tensorflow():
+def test_data_sets_are_made_without_tensorflow_and_digits_without_scikit_learn():
     program = (
         "import sys; from training.datasets import make_dataset; make_dataset('synthetic', samples=2); "
-        f"print([name for name in {HEAVY} if name in sys.modules])"
+        f"make_dataset('digits'); print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = run(sys.executable, "-c", program)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

