@@ -46,7 +46,7 @@ class Backward:
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
 
-        @tf.function(input_signature=specs)
+        @tf.function(input_signature=specs, autograph=False)
         def backward(*arrays: Any) -> tuple[Any, list[Any], list[Any]]:
             found = [tf.identity(variable) for variable in self._restorable]
             with tf.GradientTape() as tape:
@@ -93,7 +93,7 @@ class Update:
         shapes = [tuple(variable.shape) for variable in variables]
         size = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
 
-        @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)])
+        @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)], autograph=False)
         def update(mean: Any) -> None:
             optimizer.apply(cut_up(mean, shapes), variables)
             if average is not None:

@@ -15,7 +15,7 @@ from training.datasets.stand_ins import ImageFacts
 from training.datasets.synthetic import synthetic
 from training.models import IMAGES, MODELS, make_model
 from training.tasks.images import ImagePhase, image_inputs, input_dtype
-from training.tasks.task import EpochSize, Evaluation, Inputs, Means, Metric, Samples, Task, Tiny
+from training.tasks.task import EpochSize, Evaluation, Inputs, Means, Metric, Samples, Task, Tiny, traced
 
 if TYPE_CHECKING:
     import keras
@@ -126,9 +126,7 @@ class ImageClassification(Task):
 
     def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
-        import tensorflow as tf
-
-        forward = tf.function(lambda images: model(images, training=False), reduce_retracing=True)
+        forward = traced(lambda images: model(images, training=False))
         return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
 
 

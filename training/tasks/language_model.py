@@ -11,7 +11,7 @@ from datacache import Batch, BatchSpec, Collation, Manifest, Pools, Preprocessin
 from datacache.text_orders import TextOrder
 from training.datasets import TextDataset
 from training.models import NEXT_TOKENS
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, Tiny
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
     TextTask,
     WindowPhase,
@@ -165,12 +165,10 @@ class WindowLosses:
     """The cross-entropy of each token of windows that know nothing of each other."""
 
     def __init__(self, model: "keras.Model") -> None:
-        import tensorflow as tf
-
         def forward(tokens: Any, targets: Any) -> Any:
             return cross_entropies(targets, model(tokens, training=False))
 
-        self._forward = tf.function(forward, reduce_retracing=True)
+        self._forward = traced(forward)
 
     def begin(self) -> None:
         """Start at the beginning of the text."""
@@ -184,14 +182,12 @@ class StreamedLosses:
     """The cross-entropy of each token of streams, the model's state carried from one batch to the next."""
 
     def __init__(self, model: "keras.Model") -> None:
-        import tensorflow as tf
-
         def forward(tokens: Any, targets: Any, state: Any) -> tuple[Any, Any]:
             logits, after = model([tokens, state], training=False)
             return cross_entropies(targets, logits), after
 
         self._model, self._state = model, None
-        self._forward = tf.function(forward, reduce_retracing=True)
+        self._forward = traced(forward)
 
     def begin(self) -> None:
         """Start at the beginning of each stream."""

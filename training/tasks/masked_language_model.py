@@ -14,7 +14,7 @@ from training.datasets import TextDataset
 from training.datasets.vocabulary import MASK, SPECIAL
 from training.models import MASKED_TOKENS
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny, traced
 from training.tasks.text import (
     TextTask,
     WindowPhase,
@@ -125,7 +125,7 @@ class MaskedLanguageModel(TextTask):
             logits = model(hidden, training=False)
             return cross_entropies(tokens, logits), tf.argmax(logits, axis=-1, output_type=tf.int32)
 
-        compiled = tf.function(forward, reduce_retracing=True)
+        compiled = traced(forward)
 
         def numbers(batch: Batch) -> Mapping[str, npt.NDArray[Any]]:
             hidden, tokens, weights = batch.arrays

@@ -99,6 +99,13 @@ class Evaluation(ABC):
         """Return the metrics over the batches of all ranks, equal on all; collective."""
 
 
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the graph of a function, for all shapes, without AutoGraph, as Keras traces models."""
+    import tensorflow as tf
+
+    return tf.function(function, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
 class Means(Evaluation):
     """Metrics that are means of numbers which each sample, or token, has.
 
@@ -244,7 +251,10 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: Any) -> Any:
-        """Return the loss of each row of a batch, part of a graph. Ranks minimize the mean of their means."""
+        """Return the loss of each row of a batch, part of a graph. Ranks minimize the mean of their means.
+
+        It is traced without AutoGraph, as Keras traces models: a condition on a tensor is ``keras.ops.cond``.
+        """
 
     @abstractmethod
     def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:

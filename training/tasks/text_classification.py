@@ -13,7 +13,7 @@ from training.config.schema import Count
 from training.datasets import LabelledTextDataset
 from training.models import TEXT_CLASSES
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny, traced
 from training.tasks.text import TextTask, padded
 
 if TYPE_CHECKING:
@@ -96,9 +96,7 @@ class TextClassification(TextTask):
 
     def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
-        import tensorflow as tf
-
-        forward = tf.function(lambda tokens: model(tokens, training=False), reduce_retracing=True)
+        forward = traced(lambda tokens: model(tokens, training=False))
 
         def hits(batch: Batch) -> dict[str, npt.NDArray[Any]]:
             tokens, labels = batch.arrays

@@ -18,7 +18,7 @@ from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import END, PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny
+from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
     TextTask,
     check_lengths,
@@ -214,15 +214,13 @@ class TranslationTest(Evaluation):
     """
 
     def __init__(self, model: "keras.Model", samples: Samples, beams: int, length_penalty: float) -> None:
-        import tensorflow as tf
-
         from training.models.decoding import Decoder
 
         def forward(sources: Any, targets: Any) -> Any:
             return cross_entropies(targets, model([sources, shifted(targets)], training=False))
 
         self._samples = samples
-        self._forward = tf.function(forward, reduce_retracing=True)
+        self._forward = traced(forward)
         self._decoder = Decoder(model, begin=START, end=END, beams=beams, length_penalty=length_penalty)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
