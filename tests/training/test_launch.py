@@ -17,7 +17,7 @@ from tests.launching import DIGITS, ENVIRONMENT, launch, tail
 from training.commands.main import app
 from training.process import start_rank
 from training.process.hosts import Ranks
-from training.process.launch import cloudtrain, command_line, environment_of
+from training.process.launch import cloudtrain, command_line, environment_of, mpirun_of
 from training.process.program import check_program
 from training.process.start_rank import PRELOAD, PRELOADED
 
@@ -36,6 +36,15 @@ def test_on_one_machine_there_may_be_more_ranks_than_cores_and_on_several_the_sl
     assert "--binding-args=--bind-to none --map-by slot" in command
     assert command[command.index("-H") + 1] == "a:2,b:2"
     assert json.loads(command[-1]) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x.yaml"]
+
+
+def test_the_mpirun_command_is_that_of_the_process_that_horovodrun_has_become():
+    mpirun = ["mpirun", "-np", "2", "-x", "A B", "python"]
+    assert mpirun_of(["/bin/sh", "-c", "mpirun -np 2 -x 'A B' python '[\"train\"]'"]) == mpirun
+    assert (
+        mpirun_of(["/usr/bin/prterun", *mpirun[1:], '["train"]']) == mpirun
+    )  # where the shell has become it
+    assert mpirun_of([sys.executable, "/usr/bin/horovodrun", "-np", "2", '["train"]']) is None
 
 
 @pytest.mark.parametrize(

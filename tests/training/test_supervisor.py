@@ -33,6 +33,8 @@ usually indicates a failure in the peer process (e.g., a crash or
   Local PID:  3041
   Peer host:  {}
 """
+LOST = "PRTE has lost communication.\n\n  Remote daemon: [prterun-a-1@0,2] on node b\n"
+STALLED = "rank 0 of 2 on a has waited 6 s for other ranks at step 7; ranks [1] have not come\n"
 
 
 def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = None) -> Path:
@@ -86,14 +88,16 @@ def test_restarts_wait_twice_as_long_each_time_until_there_is_a_new_checkpoint(t
         decision = supervisor.after(failed(1, "vm", folder))
         assert isinstance(decision, Restart)
         delays.append(decision.delay_seconds)
-    assert delays == [1, 2, 4, 8, 1, 2, 4, 8, 16, 32]
+    assert delays == [0, 1, 2, 4, 0, 1, 2, 4, 8, 16]
     assert LONGEST_DELAY_SECONDS == 60
-    for number in range(10, 12):
+    decision = supervisor.after(failed(1, "vm", run_folder(tmp_path, step=10)))
+    assert decision.delay_seconds == 32
+    for number in range(11, 13):
         decision = supervisor.after(failed(1, "vm", run_folder(tmp_path, step=number)))
         assert decision.delay_seconds == 60
     assert decision.line == (
-        "the job has failed with status 137 (rank 1 on vm: signal 9) at epoch 3, step 11 of its phase: "
-        "restart 12 of 20 in 60 s"
+        "the job has failed with status 137 (rank 1 on vm: signal 9) at epoch 3, step 12 of its phase: "
+        "restart 13 of 20 in 60 s"
     )
     assert decision.ranks == Ranks(2)  # the only host stays
 
@@ -104,7 +108,7 @@ def test_a_host_that_failed_twice_is_left_out_and_there_are_fewer_ranks():
     assert first.ranks == second.ranks == Ranks(6, "a:2,b:2,c:2", "eth0")
     third = supervisor.after(failed(3, "b"))
     assert third.ranks == Ranks(4, "a:2,c:2", "eth0")
-    assert third.line.endswith("restart 3 of 9 in 4 s, with 4 ranks, without b, which has failed 2 times")
+    assert third.line.endswith("restart 3 of 9 in 2 s, with 4 ranks, without b, which has failed 2 times")
     fourth = supervisor.after(failed(2, "c.cluster"))  # rank 2 is on c now
     assert fourth.ranks == Ranks(4, "a:2,c:2", "eth0")
     assert supervisor.after(failed(3, "c")).ranks == Ranks(2, "a:2", "eth0")
@@ -113,6 +117,34 @@ def test_a_host_that_failed_twice_is_left_out_and_there_are_fewer_ranks():
         "the job has failed with status 137 (rank 0 on a: signal 9): given up, no host is left that has not "
         "failed 2 times"
     )
+
+
+MPIRUN = ["mpirun", "-np", "4", "-H", "a:2,b:2", "python"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (KILLED.format(3, "b"), MPIRUN),
+        ("rank 2 of 4 on b failed:\nTraceback\n", MPIRUN),
+        (PEER_LOST.format("a", "b"), MPIRUN),
+        (STALLED, None),
+        (LOST, None),
+        (STALLED + KILLED.format(0, "a"), None),  # what mpirun made of it
+        ("", None),
+    ],
+)
+def test_mpirun_is_started_itself_where_a_rank_has_failed_and_no_host_may_be_lost(said, expected):
+    decision = Supervisor(Ranks(4, "a:2,b:2"), 9).after(Ended(137, said, mpirun=MPIRUN))
+    assert decision.mpirun == expected
+
+
+def test_other_ranks_than_before_are_started_by_horovodrun():
+    supervisor = Supervisor(Ranks(4, "a:2,b:2"), 9)
+    killed = Ended(137, KILLED.format(3, "b"), mpirun=MPIRUN)
+    assert supervisor.after(killed).mpirun == MPIRUN
+    without_b = supervisor.after(killed)
+    assert (without_b.ranks, without_b.mpirun) == (Ranks(2, "a:2"), None)
 
 
 def test_a_host_may_fail_as_often_as_is_asked_for():
@@ -165,11 +197,12 @@ def test_a_run_whose_last_process_still_holds_it_is_waited_for():
 
 def test_a_preempted_job_is_started_again_at_once_and_that_does_not_count(tmp_path):
     supervisor = Supervisor(Ranks(2), 1)
+    line = "the job was pre-empted at its beginning: starting it again"
     for number in range(5):
-        decision = supervisor.after(Ended(75, "", run_folder(tmp_path, checkpoint=number)))
-        assert decision == Restart(Ranks(2), 0, "the job was pre-empted at its beginning: starting it again")
+        decision = supervisor.after(Ended(75, "", run_folder(tmp_path, checkpoint=number), MPIRUN))
+        assert decision == Restart(Ranks(2), 0, line, MPIRUN)
     still = Ended(75, "", tmp_path)  # without another step
-    assert supervisor.after(still).line.endswith("restart 1 of 1 in 1 s")
+    assert supervisor.after(still).line.endswith("restart 1 of 1 now")
     assert isinstance(supervisor.after(still), GiveUp)
 
 
@@ -240,8 +273,31 @@ def test_a_run_goes_on_in_its_folder_once_it_has_one(job, capfd, tmp_path):
     assert status == 0
     assert said.out.splitlines() == ["start 1", "start 2", "start 3", "start 4"]
     assert said.err.splitlines() == [
-        f"cloudtrain: the job has failed with status 7: restart {number} of 5 in {seconds} s"
-        for number, seconds in ((1, 1), (2, 2), (3, 4))
+        f"cloudtrain: the job has failed with status 7: restart {number} of 5 {when}"
+        for number, when in ((1, "now"), (2, "in 1 s"), (3, "in 2 s"))
+    ]
+
+
+def test_mpirun_itself_goes_on_after_a_kill_and_horovodrun_after_a_host_may_be_lost(
+    job, monkeypatch, tmp_path
+):
+    mark = f"print({FOLDER_MARK!r} + json.dumps(str(folder)), flush=True)"
+    said = f"sys.stderr.write({{1: {KILLED.format(1, 'a')!r}, 2: {STALLED!r}}}.get(count, ''))"
+    body = f"import json\n{mark}\n{said}\nsys.exit(count < 3)"
+    mpirun = [sys.executable, "-c", JOB.format(body=body), str(tmp_path / "job"), "mpirun"]
+    monkeypatch.setattr(launching, "mpirun_of", lambda words: mpirun)
+    status, (first, second, third) = job(body, "resume=auto", restarts=5, goes_on=True)
+    resume = f'resume="{tmp_path}/job"'
+    assert (status, first, third) == (0, "resume=auto 1", f"resume=auto {resume} 1")
+    assert second.startswith("mpirun [")
+    program = json.loads(second.removeprefix("mpirun ").removesuffix(" 1"))
+    assert program == [
+        sys.executable,
+        "-c",
+        JOB.format(body=body),
+        str(tmp_path / "job"),
+        "resume=auto",
+        resume,
     ]
 
 
@@ -249,8 +305,8 @@ def test_a_program_is_only_started_again_and_the_last_status_is_the_launch_s(job
     status, starts = job("print('no', file=sys.stderr)\nsys.exit(10 + count)", "x", restarts=2)
     assert (status, starts) == (13, ["x None"] * 3)
     assert capfd.readouterr().err.splitlines() == [
-        *("no", "cloudtrain: the job has failed with status 11: restart 1 of 2 in 1 s"),
-        *("no", "cloudtrain: the job has failed with status 12: restart 2 of 2 in 2 s"),
+        *("no", "cloudtrain: the job has failed with status 11: restart 1 of 2 now"),
+        *("no", "cloudtrain: the job has failed with status 12: restart 2 of 2 in 1 s"),
         *("no", "cloudtrain: the job has failed with status 13: given up after 2 restarts"),
     ]
 
@@ -260,8 +316,6 @@ def test_without_restarts_a_failure_is_the_end_and_nothing_is_said_of_it(job, ca
     assert capfd.readouterr().err == ""
 
 
-LOST = "PRTE has lost communication.\n\n  Remote daemon: [prterun-a-1@0,2] on node b\n"
-STALLED = "rank 0 of 2 on a has waited 6 s for other ranks at step 7; ranks [1] have not come\n"
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 

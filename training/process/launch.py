@@ -7,6 +7,7 @@ started again if that is asked for (:mod:`training.process.supervisor`).
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,6 +78,18 @@ def command_line(ranks: Ranks, command: Sequence[str]) -> list[str]:
     ]
 
 
+def mpirun_of(words: Sequence[str]) -> list[str] | None:
+    """Return the ``mpirun`` command that ``horovodrun`` has become, but for the program of the ranks.
+
+    ``words``: those of its process, a shell that runs mpirun, or has become it where ``sh`` does so. ``None``
+    for another process.
+    """
+    if words[1:2] == ["-c"]:
+        words = shlex.split(words[2])
+    is_mpirun = Path(words[0]).name in ("mpirun", "prterun")  # the former becomes the latter
+    return ["mpirun", *words[1:-1]] if is_mpirun else None
+
+
 def launch(
     ranks: Ranks, command: Sequence[str], check: Callable[[], object], care: Care | None = None
 ) -> int:
@@ -109,12 +122,14 @@ def _supervise(ranks: Ranks, command: Sequence[str], care: Care) -> int:
     supervisor = Supervisor(ranks, care.restarts, care.host_failures)
     signal.signal(signal.SIGTERM, termination)
     folder: Path | None = None
+    mpirun: Sequence[str] | None = None
     while True:
         words = resumed(command, folder)
+        start = command_line(supervisor.ranks, words) if mpirun is None else [*mpirun, json.dumps(words)]
         environment = environment_of(supervisor.ranks)
         if care.goes_on and care.restarts:
             environment[FOLDER_VARIABLE] = "1"
-        ended = _run(command_line(supervisor.ranks, words), environment, termination)
+        ended = _run(start, environment, termination)
         folder = ended.folder or folder
         if termination.is_received:
             return ended.status if ended.status in (0, PREEMPTED) else 128 + signal.SIGTERM
@@ -123,6 +138,7 @@ def _supervise(ranks: Ranks, command: Sequence[str], care: Care) -> int:
             log_error(decision.line)
         if isinstance(decision, GiveUp):
             return ended.status
+        mpirun = decision.mpirun
         time.sleep(decision.delay_seconds)
 
 
@@ -183,7 +199,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], termination: Te
         termination.job = None
         _stop(process)
         guard.communicate(b"over")
-    return Ended(_status(status, output), "".join(output.said), output.folder)
+    return Ended(_status(status, output), "".join(output.said), output.folder, output.mpirun)
 
 
 def _status(status: int, output: "Output") -> int:
@@ -227,12 +243,14 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 class Output:
     """What a job prints: forwarded, but for what only this process needs. ``said``: the last of it.
 
-    ``folder``: of its run, once it has said so. ``is_ending``: it has said that it ends by a failure.
+    ``folder``: of its run, once it has said so, and ``mpirun``: the command that has started this run.
+    ``is_ending``: it has said that it ends by a failure.
     """
 
     def __init__(self, termination: Termination) -> None:
         self.said: deque[str] = deque(maxlen=LINES_SAID)
         self.folder: Path | None = None
+        self.mpirun: list[str] | None = None
         self._termination = termination
         self._group: int | None = None  # of the job's processes
         self._ending: threading.Timer | None = None
@@ -262,6 +280,7 @@ class Output:
             line = RANK_TAG.sub("", tagged)
             if line.startswith(FOLDER_MARK):
                 self.folder = Path(json.loads(line.removeprefix(FOLDER_MARK)))
+                self.mpirun = None if self._group is None else mpirun_of(_words_of(self._group))
                 continue
             if not line.startswith(LIVE_MARK):
                 self.said.append(line)
@@ -338,6 +357,11 @@ def _without_banners(lines: Iterable[str], is_known: Callable[[str], bool]) -> I
             held = line if is_rule else ""
             yield "" if is_rule else line
     yield held
+
+
+def _words_of(process: int) -> list[str]:
+    """Return the command line of a process."""
+    return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
 
 
 def _beside_python(name: str) -> Path:

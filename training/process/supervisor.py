@@ -39,27 +39,36 @@ HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
 PEER_LOST = re.compile(
     r"peer process has unexpectedly (?P<how>disconnected)\..*?Peer host:\s+(?P<host>\S+)", re.DOTALL
 )
-CULPRITS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED, PEER_LOST)
+HOSTS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING)  # a host may be lost
+CULPRITS = (*HOSTS, RANK_KILLED, RANK_ENDED, PEER_LOST)
 # Another process still has the run's lock, such as a rank on a host that is not reached any more.
 IS_ALIVE = "expected a run that has stopped"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job has ended: its exit status, the last it has printed, and the folder of its run, if any."""
+    """How a job has ended: its exit status, the last it has printed, and the folder of its run, if any.
+
+    ``mpirun``: the command with which it had begun that run, but for the program.
+    """
 
     status: int
     said: str = ""
     folder: Path | None = None
+    mpirun: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank with which a job has ended, if known, its host, and how it ended."""
+    """The rank with which a job has ended, if known, its host, and how it ended.
+
+    ``host_may_be_lost``: nothing was heard of it, where else a process of it has ended.
+    """
 
     rank: int | None
     host: str | None
     how: str
+    host_may_be_lost: bool = False
 
     def __str__(self) -> str:
         """Return what is known of them.
@@ -82,7 +91,8 @@ def culprit(said: str, ranks: Ranks) -> Culprit | None:
         parts = found.groupdict()
         rank = None if parts.get("rank") is None else int(parts["rank"])
         known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
-        return Culprit(rank, known or parts.get("host"), parts.get("how", "not reached"))
+        host, how = known or parts.get("host"), parts.get("how", "not reached")
+        return Culprit(rank, host, how, host_may_be_lost=pattern in HOSTS)
     return None
 
 
@@ -127,11 +137,16 @@ def _last_step(metrics: Path) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start the job again on ``ranks`` after so many seconds; ``line``: says so, and why."""
+    """Start the job again on ``ranks`` after so many seconds; ``line``: says so, and why.
+
+    ``mpirun``: the command that starts these ranks where all hosts are known to be there; else horovodrun
+    looks for them, and makes one.
+    """
 
     ranks: Ranks
     delay_seconds: float
     line: str
+    mpirun: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +182,8 @@ class Supervisor:
             return GiveUp(f"not started again after {HOPELESS[ended.status]} (status {ended.status})")
         before, self._at = self._at, Progress.of(ended.folder)
         if ended.status == PREEMPTED and self._at is not None and self._at != before:
-            return Restart(self.ranks, 0, f"the job was pre-empted at {self._at}: starting it again")
+            line = f"the job was pre-empted at {self._at}: starting it again"
+            return Restart(self.ranks, 0, line, ended.mpirun)
         return self._after_failure(ended, before)
 
     def _after_failure(self, ended: Ended, before: Progress | None) -> Restart | GiveUp:
@@ -188,11 +204,18 @@ class Supervisor:
             return GiveUp(
                 f"{why}{where}: given up, no host is left that has not failed {self._host_failures} times"
             )
+        is_known = found is not None and not found.host_may_be_lost and ranks == self.ranks
         self.ranks = ranks
         self._made += 1
-        delay = min(FIRST_DELAY_SECONDS * 2 ** (self._failures_in_a_row - 1), LONGEST_DELAY_SECONDS)
-        how = f"restart {self._made} of {self._restarts} in {delay} s{left_out}"
-        return Restart(ranks, delay, f"{why}{where}: {how}")
+        delay = self._delay_seconds()
+        when = f"in {delay} s" if delay else "now"
+        line = f"{why}{where}: restart {self._made} of {self._restarts} {when}{left_out}"
+        return Restart(ranks, delay, line, ended.mpirun if is_known else None)
+
+    def _delay_seconds(self) -> int:
+        """Return how long to wait: not at all after a new checkpoint, then twice as long each time."""
+        again = self._failures_in_a_row - 1
+        return min(FIRST_DELAY_SECONDS * 2 ** (again - 1), LONGEST_DELAY_SECONDS) if again else 0
 
     def _leave_out(self, found: Culprit | None) -> str:
         """Count a failure of a host; return what to say if it is left out from now on."""
