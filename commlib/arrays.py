@@ -23,7 +23,7 @@ def is_on_gpu(array: Any) -> bool:
     >>> is_on_gpu(np.zeros(3)), is_on_gpu([0.0])
     (False, False)
     """
-    return type(array).__module__.partition(".")[0] == "cupy"
+    return not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] == "cupy"
 
 
 def module_of(array: Any) -> ModuleType:

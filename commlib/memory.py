@@ -61,14 +61,20 @@ class Workspace:
     def __init__(self, arrays: ModuleType = np) -> None:
         self._arrays = arrays
         self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+        self._latest: dict[str, tuple[int, npt.DTypeLike, npt.NDArray[Any]]] = {}  # most steps want the same
 
     def get(self, name: str, length: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Return a contiguous uninitialized array of ``length``, aligned as :func:`empty` aligns it."""
         if self._arrays is not np:
             return self._arrays.empty(length, dtype)  # type: ignore[no-any-return]
+        latest = self._latest.get(name)
+        if latest is not None and latest[0] == length and latest[1] is dtype:
+            return latest[2]
         length_bytes = length * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.nbytes < length_bytes:
             spare = 0 if buffer is None else length_bytes // 4  # what has grown once will grow again
             buffer = self._buffers[name] = empty(-(-(length_bytes + spare) // 4)).view(np.uint8)
-        return buffer[:length_bytes].view(dtype)
+        array = buffer[:length_bytes].view(dtype)
+        self._latest[name] = length, dtype, array
+        return array

@@ -1,7 +1,7 @@
 """Which ranks share a node, and the communicators that follow from it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,10 @@ class Traffic:
     received: LinkBytes = LinkBytes()
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Traffic(self.sent + other.sent, self.received + other.received)
 
     def __sub__(self, other: "Traffic") -> "Traffic":
-        return Traffic(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
+        return Traffic(self.sent - other.sent, self.received - other.received)
 
 
 class Topology:
@@ -75,7 +75,8 @@ class Topology:
         self.node = world.split(self.node_index)
         self.stream = world.split(self.local_rank)
         self.flags: Callable[[], int] = lambda: 0
-        self._is_neighbour = np.array([node == self.node_index for node in node_of_rank])
+        is_neighbour = np.array([node == self.node_index for node in node_of_rank])
+        self._links = np.array([is_neighbour, ~is_neighbour], np.int64)  # of each rank: intra, inter
 
     def __enter__(self) -> "Topology":
         return self
@@ -111,10 +112,8 @@ class Topology:
         )
 
     def _by_link(self, world: Bytes, node: Bytes, stream: Bytes) -> LinkBytes:
-        return LinkBytes(
-            intra=int(world[self._is_neighbour].sum() + node.sum()),
-            inter=int(world[~self._is_neighbour].sum() + stream.sum()),
-        )
+        intra, inter = (self._links @ world).tolist()
+        return LinkBytes(intra + sum(node.tolist()), inter + sum(stream.tolist()))
 
 
 def _emulate(hosts: Sequence[str], ranks_per_node: int | Sequence[int]) -> list[int]:

@@ -30,6 +30,8 @@ from commlib.errors import InvalidArgument
 from commlib.memory import Room, copy_of, empty, new_array, zeros
 
 VALUE_BYTES = 4
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_LARGEST_INT32 = int(np.iinfo(np.int32).max)
 
 
 def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
@@ -38,7 +40,7 @@ def index_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
     >>> index_dtype(2**31 - 1), index_dtype(2**31)
     (dtype('int32'), dtype('int64'))
     """
-    return np.dtype(np.int32 if size <= np.iinfo(np.int32).max else np.int64)
+    return _INT32 if size <= _LARGEST_INT32 else _INT64
 
 
 def delta(size: int, value_bytes: int = VALUE_BYTES) -> float:
@@ -102,8 +104,7 @@ class SparseVector:
     def trusted(cls, size: int, indices: Index | None, values: Float32) -> "SparseVector":
         """Return a vector of these arrays without checking them."""
         vector = object.__new__(cls)
-        for name, value in (("size", size), ("indices", indices), ("values", values)):
-            object.__setattr__(vector, name, value)
+        vector.__dict__.update(size=size, indices=indices, values=values)
         return vector
 
     @classmethod

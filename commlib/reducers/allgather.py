@@ -5,6 +5,7 @@ from commlib.reducers.messages import gather_messages
 from commlib.reducers.selecting import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
+from commlib.wire import Message
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -34,6 +35,10 @@ class AllGather(SelectingReducer):
     def _combine(self, selected: SparseVector) -> SparseVector:
         message = self.encode(selected)
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace)
+            messages = self._gather(message)
         with self.measure("combine"):
             return self.sum_sparse([self.codec.decode(each, self.length) for each in messages])
+
+    def _gather(self, message: Message) -> list[Message]:
+        """Return the message of every rank of ``comm``."""
+        return gather_messages(self.comm, message, self.workspace)

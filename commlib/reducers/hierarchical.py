@@ -31,6 +31,7 @@ class Shards(Flat):
         self.bounds = topology.shard_bounds(size)
         self.low = int(self.bounds[local_rank])
         self.length = int(self.bounds[local_rank + 1]) - self.low
+        self._lows, self._sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
 
     def collect(self, reducer: SelectingReducer, gradient: Any) -> Any:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
@@ -70,9 +71,8 @@ class Shards(Flat):
         with reducer.measure("intra"):
             messages = gather_messages(node, message, reducer.workspace)
         with reducer.measure("combine"):
-            lows, sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
-            decoded = list(map(reducer.lossless.decode, messages, sizes))
+            decoded = list(map(reducer.lossless.decode, messages, self._sizes))
             if is_one_non_finite(decoded):
                 return Outcome(None)
-            mean = reducer.step_mean.write(list(zip(lows, decoded, strict=True)))
+            mean = reducer.step_mean.write(list(zip(self._lows, decoded, strict=True)))
         return Outcome(mean, selected, sum(each.nnz for each in decoded))

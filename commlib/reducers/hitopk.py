@@ -1,11 +1,20 @@
 """HiTopKComm: dense inside the node, a share of each shard between nodes (its section 3.2, algorithm 2)."""
 
+from typing import Any
+
+from commlib.arrays import is_on_gpu
 from commlib.cost import Cost, LinkSeconds, Step, Work, other_messages_bytes, shards, sum_bytes, union
 from commlib.density import entries
 from commlib.reducers.allgather import AllGather
 from commlib.reducers.hierarchical import Shards
-from commlib.topology import LinkBytes
+from commlib.reducers.messages import swap_messages
+from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES
+from commlib.wire import Message
+
+# Of k entries. A ring waits for each of its hops, which takes longer than such a message does; longer ones
+# would lose packets where several nodes send to one card at a time.
+DIRECT_BYTES = 1 << 14
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -26,7 +35,8 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """HiTopKComm's equations 7, 9 and 10, with ``(m − 1)·α`` for the gather between nodes."""
     k = entries(step.density, round(step.shard))
-    between = step.stream.ring(step.message(k, step.shard))
+    message = step.message(k, step.shard)
+    between = step.stream.exchange(message) if message <= DIRECT_BYTES else step.stream.ring(message)
     return step.hierarchical(between, union(step.world.nodes, k, step.shard))
 
 
@@ -50,3 +60,20 @@ class HiTopK(AllGather):
 
     layout_type = Shards
     cost = Cost(_traffic, _seconds, _work, is_exact=True)
+
+    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        self._is_direct = self._sends_little()
+
+    def _sends_little(self) -> bool:
+        return self.codec.message_bytes(self.k, self.length) <= DIRECT_BYTES
+
+    def _gather(self, message: Message) -> list[Message]:
+        """See :meth:`AllGather._gather`: each rank's message goes straight to all others if they are short.
+
+        It depends on the density of the step before, in which all ranks have found theirs equal.
+        """
+        is_direct, self._is_direct = self._is_direct, self._sends_little()
+        if is_on_gpu(message) or not is_direct:
+            return super()._gather(message)
+        return swap_messages(self.comm, [message] * self.comm.size, self.workspace)

@@ -8,7 +8,7 @@ results are bitwise equal on all ranks, in all runs, and on all transports.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import Array, module_of
+from commlib.arrays import Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
 from commlib.memory import ROW_MULTIPLE, Workspace
@@ -290,34 +290,48 @@ class Ring:
         if not others:
             sums[own][...] = given[own]
             return
-        outgoing = given[others[0]]
-        for part in [*others[1:], own]:
-            self._pass_on(outgoing, sums[part])
+        parts, sent, outgoing = [*others[1:], own], list[Request](), given[others[0]]
+        for part, receipt in zip(parts, self._receipts([sums[part] for part in parts]), strict=True):
+            sent.append(self._send(outgoing))
+            receipt.wait()
             outgoing = np.add(sums[part], given[part], out=sums[part])
+        Requests(sent).wait()
 
     def allgather(self, parts: Sequence[Array]) -> None:
         """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all ranks know all lengths."""
-        for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
-            self._pass_on(parts[outgoing], parts[incoming])
+        outgoing = [parts[rank] for rank in self._leftwards]
+        sent = list[Request]()
+        for own, receipt in zip(outgoing[:-1], self._receipts(outgoing[1:]), strict=True):
+            sent.append(self._send(own))
+            receipt.wait()
+        Requests(sent).wait()
 
     def allgather_messages(self, own: Array, room: Callable[[int, int], Array]) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
 
         ``room(rank, bytes)`` is an array of bytes for that of ``rank``; that of this rank is the same array.
         """
-        messages = {self._leftwards[0]: own}
+        messages, sent = {self._leftwards[0]: own}, list[Request]()
         for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
-            request = self._comm.send_message(messages[outgoing], self._leftwards[-1])
+            sent.append(self._comm.send_message(messages[outgoing], self._leftwards[-1]))
             messages[incoming] = self._comm.receive_message(self._leftwards[1], partial(room, incoming))
-            request.wait()
+        Requests(sent).wait()
         return [messages[rank] for rank in range(self._comm.size)]
 
-    def _pass_on(self, outgoing: Array, incoming: Array) -> None:
-        """Send to the right neighbour, receive from the left one; empty arrays are not sent."""
-        requests = []
-        if incoming.size:
-            requests.append(self._comm.receive(incoming, self._leftwards[1]))
-        if outgoing.size:
-            requests.append(self._comm.send(outgoing, self._leftwards[-1]))
-        for request in requests:
-            request.wait()
+    def _send(self, array: Array) -> Request:
+        """Start sending to the right neighbour; an empty array is not sent.
+
+        Nobody waits for that before the last hop: else each hop would wait for both neighbours.
+        """
+        return self._comm.send(array, self._leftwards[-1]) if array.size else Requests([])
+
+    def _receipts(self, arrays: Sequence[Array]) -> Iterator[Request]:
+        """Return the receipts of what the left neighbour sends, hop after hop; empty arrays are not sent.
+
+        All are posted now, so that a neighbour that is ahead can go on. On a GPU, where messages that are
+        posted together wait for each other, each is posted when it is taken.
+        """
+        receipts = (
+            self._comm.receive(array, self._leftwards[1]) if array.size else Requests([]) for array in arrays
+        )
+        return receipts if any(map(is_on_gpu, arrays)) else iter(list(receipts))

@@ -22,9 +22,8 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,14 +45,24 @@ READ_WITHIN_SECONDS, PASSED_ON_WITHIN_SECONDS = 3.0, 0.3
 HAS_ENDED, WAITS = 1, 2  # tags of the reports
 
 
-@dataclass(frozen=True)
 class _Wait:
-    """A thread waits for ``ranks`` of the world in an exchange over ``comm``."""
+    """A thread waits for ``ranks`` of the world in an exchange over ``comm``, inside its block.
 
-    number: int
-    comm: object
-    ranks: Sequence[int]
-    since: float = field(default_factory=time.monotonic)
+    ``waits``: those that are not over, by thread. No generator's context: a step has a dozen of them.
+    """
+
+    def __init__(
+        self, waits: "dict[int, _Wait]", number: int, comm: object, ranks: Sequence[int], thread: int
+    ) -> None:
+        self.number, self.comm, self.ranks = number, comm, ranks
+        self.since = time.monotonic()
+        self._waits, self._thread = waits, thread
+
+    def __enter__(self) -> None:
+        self._waits[self._thread] = self
+
+    def __exit__(self, *error: object) -> None:
+        del self._waits[self._thread]
 
 
 class Watch:
@@ -92,8 +101,7 @@ class Watch:
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self._thread.start()
 
-    @contextmanager
-    def waiting(self, comm: object, ranks: Sequence[int]) -> Iterator[None]:
+    def waiting(self, comm: object, ranks: Sequence[int]) -> AbstractContextManager[None]:
         """Record that this thread waits for ``ranks`` of the world, over ``comm``, inside the block.
 
         Raises :class:`commlib.errors.ConcurrentUse` if another thread waits over the same communicator.
@@ -104,11 +112,7 @@ class Watch:
                 f"rank {self._rank} of {self._size}: two threads exchange over one communicator at the same "
                 "time; give each thread a topology of its own: Topology(transport.mpi.world())"
             )
-        self._waits[thread] = _Wait(next(self._numbers), comm, ranks)
-        try:
-            yield
-        finally:
-            del self._waits[thread]
+        return _Wait(self._waits, next(self._numbers), comm, ranks, thread)
 
     def waiting_since(self) -> float | None:
         """Return when the oldest wait that is not over began, by the monotonic clock."""

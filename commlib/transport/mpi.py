@@ -33,6 +33,9 @@ PIECE_BYTES = 1 << 30
 # thread other than the main one, such as commlib.engine's.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
+# The first nap where there are more ranks than cores: the rank that is waited for has to get a core first,
+# and each test takes one for about 50 µs. With 20 µs a step of eight ranks on two cores takes longer.
+FIRST_NAP_ON_SHARED_CORES_SECONDS = 100e-6
 
 # Set by launchers: how many ranks they started.
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
@@ -55,25 +58,30 @@ class _Receipt(Request):
         self._comm, self._requests, self._pieces, self._source = comm, requests, pieces, source
 
     def wait(self) -> None:
-        from mpi4py import MPI
-
-        what = f"{self._comm}, receiving from rank {self._source}"
-        status = MPI.Status()
+        mpi = self._comm.mpi
+        status = mpi.Status()
         for request, piece in zip(self._requests, self._pieces, strict=True):
             try:
                 self._comm.wait_for(request, self._source, status)
-            except MPI.Exception as error:
-                raise PeerFailed(f"{what}, expecting {piece.nbytes} bytes: {error}") from error
+            except mpi.Exception as error:
+                raise PeerFailed(f"{self}, expecting {piece.nbytes} bytes: {error}") from error
             if status.count != piece.nbytes:
-                raise PeerFailed(f"{what}: expected {piece.nbytes} bytes, got {status.count}")
+                raise PeerFailed(f"{self}: expected {piece.nbytes} bytes, got {status.count}")
+
+    def __str__(self) -> str:
+        return f"{self._comm}, receiving from rank {self._source}"
 
 
 class MPICommunicator(Communicator):
     """Ranks that are processes of one MPI job. ``watch`` detects that one of them has ended."""
 
     def __init__(self, comm: "MPI.Comm", watch: Watch) -> None:
+        from mpi4py import MPI
+
         super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
+        self.mpi = MPI  # an import takes longer than most of what is done with it in a step
         self._handle, self._watch = comm, watch
+        self._naps = os.environ.get(YIELDS) == "1"
         self._world_ranks = _world_ranks(comm)
         self._watchdogs: list[Watchdog] = []
 
@@ -86,9 +94,7 @@ class MPICommunicator(Communicator):
         return self._handle
 
     def _free(self) -> None:
-        from mpi4py import MPI
-
-        if MPI.Is_finalized():
+        if self.mpi.Is_finalized():
             return
         with self._watch.waiting(self, self._world_ranks):
             for watchdog in self._watchdogs:
@@ -140,30 +146,29 @@ class MPICommunicator(Communicator):
         self, request: "MPI.Request", peer: int | None = None, status: "MPI.Status | None" = None
     ) -> None:
         """Wait for a request of ``peer``, or of all ranks; asleep, if others need the core."""
-        ranks = self._world_ranks if peer is None else self._world_ranks[peer : peer + 1]
-        self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), ranks)
+        if not request.Test(status):
+            self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), peer)
 
-    def _wait_until(self, test: Callable[[], bool], wait: Callable[[], object], ranks: Sequence[int]) -> None:
-        """Wait for ``ranks`` of the world until ``test()``, which ``wait()`` does without sleeping."""
-        if test():
-            return
-        with self._watch.waiting(self, ranks):
+    def _wait_until(self, test: Callable[[], bool], wait: Callable[[], object], peer: int | None) -> None:
+        """Wait for ``peer``, or all ranks, until ``test()``, which ``wait()`` does without sleeping.
+
+        The caller has called ``test()`` just now.
+        """
+        with self._watch.waiting(self, self._world_ranks if peer is None else (self._world_ranks[peer],)):
             # A thread that waits beside one that computes leaves the core to that one.
-            is_alone = threading.current_thread() is threading.main_thread()
-            if is_alone and os.environ.get(YIELDS) != "1":
+            if not self._naps and threading.current_thread() is threading.main_thread():
                 wait()
                 return
-            seconds = SHORTEST_NAP_SECONDS
+            seconds = FIRST_NAP_ON_SHARED_CORES_SECONDS if self._naps else SHORTEST_NAP_SECONDS
+            time.sleep(seconds)
             while not test():
-                time.sleep(seconds)
                 seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
+                time.sleep(seconds)
 
     def _wait_for_all(self, request: "MPI.Request") -> None:
-        from mpi4py import MPI
-
         try:
             self.wait_for(request)
-        except MPI.Exception as error:
+        except self.mpi.Exception as error:
             raise PeerFailed(f"{self}, in an exchange with all ranks: {error}") from error
 
     def watchdog(self, seconds: float) -> Watchdog:
@@ -200,23 +205,24 @@ class MPICommunicator(Communicator):
 
     def _receive_piece(self, source: int, room: Callable[[int], Array]) -> Array:
         """Return the next piece from ``source`` in ``room(bytes)``; MPI has its length once it is matched."""
-        from mpi4py import MPI
-
-        status, found = MPI.Status(), list[MPI.Message]()
+        status, found = self.mpi.Status(), list["MPI.Message"]()
 
         def probe() -> bool:
             message = self._comm.Improbe(source, status=status)
-            found.extend([] if message is None else [message])
-            return bool(found)
+            if message is None:
+                return False
+            found.append(message)
+            return True
 
         def wait() -> None:
             found.append(self._comm.Mprobe(source, status=status))
 
         try:
-            self._wait_until(probe, wait, self._world_ranks[source : source + 1])
+            if not probe():
+                self._wait_until(probe, wait, source)
             piece = room(status.count)
             self.wait_for(found[0].Irecv(piece), source)
-        except MPI.Exception as error:
+        except self.mpi.Exception as error:
             raise PeerFailed(f"{self}, receiving from rank {source}: {error}") from error
         return piece
 
@@ -230,6 +236,8 @@ def _world_ranks(comm: "MPI.Comm") -> list[int]:
 
 def _pieces(array: Array) -> list[Array]:
     data = array.reshape(-1).view(np.uint8)
+    if 0 < len(data) <= PIECE_BYTES:
+        return [data]
     return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
 
 

@@ -27,10 +27,14 @@ class Raw32(IndexCodec):
         dtype = index_dtype(size)
         # No header: the number of entries follows from the length, which grows with each entry.
         most = len(message) // dtype.itemsize
-        entries = bisect_right(
-            range(most + 1), len(message), key=lambda count: count * dtype.itemsize + value_bytes(count)
-        )
-        values_from = (entries - 1) * dtype.itemsize
+
+        def bytes_of(count: int) -> int:
+            return count * dtype.itemsize + value_bytes(count)
+
+        entries = len(message) * most // max(1, bytes_of(most))  # where each value takes as many bytes
+        if not bytes_of(entries) <= len(message) < bytes_of(entries + 1):
+            entries = bisect_right(range(most + 1), len(message), key=bytes_of) - 1
+        values_from = entries * dtype.itemsize
         return message[:values_from].view(dtype), message[values_from:]
 
 

@@ -108,6 +108,89 @@ def test_hitopk_takes_no_longer_than_its_messages():
     assert seconds < 205e-6 / 1.6
 
 
+def stream_transfers(reduce, nodes=4):
+    """Return how often each node sends to each at each step of ``reduce(reducer, step)``."""
+    record = []
+
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm), 40_000, density=0.5)
+        times = []
+        for step in range(3):
+            comm.barrier()
+            times.append(comm.now())
+            reduce(reducer, comm.rank, step)
+        return times
+
+    first, *_ = simulated.run(body, nodes, 1, record=record)
+    ends = [*first[1:], np.inf]
+    pairs = [
+        [(each.source, each.destination) for each in record if low <= each.sent < high]
+        for low, high in zip(first, ends, strict=True)
+    ]
+    return [Counter(each) for each in pairs]
+
+
+def test_short_selections_go_straight_to_every_node_and_long_ones_round_a_ring():
+    """From the step after that in which all ranks have compared the new density."""
+
+    def reduce(reducer, rank, step):
+        if step == 1:
+            reducer.set_density(0.01)
+        reducer.reduce(gradient(40_000, rank, step))
+
+    ring = Counter({(rank, (rank + 1) % 4): 3 for rank in range(4)})
+    straight = Counter({(rank, other): 1 for rank in range(4) for other in range(4) if other != rank})
+    assert stream_transfers(reduce) == [ring, ring, straight]
+
+
+@pytest.mark.parametrize("density", [0.4, 0.001])
+def test_ranks_that_disagree_whether_messages_are_short_find_out(density):
+    def reduce(reducer, rank, step):
+        if step == 1:
+            reducer.set_density(density if rank == 2 else 0.4)
+        if step == 2:
+            reducer.set_density(0.001 if rank == 2 else 0.4)
+        reducer.reduce(gradient(40_000, rank, step))
+
+    with pytest.raises(RanksDisagree, match=r"density is 0.4 on ranks \[0, 1, 3\], 0.001 on ranks \[2\]"):
+        stream_transfers(reduce)
+
+
+class _Noting:
+    """A request whose wait is noted."""
+
+    def __init__(self, request, what, noted):
+        self.request, self.what, self.noted = request, what, noted
+
+    def wait(self):
+        self.noted.append(self.what)
+        self.request.wait()
+
+
+@pytest.mark.parametrize("method", ["reduce_scatter", "allgather"])
+def test_a_hop_of_a_ring_waits_for_the_left_neighbour_only(method):
+    """Whose parts may come early: all receipts are posted before the first part is sent."""
+
+    def body(comm):
+        noted, receive, send = [], comm.receive, comm.send
+        comm.receive = lambda *given: noted.append("post") or _Noting(receive(*given), "receipt", noted)
+        comm.send = lambda *given: noted.append("send") or _Noting(send(*given), "sent", noted)
+        given = np.split(np.arange(12, dtype=np.float32) + comm.rank, comm.size)
+        if method == "reduce_scatter":
+            sums = np.split(np.zeros(12, np.float32), comm.size)
+            Ring(comm, range(comm.size)).reduce_scatter(given, sums)
+            expected = 4 * given[comm.rank] + 6 - 4 * comm.rank
+            np.testing.assert_array_equal(sums[comm.rank], expected)
+        else:
+            Ring(comm, range(comm.size)).allgather(given)
+            for rank, part in enumerate(given):
+                np.testing.assert_array_equal(part, np.arange(3 * rank, 3 * rank + 3) + rank)
+        return noted
+
+    for noted in simulated.run(body, 4):
+        assert noted == ["post"] * 3 + ["send", "receipt"] * 3 + ["sent"] * 3
+
+
 def test_dense_takes_as_long_as_a_ring_without_any_agreement():
     def ring(comm):
         parts, sums = (np.split(np.ones(1_000_000, np.float32), RANKS) for _ in range(2))

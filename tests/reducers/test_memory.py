@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
+from commlib.memory import Workspace
 from commlib.reducers import LocalClipping, MomentumCorrection
 from commlib.reducers.mean import Mean, Means
 from commlib.transport import simulated
@@ -21,6 +22,25 @@ def gradient(rank: int, step: int) -> np.ndarray:
 def make(comm, name, ranks_per_node=2, density=0.01):
     options = {"density": density} if name in SPARSE else {}
     return make_reducer(name, Topology(comm, ranks_per_node=ranks_per_node), size=SIZE, **options)
+
+
+def test_a_workspace_gives_the_same_memory_again_in_the_length_and_type_that_are_asked_for():
+    workspace = Workspace()
+    first = workspace.get("a", 10)
+    first[:] = 7
+    shorter, bits = workspace.get("a", 4), workspace.get("a", 10, np.uint32)
+    again = workspace.get("a", 10)
+    assert [each.dtype for each in (first, shorter, bits, again)] == [
+        *[np.float32] * 2,
+        np.uint32,
+        np.float32,
+    ]
+    assert [len(each) for each in (first, shorter, bits, again)] == [10, 4, 10, 10]
+    assert again.tolist() == [7] * 10 and np.shares_memory(first, bits)
+    longer = workspace.get("a", 1000)
+    assert len(longer) == 1000 and not np.shares_memory(longer, first)
+    assert np.shares_memory(workspace.get("a", 10), longer)
+    assert not np.shares_memory(workspace.get("b", 1000), longer)
 
 
 @pytest.mark.parametrize("ranks_per_node", [2, [3, 1], *more(1)], ids=str)
