@@ -90,7 +90,7 @@ def advance(
     ``measure(weights, directions)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors
     that the parts belong to. It is called once, if the rule has ratios.
     """
-    corrections = rule.corrections(tf.cast(iterations + 1, tf.float64))
+    corrections = rule.corrections(tf.cast(iterations + 1, tf.float64), tf)
     directions, states = [], []
     for part in parts:
         own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
@@ -268,8 +268,8 @@ class SGD(LayerWise):
 class ADAM(LayerWise):
     """Adam as in its paper, with weight decay as part of the gradient.
 
-    ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``: see :class:`pto.rules.Adam`; ``exclude`` and
-    ``options`` as in :class:`LARS`.
+    ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``, ``freeze_variance``: see :class:`pto.rules.Adam`;
+    ``exclude`` and ``options`` as in :class:`LARS`.
     """
 
     rule_type: ClassVar[type[Adam]] = Adam
@@ -283,9 +283,10 @@ class ADAM(LayerWise):
         weight_decay: float = 0.0,
         exclude: str | None = BIAS_AND_NORMALISATION,
         name: str | None = None,
+        freeze_variance: int | None = None,
         **options: Any,
     ) -> None:
-        rule = self.rule_type(beta_1, beta_2, epsilon, weight_decay)
+        rule = self.rule_type(beta_1, beta_2, epsilon, weight_decay, freeze_variance=freeze_variance)
         name = name or type(self).__name__.lower()
         super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
 
@@ -327,8 +328,8 @@ class LARS(LayerWise):
 class LAMB(LayerWise):
     """Adam whose rate is scaled for each variable, for large batches (You et al. 2020).
 
-    ``weight_decay``, ``beta_1``, ``beta_2``, ``epsilon``, ``least_norm``, ``largest_norm``: see
-    :class:`pto.rules.Lamb`; ``exclude`` and ``options`` as in :class:`LARS`.
+    ``weight_decay``, ``beta_1``, ``beta_2``, ``epsilon``, ``least_norm``, ``largest_norm``,
+    ``freeze_variance``: see :class:`pto.rules.Lamb`; ``exclude`` and ``options`` as in :class:`LARS`.
 
     ``keras.optimizers.Lamb`` is another algorithm if weights decay: it subtracts
     ``learning_rate·weight_decay·w`` first and computes the ratio from Adam's update without decay, so its
@@ -347,11 +348,13 @@ class LAMB(LayerWise):
         exclude: str | None = BIAS_AND_NORMALISATION,
         norms: Measures | None = None,
         name: str = "lamb",
+        freeze_variance: int | None = None,
         **options: Any,
     ) -> None:
         if isinstance(norms, GivenSquares):
             raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
-        rule = Lamb(beta_1, beta_2, epsilon, weight_decay, least_norm, largest_norm)
+        moments = (beta_1, beta_2, epsilon, weight_decay)
+        rule = Lamb(*moments, least_norm, largest_norm, freeze_variance=freeze_variance)
         super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
 
 

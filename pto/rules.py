@@ -11,7 +11,7 @@ Arrays are of NumPy or TensorFlow; ``xp`` is their module. Arguments are not mod
 
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pto.errors import InvalidArgument
@@ -44,7 +44,7 @@ class Rule(ABC):
     def slots(self) -> tuple[str, ...]:
         """Return the names of the state: arrays of the weights' shape and dtype, zeros at first."""
 
-    def corrections(self, step: Array) -> State:
+    def corrections(self, step: Array, xp: Any) -> State:
         """Return the corrections of this step for :meth:`direction`; ``step``: a float64 scalar from 1 on."""
         return ()
 
@@ -144,7 +144,9 @@ def with_momentum(rule: Rule, momentum: Array) -> Rule:
 class Adam(Rule):
     """``w -= rate·m̂ / (√v̂ + epsilon)``, with the moments of ``g + weight_decay·w``, corrected for their bias.
 
-    Kingma and Ba 2015, algorithm 1. Keras adds its epsilon before the correction of ``v``.
+    Kingma and Ba 2015, algorithm 1. Keras adds its epsilon before the correction of ``v``. After
+    ``freeze_variance`` steps ``v̂`` stays as it is (1-bit Adam, Tang et al. 2021): a step is then linear in
+    the gradients.
     """
 
     adapts: ClassVar[bool] = False
@@ -153,22 +155,28 @@ class Adam(Rule):
     beta_2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    freeze_variance: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check("beta_1", self.beta_1, "0 or more, below 1", 0 <= self.beta_1 < 1)
         _check("beta_2", self.beta_2, "0 or more, below 1", 0 <= self.beta_2 < 1)
         _check("epsilon", self.epsilon, "more than 0", self.epsilon > 0)
         _check("weight_decay", self.weight_decay, "0 or more", self.weight_decay >= 0)
+        if self.freeze_variance is not None:
+            _check("freeze_variance", self.freeze_variance, "at least 1", self.freeze_variance >= 1)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The moments, ``mean`` and ``square``."""
         return ("mean", "square")
 
-    def corrections(self, step: Array) -> State:
-        """``1 − βᵗ`` of both moments."""
+    def corrections(self, step: Array, xp: Any) -> State:
+        """``1 − βᵗ`` of both moments, and where ``v`` is frozen one day whether it is (1 or 0)."""
         # In float64: float32 keeps four digits of 1 − 0.999.
-        return 1 - self.beta_1**step, 1 - self.beta_2**step
+        if self.freeze_variance is None:
+            return 1 - self.beta_1**step, 1 - self.beta_2**step
+        seen = xp.minimum(step, self.freeze_variance)
+        return 1 - self.beta_1**step, 1 - self.beta_2**seen, xp.where(step > seen, 1.0, 0.0)
 
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
@@ -181,6 +189,8 @@ class Adam(Rule):
     def _direction(self, gradient: Array, state: State, corrections: State, xp: Any) -> tuple[Array, State]:
         mean = self.beta_1 * state[0] + (1 - self.beta_1) * gradient
         square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
+        if self.freeze_variance is not None:
+            square = xp.where(corrections[2] > 0, state[1], square)
         return (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon), (mean, square)
 
     def apply(

@@ -1,5 +1,6 @@
 """LARS, LAMB, Adam and SGD in float64, a tensor at a time: written from the papers, apart from pto."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +78,7 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     is_apart: bool = False  # the decay, from the moments: AdamW
+    freeze_variance: float = math.inf
     excluded: bool = False
     step: int = 0
     moments: list = field(default_factory=lambda: [0.0, 0.0])
@@ -86,12 +88,13 @@ class Adam:
         decay = 0.0 if self.excluded else self.weight_decay * weight
         if not self.is_apart:
             gradient = gradient + decay
-        betas = self.beta_1, self.beta_2
-        powers = gradient, gradient**2
-        self.moments = [
-            b * old + (1 - b) * new for b, old, new in zip(betas, self.moments, powers, strict=True)
-        ]
-        first, second = (m / (1 - b**self.step) for b, m in zip(betas, self.moments, strict=True))
+        first, second = self.moments
+        first = self.beta_1 * first + (1 - self.beta_1) * gradient
+        if self.step <= self.freeze_variance:
+            second = self.beta_2 * second + (1 - self.beta_2) * gradient**2
+        self.moments = [first, second]
+        first = first / (1 - self.beta_1**self.step)
+        second = second / (1 - self.beta_2 ** min(self.step, self.freeze_variance))
         update = first / (np.sqrt(second) + self.epsilon)
         return weight - rate * (update + decay if self.is_apart else update)
 

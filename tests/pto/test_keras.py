@@ -89,10 +89,11 @@ def test_an_optimizer_is_the_reference_over_100_steps(make, expect, with_norms):
         np.testing.assert_allclose(weight, of_reference, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.parametrize("more", [{}, {"freeze_variance": 30}], ids=["", "frozen"])
 @pytest.mark.parametrize("is_apart", [False, True], ids=["adam", "adamw"])
-def test_adam_is_the_reference_over_100_steps(is_apart):
+def test_adam_is_the_reference_over_100_steps(is_apart, more):
     weights, gradients = reference.weights_and_gradients(100)
-    settings = {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-6, "weight_decay": 0.1}
+    settings = {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-6, "weight_decay": 0.1, **more}
     optimizer = (ADAMW if is_apart else ADAM)(0.01, exclude=reference.EXCLUDED, **settings)
 
     def expect(excluded):

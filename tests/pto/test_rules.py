@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pto.errors import InvalidArgument
-from pto.rules import BIAS_AND_NORMALISATION, Lamb, Lars, LossScaling, Sgd
+from pto.rules import BIAS_AND_NORMALISATION, Adam, Lamb, Lars, LossScaling, Sgd
 from tests.pto import reference
 
 RULES = {
@@ -33,7 +33,7 @@ RULES = {
 
 def stepped(rule, weights, states, gradients, step, rate, adapted):
     """One step of all tensors, as an adapter makes it."""
-    corrections = rule.corrections(np.float64(step))
+    corrections = rule.corrections(np.float64(step), np)
     aimed = [
         rule.direction(*each, corrections, adapted=one, xp=np)
         for *each, one in zip(weights, gradients, states, adapted, strict=True)
@@ -101,15 +101,30 @@ def test_a_least_norm_lets_zero_weights_have_a_ratio():
 
 
 def test_the_correction_of_bias_is_of_float64():
-    first, second = Lamb().corrections(np.float64(1))
+    first, second = Lamb().corrections(np.float64(1), np)
     assert (first, second) == (1 - 0.9, 1 - 0.999)
+
+
+def test_from_when_the_variance_is_frozen_steps_are_linear_in_the_gradients():
+    """Five gradients of one, then ``g``: the corrected second moment is one from the first to the last."""
+    seen, g, rule = 5, np.array([0.0, -3.0, 1e30]), Adam(0.8, 0.9, epsilon=0.5, freeze_variance=5)
+    weights, states, moved = [np.zeros(3)], [(np.zeros(3), np.zeros(3))], 0.0
+    for step in range(1, 9):
+        gradient = np.ones(3) if step <= seen else g
+        frozen = states[0][1]
+        weights, states = stepped(rule, weights, states, [gradient], step, 0.1, [False])
+        later = max(0, step - seen)
+        mean = (1 - 0.8 ** min(step, seen)) * 0.8**later + g * (1 - 0.8**later)
+        moved = moved + 0.1 * mean / (1 - 0.8**step) / (1 + 0.5)
+        np.testing.assert_allclose(-weights[0], moved, rtol=1e-14)
+        assert np.array_equal(states[0][1], frozen) == (step > seen)
 
 
 def test_rules_leave_what_they_are_given_as_it_was():
     for rule, _ in RULES.values():
         weight, gradient = np.array([3.0, 4.0]), np.array([1.0, 2.0])
         state = tuple(np.array([0.5, 0.25]) for _ in rule.slots)
-        aim, new = rule.direction(weight, gradient, state, rule.corrections(1.0), adapted=True, xp=np)
+        aim, new = rule.direction(weight, gradient, state, rule.corrections(1.0, np), adapted=True, xp=np)
         rule.apply(weight, aim, new, 0.1, adapted=True)
         assert (weight.tolist(), gradient.tolist()) == ([3, 4], [1, 2])
         assert [array.tolist() for array in state] == [[0.5, 0.25]] * len(rule.slots)
@@ -125,6 +140,7 @@ def test_rules_leave_what_they_are_given_as_it_was():
         (lambda: Lars(weight_decay=math.nan), "weight_decay: expected 0 or more, got nan"),
         (lambda: Lamb(beta_2=1.5), "beta_2: expected 0 or more, below 1, got 1.5"),
         (lambda: Lamb(epsilon=0.0), "epsilon: expected more than 0, got 0.0"),
+        (lambda: Lamb(freeze_variance=0), "freeze_variance: expected at least 1, got 0"),
         (
             lambda: Lamb(least_norm=2.0, largest_norm=1.0),
             "largest_norm: expected more than least_norm, 2.0, got 1.0",

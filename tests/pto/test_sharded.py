@@ -19,6 +19,7 @@ WITHOUT_NORMS = {
     "sgd-nesterov": lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
     "sgd-plain": lambda: keras.optimizers.SGD(0.5),
     "adam": lambda: ADAM(0.01, weight_decay=0.01, exclude=reference.EXCLUDED),
+    "adam-frozen": lambda: ADAM(0.01, freeze_variance=2),
     "adamw": lambda: ADAMW(0.01, 0.8, 0.95, weight_decay=0.01, exclude=reference.EXCLUDED),
 }
 WITH_NORMS = {
@@ -35,6 +36,7 @@ SLOTS = {
     "lars-nesterov": 1,
     "lamb": 2,
     "adam": 2,
+    "adam-frozen": 2,
     "adamw": 2,
 }
 SIZES = [int(np.prod(shape)) for shape in reference.SHAPES]

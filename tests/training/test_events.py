@@ -5,8 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.launching import DIGITS
+from tests.training.small import ALONE
 from tests.training.test_summary import TASK, epoch
 from training.callbacks.tracing import Traced
+from training.config.config import load
 from training.config.records import Target
 from training.run import beginning, events
 from training.run.data import Reads
@@ -26,6 +29,7 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
             ["phase 2: auto picks hitopk: 0.5 s"],
         ),
         (beginning.NormsShared("norms by slices"), ["norms by slices"]),
+        (beginning.VarianceFrozen("frozen after 3"), ["frozen after 3"]),
         (events.Prepared(1.5), []),
         (
             events.Resumed("step-00000043", ["random states begin again"], AT),
@@ -107,3 +111,17 @@ def test_the_live_line_of_one_rank_and_one_phase_names_neither():
     at = Position(step=3, phase_steps=3, steps=3)
     line = "epoch 1  step 3/40 at 6 px  loss 0.250 (rank 0)  0:00:10 left"
     assert live_line(phases_of(None, count=1), at, 0.25, 10.0) == line
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (10, "the second moment is frozen after 10 of the 10 steps of phase 1"),
+        (11, "the second moment is frozen after 1 of the 2,000 steps of phase 2"),
+        (2011, "optimizer.freeze_variance=2011 has no effect: the run has 2010 steps"),
+    ],
+)
+def test_a_run_tells_when_the_variance_is_frozen(given, line):
+    config = load(DIGITS, [*ALONE, "optimizer=adam", f"optimizer.freeze_variance={given}"])
+    assert beginning.how_the_variance_is_frozen(config, [10, 2000]) == [line]
+    assert beginning.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []

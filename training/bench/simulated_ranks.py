@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from commlib import Communicator, Report, Topology
 from commlib.tensorflow import DistributedGradients
+from commlib.topology import Traffic
 from commlib.transport import simulated
 from commlib.transport.mpi import world
 from commlib.tuning.profile import Profile
@@ -56,8 +57,11 @@ class RanksLearner(Learner):
     def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
         if config.sparse_tables:
             raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
-        if len({phase.local_steps is None for phase in config.phases}) > 1:
-            raise ConfigurationError("local_steps: expected in all phases or in none on simulated ranks")
+        have = [phase.local_steps is not None for phase in config.phases]
+        if have != sorted(have):
+            expected = "expected in all phases after one that has them on simulated ranks"
+            place = have.index(False, have.index(True))
+            raise ConfigurationError(f"phases[{place}].local_steps: {expected}, got none")
         super().__init__(config, topology, data, profile)
         self.config = self.config.model_copy(update={"accumulate": self.ranks.count})
         self.task.carried = [  # it has the rows of all ranks
@@ -85,6 +89,18 @@ class RanksLearner(Learner):
             self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch(options))
         self._set_local_steps(phase)
         return residual
+
+    def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
+        """See :meth:`Learner.settle`; only from gradients to differences of weights."""
+        self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch({"name": "dense"}))
+        if not any(residual.any() for residual in self._residuals()):
+            return Traffic()
+        nothing = np.zeros(self.gradients.size, np.float32)
+        results = self.ranks.all_do(lambda rank: self.ranks.gradients[rank].reduce_flat(nothing))
+        mean, report = results[0]
+        self._apply(mean, hyperparameters)
+        traffic: Traffic = report.traffic
+        return traffic
 
     def _set_local_steps(self, phase: Any) -> None:
         if self.ranks.gradients[0] is None:  # the ranks have no reducers yet
@@ -142,7 +158,7 @@ class RanksLearner(Learner):
         self, replicas: "Replicas", backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
         """Let each replica take a step, and end the round with its last one."""
-        losses = []
+        losses, weights = [], []
         for rank, arrays in enumerate(parts_of(batch, self.ranks.count)):
             with replicas.having_the_model(rank) as local:
                 assign(self.task.carried, self._carried[rank])
@@ -153,19 +169,15 @@ class RanksLearner(Learner):
                 if not local.rounds.failed:
                     self._apply(own, hyperparameters)
                 self._carried[rank] = self._copies()
+                if hyperparameters.round_steps:
+                    weights.append(local.weights.read())
         if hyperparameters.round_steps:
-            report = self._end_round(replicas)
+            report = self._end_round(replicas, weights)
         return float(np.mean(losses)), report
 
-    def _end_round(self, replicas: "Replicas") -> Report:
-        weights = []
-        for rank in range(self.ranks.count):
-            with replicas.having_the_model(rank) as local:
-                weights.append(local.weights.read())
+    def _end_round(self, replicas: "Replicas", weights: Sequence[Float32]) -> Report:
         results = self.ranks.all_do(lambda rank: replicas.local_steps[rank].rounds.end(weights[rank]))
-        for rank, result in enumerate(results):
-            with replicas.having_the_model(rank) as local:
-                local.finish_round(*result)
+        replicas.finish_round(results)
         self.ranks.count_exchange([each for _, each in results])
         report: Report = results[0][1]
         return report
@@ -200,6 +212,7 @@ class Replicas:
             LocalSteps(phase, gradients, learner.variables, optimizer, [], each)
             for gradients, each in zip(ranks.gradients, earlier, strict=True)
         ]
+        self._weights = len(learner.variables)
         self._variables = [*learner.variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
         self._read, self._write = tf.function(self._values_now), tf.function(partial(assign, self._variables))
         self._values: list[Any] = [self._read()] * ranks.count if before is None else before._values
@@ -213,6 +226,15 @@ class Replicas:
         self._write(self._values[rank])
         yield self.local_steps[rank]
         self._values[rank] = self._read()
+
+    def finish_round(self, results: Sequence[tuple[Float32, Report]]) -> None:
+        """Let each replica have what its exchange returned: where it is not skipped, the same weights."""
+        for rank, (weights, report) in enumerate(results):
+            if rank == 0 or not report.finite:
+                with self.having_the_model(rank) as local:
+                    local.finish_round(weights, report)
+            else:
+                self._values[rank][: self._weights] = self._values[0][: self._weights]
 
 
 def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Trained:

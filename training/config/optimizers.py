@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from commlib.errors import shown
 from pto.norms import Way
 from pto.rules import BIAS_AND_NORMALISATION
-from training.config.schema import Momentum, Positive, Rate, Record, problem, record_in
+from training.config.schema import Count, Momentum, Positive, Rate, Record, problem, record_in
 
 if TYPE_CHECKING:
     from pto.keras import LayerWise
@@ -61,6 +61,8 @@ class Adam(Optimizer):
     """Share of the mean squared gradient so far that is kept in a step."""
     epsilon: Positive = 1e-8
     """Added to what is divided by."""
+    freeze_variance: Count | None = None
+    """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
 
 
 class AdamW(Adam):
@@ -103,6 +105,8 @@ class Lamb(Optimizer):
     """The most that it counts as."""
     norms: Way = "auto"
     """How ranks share the work of computing norms."""
+    freeze_variance: Count | None = None
+    """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

@@ -116,6 +116,12 @@ class SparseTables(Reasoned):
     kind = "tables"
 
 
+class VarianceFrozen(Reasoned):
+    """When the second moment of Adam is frozen."""
+
+    kind = "variance"
+
+
 class LocalRounds(Reasoned):
     """How many local steps a phase has."""
 
@@ -156,4 +162,19 @@ def choices(learner: Learner, phases: Sequence[PhaseRun], why_not_on_gpus: str |
     yield from map(SparseTables, learner.tables.lines())
     yield from map(InBuckets, learner.how_gradients_travel())
     yield from map(NormsShared, learner.how_norms_are_computed())
+    yield from map(
+        VarianceFrozen, how_the_variance_is_frozen(learner.config, [each.steps for each in phases])
+    )
     yield from (LocalRounds(line) for phase in phases if (line := phase.how_rounds_go()) is not None)
+
+
+def how_the_variance_is_frozen(config: Config, steps: Sequence[int]) -> list[str]:
+    """Return a line on ``freeze_variance``, if it is given; ``steps``: of the phases."""
+    left = given = getattr(config.optimizer, "freeze_variance", None)
+    if left is None:
+        return []
+    for number, own in enumerate(steps, 1):
+        if left <= own:
+            return [f"the second moment is frozen after {left:,} of the {own:,} steps of phase {number}"]
+        left -= own
+    return [f"optimizer.freeze_variance={given} has no effect: the run has {sum(steps)} steps"]

@@ -42,8 +42,8 @@ class RunFolder:
 
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
-    ``norms``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``, ``stop``,
-    ``digest``, ``trace``, ``checkpoint``, ``terminated``, ``cache`` (:mod:`training.run.events`),
+    ``norms``, ``variance``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``,
+    ``stop``, ``digest``, ``trace``, ``checkpoint``, ``terminated``, ``cache`` (:mod:`training.run.events`),
     ``summary`` and those that callbacks report, each with ``seconds`` since this process opened the folder;
     those of ``summary`` are of the whole training. Non-finite numbers are ``null``. ``summary.json`` is
     written when the run has ended.
