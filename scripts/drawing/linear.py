@@ -20,13 +20,14 @@ PAPER = {
 }
 # And its coordinate descent, on 8 nodes of Piz Daint.
 PAPER_COORDINATE = {("url", "logistic"): (49.0, 24.0, 26.0, 4.5)}
+ROWS_OF_RANK = 1000  # in a step there, and in the picture
 MOST_LINES = 4  # of a picture
 
 
 def groups(results: Results) -> Iterator[list[Record]]:
     """Yield the records of each case on ranks, a dense one first."""
     on_ranks = [each for each in results.records if "until" not in each.case]
-    keys = ("shape", "loss", "solver", "clock")
+    keys = ("shape", "loss", "solver", "clock", "batch_size")
     for _, own in groupby(on_ranks, key=lambda each: [each.case.get(key) for key in keys]):
         yield list(own)
 
@@ -54,10 +55,12 @@ def _as_in_the_paper(cases: Sequence[Sequence[Record]]) -> str:
     for records in cases:
         case, dense, sparse = records[0].case, fastest(records, dense=True), fastest(records, dense=False)
         of_solver = PAPER if case["solver"] == "sgd" else PAPER_COORDINATE
+        of_solver = of_solver if case["batch_size"] == ROWS_OF_RANK else {}
         theirs = of_solver.get((case["shape"], case["loss"]))
         rows.append(
             [
                 f"{case['shape']}, {case['loss']}, {case['solver']}{', simulated' * ('clock' in case)}",
+                f"{case['batch_size']:,}" if case["solver"] == "sgd" else "all",
                 f"{dense.subject}, {_times_of(dense)}",
                 f"{sparse.subject}, {_times_of(sparse)}",
                 f"{times(sparse.ratio)} ({times(sparse.more['communication_ratio'])})",
@@ -66,7 +69,16 @@ def _as_in_the_paper(cases: Sequence[Sequence[Record]]) -> str:
                 "–" if theirs is None else f"{times(theirs[0] / theirs[2])} ({times(theirs[1] / theirs[3])})",
             ]
         )
-    header = ["", "best dense, s a pass", "best sparse", "×", "SparCML: dense, s", "sparse", "×"]
+    header = [
+        "",
+        "rows of a rank in a step",
+        "best dense, s a pass",
+        "best sparse",
+        "×",
+        "SparCML: dense, s",
+        "sparse",
+        "×",
+    ]
     return markdown(header, rows)
 
 
@@ -77,7 +89,8 @@ def _times_of(record: Record) -> str:
 def drawn(results: Results) -> list[list[Record]]:
     """Return the cases of the picture."""
     found = [own[0].case | {"records": own} for own in groups(results)]
-    return [each["records"] for each in found if each["solver"] == "sgd" and "clock" not in each]
+    shown = [each for each in found if each["solver"] == "sgd" and each["batch_size"] == ROWS_OF_RANK]
+    return [each["records"] for each in shown if "clock" not in each]
 
 
 def digest(results: Results) -> str:

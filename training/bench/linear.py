@@ -1,7 +1,7 @@
 """``cloudtrain bench linear``: sparse gradients against dense ones, and one rank against scikit-learn."""
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -171,9 +171,15 @@ def of_ranks(records: Sequence[Record]) -> Table:
     ]
     nodes = f"{len(case['nodes'])} × {case['nodes'][0]} ranks"
     where = ", simulated" if case.get("clock") == "virtual" else ""
-    what = f"{case['shape']}, {case['loss']}, {case['solver']}: {case['rows']:,} rows, {nodes}{where}"
+    rows_of = f"{case['rows']:,} rows, {batch_of(case)}{nodes}{where}"
+    what = f"{case['shape']}, {case['loss']}, {case['solver']}: {rows_of}"
     notes = ["dense: the fastest of the dense ones; median of passes, each that of the slowest rank"]
     return Table(what, [*header, "objective"], rows, notes)
+
+
+def batch_of(case: Mapping[str, Any]) -> str:
+    """Return what says how many rows of a rank a step takes; coordinate descent takes all."""
+    return f"{case['batch_size']:,} of a rank in a step, " if case["solver"] == "sgd" else ""
 
 
 def of_one_rank(records: Sequence[Record], until: str) -> Table:
