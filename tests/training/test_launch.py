@@ -17,7 +17,7 @@ from tests.launching import DIGITS, ENVIRONMENT, launch, tail
 from training.commands.main import app
 from training.process import start_rank
 from training.process.hosts import Ranks
-from training.process.launch import cloudtrain, command_line, environment_of, mpirun_of
+from training.process.launch import cloudtrain, command_line, environment_of, mpirun_of, words_of
 from training.process.program import check_program
 from training.process.start_rank import PRELOAD, PRELOADED
 
@@ -45,6 +45,13 @@ def test_the_mpirun_command_is_that_of_the_process_that_horovodrun_has_become():
         mpirun_of(["/usr/bin/prterun", *mpirun[1:], '["train"]']) == mpirun
     )  # where the shell has become it
     assert mpirun_of([sys.executable, "/usr/bin/horovodrun", "-np", "2", '["train"]']) is None
+
+
+def test_a_process_that_has_ended_has_no_mpirun_command():
+    process = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
+    assert words_of(process.pid) == ["sh", "-c", "read line"]
+    process.communicate()
+    assert mpirun_of(words_of(process.pid)) is None
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ class Output:
             line = RANK_TAG.sub("", tagged)
             if line.startswith(FOLDER_MARK):
                 self.folder = Path(json.loads(line.removeprefix(FOLDER_MARK)))
-                self.mpirun = None if self._group is None else mpirun_of(_words_of(self._group))
+                self.mpirun = None if self._group is None else mpirun_of(words_of(self._group))
                 continue
             if not line.startswith(LIVE_MARK):
                 self.said.append(line)
@@ -359,9 +359,12 @@ def _without_banners(lines: Iterable[str], is_known: Callable[[str], bool]) -> I
     yield held
 
 
-def _words_of(process: int) -> list[str]:
-    """Return the command line of a process."""
-    return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
+def words_of(process: int) -> list[str]:
+    """Return the command line of a process, an empty word for one that has ended."""
+    try:
+        return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
+    except OSError:  # what it has printed may be read later than that
+        return [""]
 
 
 def _beside_python(name: str) -> Path:
