@@ -42,7 +42,10 @@ def test_what_stays_sparse_is_against_the_fastest_dense_one():
     )
     assert len(sparse.more["objectives"]) == 2
     assert sparse.more["accuracy"] == dense.more["accuracy"]
-    assert "url, logistic, sgd: 160 rows, 20 of a rank in a step, 2 × 2 ranks" in of_ranks([dense, sparse]).markdown()
+    assert (
+        "url, logistic, sgd: 160 rows, 20 of a rank in a step, 2 × 2 ranks"
+        in of_ranks([dense, sparse]).markdown()
+    )
 
 
 def test_another_objective_is_an_error(monkeypatch):
