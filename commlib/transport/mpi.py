@@ -33,9 +33,6 @@ PIECE_BYTES = 1 << 30
 # thread other than the main one, such as commlib.engine's.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
-# The first nap where there are more ranks than cores: the rank that is waited for has to get a core first,
-# and each test takes one for about 50 µs. With 20 µs a step of eight ranks on two cores takes longer.
-FIRST_NAP_ON_SHARED_CORES_SECONDS = 100e-6
 
 # Set by launchers: how many ranks they started.
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
@@ -159,7 +156,7 @@ class MPICommunicator(Communicator):
             if not self._naps and threading.current_thread() is threading.main_thread():
                 wait()
                 return
-            seconds = FIRST_NAP_ON_SHARED_CORES_SECONDS if self._naps else SHORTEST_NAP_SECONDS
+            seconds = SHORTEST_NAP_SECONDS
             time.sleep(seconds)
             while not test():
                 seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
