@@ -57,7 +57,7 @@ class Rule(ABC):
     def ratio(self, squares: Array, xp: Any) -> Array:
         """Return the ratio of each tensor, float64 ``(L,)``; ``squares``: of weights and of directions.
 
-        It is 1 where either norm is 0.
+        It is 1 where either norm is 0. Rules with ``adapts`` define it; of others it is not asked for.
         """
         raise NotImplementedError
 
