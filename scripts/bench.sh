@@ -54,6 +54,7 @@ for rate in 1gbit 10gbit; do on_cluster cluster-4x2-tuner --rate $rate --size $r
 for shape in url webspam; do
     for loss in logistic hinge; do keep linear linear --cluster --shape $shape --loss $loss; done
 done
+keep linear linear --cluster --batch-size 125 --steps 40
 keep linear linear --simulated
 keep linear linear --cluster --solver coordinate --steps 1 --passes 1
 for loss in logistic hinge; do keep linear linear --loss $loss; done
