@@ -28,8 +28,6 @@ class HorovodGradients(DistributedGradients):
         super().__init__(topology, variables, config)
         import horovod.tensorflow as hvd
 
-        if not hvd.is_initialized():  # as on one rank
-            hvd.init()
         self._horovod = hvd
         self.overlaps = True  # the exchange is in the backward graph
 
@@ -43,7 +41,7 @@ class HorovodGradients(DistributedGradients):
 
 
 class HorovodLearner(Learner):
-    """A learner whose gradients go through Horovod.
+    """A learner whose gradients go through Horovod, which runs while it takes steps.
 
     As with Horovod, nothing looks for a NaN in the mean, and each variable is updated from its own tensor.
     The bytes that it sends are not known.

@@ -12,14 +12,14 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean, median, median_low
 from typing import Any
 
-from commlib import Report, Topology
+from commlib import Communicator, Report, Topology
 from commlib.reducers import StageSeconds
 from training.bench.record import machine, settings
 from training.config.config import Config
@@ -50,6 +50,10 @@ class Contestant:
 
         Reports are those of exchanges.
         """
+        with _horovod_of(self.subject, self._world):
+            self._turn(warm_up, counted)
+
+    def _turn(self, warm_up: int, counted: int) -> None:
         learner, backward = self._trainer.learner, self._phase.backward
         learner.begin(self._phase.phase)
         local_steps = self._phase.phase.local_steps or 1
@@ -129,8 +133,9 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
         trainers.append(trainer)
         batches = _endless(trainer.phases[0].data.training_batches)
         contestants += [Contestant(each, trainer, number, batches) for number, each in enumerate(group)]
-    for trainer in trainers:
-        trainer.phases[0].backward.prepare()
+    for group, trainer in zip(groups.values(), trainers, strict=True):
+        with _horovod_of(group[0], topology.world):
+            trainer.phases[0].backward.prepare()
     taken = job["turns"]
     for _ in range(taken["turns"]):
         for contestant in contestants:
@@ -147,7 +152,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
         with tempfile.TemporaryDirectory(prefix="cloudtrain-race-") as folder:
             config = job["config"] | subject["config"] | {"output": folder, "log_every": 1_000_000}
             trainer = _trainer(config, subject, topology, dataset)
-            with redirect_stdout(sys.stderr):  # of the run's own lines
+            with redirect_stdout(sys.stderr), _horovod_of(subject, topology.world):  # of the run's own lines
                 trainer.fit()
             written = sorted(Path(folder).glob("*/metrics.jsonl"))  # on rank 0
             lines = [json.loads(line) for path in written for line in path.read_text().splitlines()]
@@ -165,6 +170,13 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             "reducers": [trainer.config.reducer_config(phase) for phase in trainer.config.phases],
         }
         _close(trainer)
+
+
+def _horovod_of(subject: Json, world: Communicator) -> AbstractContextManager[Any]:
+    """Return what a subject computes and exchanges within; collective."""
+    from training.run.replicas import running_horovod
+
+    return running_horovod(world) if subject["horovod"] else nullcontext()
 
 
 def _trainer(config: Json, subject: Json, topology: Topology, dataset: Any) -> Any:

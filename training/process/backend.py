@@ -18,7 +18,7 @@ INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_hor
 
 
 def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank) -> None:
-    """Share cores and GPUs between the ranks of this machine, seed, and start Horovod."""
+    """Share cores and GPUs between the ranks of this machine, seed, and look for Horovod."""
     see_own_gpu(local_rank)
     _share_cores(local_rank, overlap=config.overlap and comm.size > 1)
     if gpus := tf.config.list_physical_devices("GPU"):
@@ -29,20 +29,8 @@ def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank
         tf.config.experimental.enable_op_determinism()
     # Random numbers differ between ranks; weights are broadcast.
     keras.utils.set_random_seed(config.seed + comm.rank)
-    if comm.size > 1:
-        _start_horovod(comm)
-
-
-def _start_horovod(comm: Communicator) -> None:
-    if find_spec("horovod") is None:
+    if comm.size > 1 and find_spec("horovod") is None:
         raise ConfigurationError(f"expected Horovod for {comm.size} ranks, found none: {INSTALL_HOROVOD}")
-    import horovod.tensorflow as hvd
-
-    hvd.init()
-    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
-        raise RuntimeError(
-            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
-        )
 
 
 def _share_cores(local_rank: LocalRank, *, overlap: bool) -> None:
