@@ -56,13 +56,19 @@ def plan() -> dict[str, Any]:
 
 
 def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
-    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds."""
-    experiments = {name: content["experiments"][name] for name in names or content["experiments"]}
-    for seed in sorted({seed for experiment in experiments.values() for seed in experiment["seeds"]}):
-        for name, experiment in experiments.items():
-            for runs in experiment["runs"] if seed in experiment["seeds"] else ():
-                for variant in runs["variants"]:
-                    yield Case(name, tuple(runs["ranks"]), variant, seed)
+    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds.
+
+    ``runs`` may have seeds other than those of their experiment.
+    """
+    found = [
+        Case(name, tuple(runs["ranks"]), variant, seed)
+        for name in names or content["experiments"]
+        for experiment in [content["experiments"][name]]
+        for runs in experiment["runs"]
+        for variant in runs["variants"]
+        for seed in runs.get("seeds", experiment["seeds"])
+    ]
+    yield from sorted(found, key=lambda case: case.seed)  # in the order of the plan otherwise
 
 
 def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[str, Any]:

@@ -71,6 +71,13 @@ def test_all_experiments_have_their_first_seed_before_any_has_its_second():
     assert {case.experiment for case in convergence.cases(content, ["two"])} == {"two"}
 
 
+def test_runs_may_have_seeds_of_their_own():
+    runs = [{"ranks": [2], "seeds": [1, 3], "variants": ["dense"]}, {"ranks": [2], "variants": ["sparse"]}]
+    content = {"experiments": {"one": {"seeds": [1, 2], "runs": runs}}}
+    found = [(case.seed, case.variant) for case in convergence.cases(content, [])]
+    assert found == [(1, "dense"), (1, "sparse"), (2, "sparse"), (3, "dense")]
+
+
 def test_a_variant_is_put_into_every_phase_and_the_first_and_the_last_one_may_differ():
     content = {
         "variants": {
