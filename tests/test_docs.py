@@ -198,12 +198,16 @@ def test_one_step_makes_one_file_byte_for_byte(tmp_path):
 
 
 def test_the_translations_and_bleu_of_the_page_are_those_of_the_recorded_run():
-    lines = (ROOT / "docs/training/ende_transformer.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    tested = {each["epoch"] + 1: each["bleu"] for each in records if each["kind"] == "epoch"}
+    def run(name):
+        records = [json.loads(line) for line in (ROOT / "docs/training" / name).read_text().splitlines()]
+        return records, {each["epoch"] + 1: each["bleu"] for each in records if each["kind"] == "epoch"}
+
+    records, tested = run("ende_transformer.jsonl")
+    _, dense = run("ende_transformer_dense.jsonl")
     page = (ROOT / "docs/training.md").read_text()
     shown = re.findall(r"(\d+\.\d) after epoch (\d+)", page)
     assert shown == [(f"{tested[epoch]:.1f}", str(epoch)) for epoch in (10, 20, 30)]
+    assert f"`reducer=dense` ends at\n{dense[30]:.1f} (" in page
     (*_, last) = (each for each in records if each["kind"] == "examples")
     rows = [
         f"| {each['source']} | {each['translation']} | {each['reference']} |" for each in last["examples"]
