@@ -62,7 +62,7 @@ RACED = {
         # Momentum would move weights for steps after a sparse reducer has sent them once.
         RacedModel("mlp", (0.1, 0.0), IMAGES, momentum=0.0, target=0.91, epochs=5, switch=(3, 1)),
         RacedModel("resnet20", (0.1, 0.0), IMAGES, target=0.93, epochs=8),
-        RacedModel("vgg16_cifar", (0.001, 0.001), {"input_size": 32, "batch_size": 8}),
+        RacedModel("vgg16_cifar", (0.001, 0.001), {"input_size": 32, "batch_size": 2}),
         RacedModel("lstm_lm_small", (1.0, 1.0), {"sequence_length": 20, "batch_size": 5}, STREAMS, 0.0),
     )
 }
