@@ -50,10 +50,6 @@ class Contestant:
 
         Reports are those of exchanges.
         """
-        with _horovod_of(self.subject, self._world):
-            self._turn(warm_up, counted)
-
-    def _turn(self, warm_up: int, counted: int) -> None:
         learner, backward = self._trainer.learner, self._phase.backward
         learner.begin(self._phase.phase)
         local_steps = self._phase.phase.local_steps or 1
@@ -139,7 +135,8 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     taken = job["turns"]
     for _ in range(taken["turns"]):
         for contestant in contestants:
-            contestant.turn(taken["warm_up"], taken["counted"])
+            with _horovod_of(contestant.subject, topology.world):
+                contestant.turn(taken["warm_up"], taken["counted"])
     for contestant in contestants:
         yield {"part": "steps", "subject": contestant.subject["name"], **contestant.result()}
     for trainer in trainers:
