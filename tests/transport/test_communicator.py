@@ -2,8 +2,10 @@
 (``mpirun -np 4 python -m pytest tests/transport/test_communicator.py``).
 """
 
+import os
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -542,3 +544,17 @@ def test_an_exception_in_the_block_of_a_topology_reaches_the_caller_and_closes_n
         return topology.node.allgather_ints([comm.rank]).size
 
     assert ranks.run(body) == [ranks.size] * ranks.size
+
+
+@pytest.mark.parametrize("is_permitted", [True, False])
+def test_a_thread_that_exchanges_goes_before_others_where_that_is_permitted(is_permitted, monkeypatch):
+    asked, bodies = [], []
+
+    def setpriority(which, thread, niceness):
+        asked.append((which, thread, niceness))
+        if not is_permitted:
+            raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", setpriority)
+    mpi.world().start_thread(lambda: bodies.append(threading.get_native_id())).join()
+    assert asked == [(os.PRIO_PROCESS, *bodies, mpi.EXCHANGE_NICENESS)]
