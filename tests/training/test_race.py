@@ -39,8 +39,7 @@ def names(subjects) -> list[str]:
 
 def test_all_reducers_and_horovod_in_two_ways_take_part():
     subjects = plan().subjects
-    of_ring = ["horovod, ring", "horovod, ring, both phases"]
-    whole = ["horovod", *of_ring, *DENSE_ONES, "dense, overlap off"]
+    whole = ["horovod", "horovod, ring", *DENSE_ONES, "dense, overlap off"]
     assert set(names(subjects)) - set(whole) == {
         *(name for name in REDUCERS if REDUCERS[name].sparse),
         *("hitopk, overlap off", "oktopk, overlap off", "auto", "hitopk then dense"),
@@ -49,8 +48,8 @@ def test_all_reducers_and_horovod_in_two_ways_take_part():
         each for each in names(subjects) if each in whole
     ]
     assert {subject.algorithm for subject in subjects} == {"default", "ring"}
-    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == of_ring
-    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", *of_ring]
+    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
+    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
 
 
 def test_dense_peers_race_whatever_is_asked_for():
@@ -68,7 +67,7 @@ def test_without_overlap_only_steps_are_timed_and_with_a_switch_only_runs():
 def test_of_those_that_send_all_only_horovod_over_the_ring_is_raced_to_an_accuracy():
     subjects = plan().subjects
     raced = [subject.name for subject in subjects if subject.is_peer and subject.accuracy]
-    assert raced == ["horovod, ring", "horovod, ring, both phases"]
+    assert raced == ["horovod, ring"]
     rest = [subject for subject in subjects if subject.overlap and not subject.is_peer]
     assert all(subject.accuracy for subject in rest)
     quick = [subject for subject in plan(quick=True).subjects if subject.overlap]
@@ -84,7 +83,7 @@ def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_th
     assert len(places) == 8
     assert [place for place in places if place[3]] == places[:2]
     assert [race.jobs(cell) for cell in race.cells[:3]] == [3, 3, 3]
-    assert names(race.raced(race.cells[0]))[-2:] == ["horovod, ring, both phases", "hitopk then dense"]
+    assert names(race.raced(race.cells[0]))[-2:] == ["auto", "hitopk then dense"]
     assert {each.phases for each in race.raced(race.cells[1])} == {1}  # this model has no such phases
     assert race.raced(race.cells[2]) == []
     assert race.jobs(plan(seeds=5).cells[0]) == 5
@@ -114,13 +113,10 @@ def test_what_a_run_is_told_is_a_configuration(quick):
                 for key, value in cell.model.sizes.items():
                     assert getattr(first, key) == getattr(last, key) == value
                 if len(config.phases) == 2:  # one straight line, which is cut where the phases meet
-                    assert first.learning_rate.end == last.learning_rate.start == pytest.approx(0.025)
+                    between = 0.1 * last.epochs / (first.epochs + last.epochs)
+                    assert first.learning_rate.end == last.learning_rate.start == pytest.approx(between)
                 assert last.reducer.name == ("dense" if len(config.phases) == 2 else subject.reducer)
-                # the one with two phases runs to its end: its last accuracy counts, too
-                ends = told is not phases and subject.phases == 1
-                assert (config.target.at_least if ends else config.target) == (
-                    race.target(cell) if ends else None
-                )
+                assert config.target is None  # each runs to its end: its last accuracy counts, too
 
 
 def test_a_layout_is_nodes_and_ranks_on_each():
@@ -256,9 +252,8 @@ def test_jobs_of_both_algorithms_alternate_and_each_seed_begins_with_another_sub
     assert (up, down) == (("up", 2, "1gbit"), ("down",))
     ours = ["horovod", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
     assert [job[:2] for job in jobs] == [(None, ours), ("4", ["horovod, ring"])] * 3
-    raced, of_ring = ["hitopk", "hitopk then dense"], ["horovod, ring", "horovod, ring, both phases"]
-    runs = [job[2] for job in jobs]
-    assert runs == [raced, of_ring, raced[::-1], of_ring[::-1], [], []]
+    raced, runs = ["hitopk", "hitopk then dense"], [job[2] for job in jobs]
+    assert runs == [raced, ["horovod, ring"], raced[::-1], ["horovod, ring"], [], []]
 
 
 def test_what_auto_chooses_from_is_measured_first_on_the_same_links(fake):
@@ -333,7 +328,7 @@ def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fak
     # two of its seeds have not reached it: it has a lower bound, and no ratio
     assert (gtopk["reached"], gtopk["peer"], gtopk["ratio"]) == (1, None, None)
     assert gtopk["seconds"]["median"] == 62.0
-    assert told["hitopk then dense"]["peer"] == "horovod, ring, both phases"
+    assert told["hitopk then dense"]["peer"] == "horovod, ring"
     assert told["horovod, ring"]["sent_bytes_of_run"] is None
 
 
@@ -342,8 +337,7 @@ def test_one_that_has_not_reached_the_accuracy_with_all_seeds_is_nobodys_peer(fa
     told = told_of_runs(*FOUR)
     assert (told["horovod, ring"]["reached"], told["horovod, ring"]["seconds"]["median"]) == (1, 42.0)
     assert (told["hitopk"]["reached"], told["hitopk"]["peer"], told["hitopk"]["ratio"]) == (3, None, None)
-    both_phases = told["hitopk then dense"]
-    assert (both_phases["peer"], both_phases["ratio"]) == ("horovod, ring, both phases", 1.0)
+    assert told["hitopk then dense"]["ratio"] is None
 
 
 def test_the_time_to_an_accuracy_is_that_of_the_first_test_that_reaches_it():

@@ -222,7 +222,7 @@ def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
             "reducers": results[-1]["reducers"],
         }
         arrived = [each for each, own in finishes.items() if None not in own]
-        peers = {each: seconds[each] for each in arrived if each.is_peer and each.phases == subject.phases}
+        peers = {each: seconds[each] for each in arrived if each.is_peer}
         beside = peers if subject in arrived else {}
         yield _line(race, cell, subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
 
