@@ -26,7 +26,9 @@ engine, whose `dense` overlaps, too; `overlap off`: each exchange begins when th
 peer" is against the fastest that sends all entries, "of best" is the fastest of all over it, "hidden" the
 share of the exchange that ran while the rank computed, and "card" what the card of the busiest node sent,
 headers and all. All that send all entries train alike, but for rounding: of these only the fastest, `horovod,
-ring`, is raced to an accuracy. In pictures of accuracies its lines are dashed.
+ring`, is raced to an accuracy. In pictures of accuracies its lines are dashed. Runs go on after they have
+reached it, to the end of their last epoch. `hitopk then dense` has a schedule of its own, as in DAWNBench:
+more epochs than the others, of which the last is dense. "steps" and "last accuracy" are of the whole run.
 """
 
 
