@@ -2,7 +2,7 @@
 
 usage: python -m training.bench.race_job JOB.json
 
-It times steps, subject after subject and turn after turn, then trains to the accuracy; rank 0 prints a JSON
+It times steps, subject after subject and turn after turn, then makes whole runs; rank 0 prints a JSON
 object for each result. The file holds ``config``, a configuration whose phases the subjects replace;
 ``steps``, the subjects whose steps are timed, and ``turns``; ``runs``, the subjects that are raced. A subject
 has a ``name``, what it adds to the configuration, and whether it goes through Horovod.

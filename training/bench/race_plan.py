@@ -200,7 +200,7 @@ class Race:
         return self._phase(cell, subject.reducer) | {"steps": 1_000_000}
 
     def running(self, cell: Cell, subject: Subject) -> dict[str, Any]:
-        """Return the phases of a run; it goes on after the accuracy, to that of its last epoch."""
+        """Return the phases of a run, which does not end at the accuracy."""
         model = cell.model
         if subject.phases == 2:
             assert model.switch is not None
