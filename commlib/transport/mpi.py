@@ -176,12 +176,12 @@ class MPICommunicator(Communicator):
     def start_thread(self, body: Callable[[], None]) -> threading.Thread:
         """See :meth:`Communicator.start_thread`; it goes before others where the system permits that."""
 
-        def first() -> None:
+        def prioritized() -> None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), EXCHANGE_NICENESS)
             body()
 
-        return super().start_thread(first)
+        return super().start_thread(prioritized)
 
     def watchdog(self, seconds: float) -> Watchdog:
         """See :meth:`Communicator.watchdog`."""

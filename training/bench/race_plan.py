@@ -25,17 +25,16 @@ OFF = ", overlap off"
 WITHOUT_OVERLAP = ("dense", "hitopk", "oktopk")  # are measured in both ways
 QUICK_REDUCERS = ("hitopk",)
 SWITCHES = "hitopk"  # to dense, in the last phase
-SWITCHING = f"{SWITCHES} then dense"
 
 
 @dataclass(frozen=True)
 class RacedModel:
     """A model, and how it is trained.
 
-    ``data``: its dataset and task, as a configuration has them. ``sizes``: what a phase has of them, with the
-    ``batch_size`` of a rank. ``target``: share of the test samples that is classified correctly, to which the
-    time is taken, or none where only steps are timed. ``epochs``: of a run. ``switch``: epochs of a sparse
-    phase and of a dense one after it, where a run of both is raced, too.
+    ``data``: its dataset, task and buckets, as a configuration has them. ``sizes``: what a phase has of them,
+    with the ``batch_size`` of a rank. ``target``: share of the test samples that is classified correctly, to
+    which the time is taken, or none where only steps are timed. ``epochs``: of a run. ``switch``: epochs of a
+    sparse phase and of a dense one after it, where a run of both is raced, too.
     """
 
     name: str
@@ -254,7 +253,7 @@ def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
         if name in WITHOUT_OVERLAP:
             yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)
     if SWITCHES in names and not quick:
-        yield Subject(SWITCHING, SWITCHES, steps=False, phases=2)
+        yield Subject(f"{SWITCHES} then dense", SWITCHES, steps=False, phases=2)
 
 
 def called(name: str) -> str:
