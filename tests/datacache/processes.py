@@ -8,7 +8,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def in_child(function: Callable[[], bool]) -> bool:
-    """ProgressCallback what the function returned in a forked process."""
+    """Return what the function returned in a forked process."""
     child = FORK.Process(target=lambda: os._exit(0 if function() else 1))
     child.start()
     child.join(60)

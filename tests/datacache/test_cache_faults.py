@@ -64,10 +64,13 @@ def right(pictures):
     return epoch(DataCache(ImageFolder(str(pictures)), preprocessing=Preprocessing("image", SIDE)))
 
 
-def train(url, folder, rank):
+def train(url, folder, rank, asked):
+    """Read three epochs; once ``asked`` requests were made, wait for a killer that comes late."""
     cache = cache_of(url, folder)
     for number in range(3):
-        epoch(cache, rank, RANKS, number)
+        for _ in cache.batches(ORDER, CROP, rank, RANKS, number):
+            if counts(url).requests >= asked:
+                signal.pause()
     os._exit(0)
 
 
@@ -76,8 +79,10 @@ def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pict
     kept_before = interrupted = 0
     with serve(pictures, latency_seconds=0.01) as url:
         for _ in range(KILLS):
-            processes = [FORK.Process(target=train, args=(url, tmp_path, rank)) for rank in range(RANKS)]
             asked = counts(url).requests + int(generator.integers(1, SAMPLES - kept_before + 2))
+            processes = [
+                FORK.Process(target=train, args=(url, tmp_path, rank, asked)) for rank in range(RANKS)
+            ]
             for process in processes:
                 process.start()
             while counts(url).requests < asked and any(process.is_alive() for process in processes):

@@ -29,7 +29,11 @@ from tests.extent import ALL
 FORK = multiprocessing.get_context("fork")
 IDS = np.arange(5, 1205, 2)
 PROCESSES = 3
+BATCH = 12
 KILLS = 30 if ALL else 6
+KILLED_BEFORE = (
+    3 * len(IDS) // BATCH
+)  # batches: as they are drawn at random, some 5 % of the records still miss
 FINGERPRINT = "faults"
 SEED = seed_of(FINGERPRINT)
 SHM = Path("/dev/shm")
@@ -63,13 +67,18 @@ def read_right(cache: RecordStore, ids: Ids = IDS) -> Misses:
     return cache.read_many(ids, use)
 
 
-def fill(root: Path, seed: int, steps: MutableSequence[int], rank: int) -> None:
-    """Do what a rank does: read batches in an order of its own, put what was missing, freeze at the end."""
+def fill(root: Path, seed: int, steps: MutableSequence[int], rank: int, killed_at: int | None) -> None:
+    """Do what a rank does: read batches in an order of its own, put what was missing, freeze at the end.
+
+    One that is to be killed does not run far ahead of a killer that comes late: it waits for it.
+    """
     generator = np.random.default_rng(seed)
     with make(root) as cache:
         while not cache.is_sealed:
             steps[rank] += 1
-            ids = generator.choice(IDS, 12, replace=False)
+            if killed_at is not None and sum(steps) > killed_at + KILLED_BEFORE // 5:
+                signal.pause()
+            ids = generator.choice(IDS, BATCH, replace=False)
             missing = read_right(cache, ids).missing
             if missing:
                 put(cache, ids[missing])
@@ -84,27 +93,27 @@ def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
 
 
 class Filling:
-    """Processes that fill a store together, and how many batches they have begun."""
+    """Processes that fill a store together, and the first ``killed`` of them killed at a random moment."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(self, root: Path, generator: np.random.Generator, killed: int) -> None:
         # without a lock that the killed could keep
-        self._steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
-        self.processes = [start(fill, root, seed + rank, self._steps, rank) for rank in range(PROCESSES)]
+        steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
+        moment = int(generator.integers(KILLED_BEFORE))
+        seed = int(generator.integers(1 << 31))
+        self._processes = [
+            start(fill, root, seed + rank, steps, rank, moment if rank < killed else None)
+            for rank in range(PROCESSES)
+        ]
+        while sum(steps) < moment and any(process.is_alive() for process in self._processes):
+            time.sleep(0.001)
+        for process in generator.permutation(np.array(self._processes[:killed], object)):
+            process.kill()
 
     def join(self) -> list[int | None]:
         """Return the status of each process, once all have ended."""
-        for process in self.processes:
+        for process in self._processes:
             process.join(60)
-        return [process.exitcode for process in self.processes]
-
-    def steps(self) -> int:
-        """Return how many batches were begun so far."""
-        return sum(self._steps)
-
-    def wait_for(self, steps: int) -> None:
-        """Wait until so many batches were begun, or all have ended, as long as the machine takes."""
-        while self.steps() < steps and any(process.is_alive() for process in self.processes):
-            time.sleep(0.001)
+        return [process.exitcode for process in self._processes]
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -119,24 +128,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def steps_to_fill(root: Path) -> int:
-    """Return how many batches the processes begin when nobody kills them."""
-    filling = Filling(root, 0)
-    assert filling.join() == [0] * PROCESSES
-    shutil.rmtree(root)
-    return filling.steps()
-
-
 def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_again(root: Path) -> None:
     generator = np.random.default_rng(7)
-    span = steps_to_fill(root)
     stored_before: set[int] = set()
     interrupted = 0
-    for number in range(KILLS):
-        filling = Filling(root, 100 * number)
-        filling.wait_for(int(generator.integers(span)))
-        for process in generator.permutation(np.array(filling.processes, object)):
-            process.kill()
+    for _ in range(KILLS):
+        filling = Filling(root, generator, killed=PROCESSES)
         assert set(filling.join()) <= {0, -signal.SIGKILL}
         if not root.exists():  # killed before they could make it
             continue
@@ -162,11 +159,8 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
 
 def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
     generator = np.random.default_rng(8)
-    span = steps_to_fill(root)
-    for number in range(KILLS // 2):
-        filling = Filling(root, 100 * number)
-        filling.wait_for(int(generator.integers(span)))
-        filling.processes[0].kill()
+    for _ in range(KILLS // 2):
+        filling = Filling(root, generator, killed=1)
         assert filling.join()[1:] == [0] * (PROCESSES - 1)
         with make(root) as cache:
             assert cache.is_sealed
