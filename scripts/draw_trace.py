@@ -25,13 +25,19 @@ Event = dict[str, Any]
 def spans(content: dict[str, Any]) -> list[Event]:
     """Return the spans that are drawn: stages, not the steps and buckets that contain them.
 
-    They begin with the second step: before it, ranks still wait for the slowest to be ready.
+    They begin with each rank's second step: before it, ranks still wait for the slowest to be ready.
     """
     events = [each for each in content["traceEvents"] if each["ph"] == "X"]
-    steps = sorted(each["ts"] for each in events if each["name"].startswith("step ") and each["pid"] == 0)
-    first = steps[min(1, len(steps) - 1)]
+    begins: dict[int, float] = {}
+    for rank in {each["pid"] for each in events}:
+        steps = sorted(
+            each["ts"] for each in events if each["pid"] == rank and each["name"].startswith("step ")
+        )
+        begins[rank] = steps[min(1, len(steps) - 1)]
     return [
-        each | {"ts": each["ts"] - first} for each in events if each["name"] in COLORS and each["ts"] >= first
+        each | {"ts": each["ts"] - min(begins.values())}
+        for each in events
+        if each["name"] in COLORS and each["ts"] >= begins[each["pid"]]
     ]
 
 

@@ -18,14 +18,19 @@ def test_a_trace_is_drawn_from_its_second_step_on(tmp_path):
             event("forward_backward", 5e6, 1e6),
             event("bucket 0", 5.5e6, 1e6, thread=1),
             event("select", 5.5e6, 0.5e6, thread=1),
+            event("step 2", 0.5e6, 4e6, rank=1),
+            event("inter", 4e6, 0.25e6, rank=1, thread=1),
+            event("step 3", 4.5e6, 2.5e6, rank=1),  # half a second before rank 0
+            event("forward_backward", 4.5e6, 1e6, rank=1),
             event("inter", 6e6, 0.5e6, rank=1, thread=1),
         ]
     }
     found = spans(content)
     assert [(each["name"], each["ts"]) for each in found] == [
+        ("forward_backward", 0.5e6),
+        ("select", 1e6),
         ("forward_backward", 0.0),
-        ("select", 0.5e6),
-        ("inter", 1e6),
+        ("inter", 1.5e6),
     ]
     path = tmp_path / "trace.svg"
     draw(found, path)
