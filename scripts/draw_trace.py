@@ -34,8 +34,9 @@ def spans(content: dict[str, Any]) -> list[Event]:
             each["ts"] for each in events if each["pid"] == rank and each["name"].startswith("step ")
         )
         begins[rank] = steps[min(1, len(steps) - 1)]
+    first = min(begins.values())
     return [
-        each | {"ts": each["ts"] - min(begins.values())}
+        each | {"ts": each["ts"] - first}
         for each in events
         if each["name"] in COLORS and each["ts"] >= begins[each["pid"]]
     ]

@@ -31,12 +31,12 @@ IDS = np.arange(5, 1205, 2)
 PROCESSES = 3
 BATCH = 12
 KILLS = 30 if ALL else 6
-KILLED_BEFORE = (
-    3 * len(IDS) // BATCH
-)  # batches: as they are drawn at random, some 5 % of the records still miss
+# Batches after which some 5 % of the records still miss, as all are drawn at random.
+KILLED_BEFORE = 3 * len(IDS) // BATCH
 FINGERPRINT = "faults"
 SEED = seed_of(FINGERPRINT)
 SHM = Path("/dev/shm")
+NO_SHM = pytest.mark.skipif(not SHM.is_dir(), reason="there is no /dev/shm")
 NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
 
 
@@ -92,37 +92,30 @@ def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
     return process
 
 
-class Filling:
-    """Processes that fill a store together, and the first ``killed`` of them killed at a random moment."""
-
-    def __init__(self, root: Path, generator: np.random.Generator, killed: int) -> None:
-        # without a lock that the killed could keep
-        steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
-        moment = int(generator.integers(KILLED_BEFORE))
-        seed = int(generator.integers(1 << 31))
-        self._processes = [
-            start(fill, root, seed + rank, steps, rank, moment if rank < killed else None)
-            for rank in range(PROCESSES)
-        ]
-        while sum(steps) < moment and any(process.is_alive() for process in self._processes):
-            time.sleep(0.001)
-        for process in generator.permutation(np.array(self._processes[:killed], object)):
-            process.kill()
-
-    def join(self) -> list[int | None]:
-        """Return the status of each process, once all have ended."""
-        for process in self._processes:
-            process.join(60)
-        return [process.exitcode for process in self._processes]
+def fill_and_kill(root: Path, generator: np.random.Generator, killed: int) -> list[int | None]:
+    """Return the status of processes that fill a store; the first ``killed`` are killed at a random moment."""
+    # without a lock that the killed could keep
+    steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
+    moment = int(generator.integers(KILLED_BEFORE))
+    seed = int(generator.integers(1 << 31))
+    processes = [
+        start(fill, root, seed + rank, steps, rank, moment if rank < killed else None)
+        for rank in range(PROCESSES)
+    ]
+    while sum(steps) < moment and any(process.is_alive() for process in processes):
+        time.sleep(0.001)
+    for process in generator.permutation(np.array(processes[:killed], object)):
+        process.kill()
+    for process in processes:
+        process.join(60)
+    return [process.exitcode for process in processes]
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", pytest.param("memory", marks=NO_SHM)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     if request.param == "disk":
         yield tmp_path / "cache"
         return
-    if not SHM.is_dir():
-        pytest.skip("no /dev/shm")
     folder = SHM / f"cloudtrain-faults-{os.getpid()}-{tmp_path.name}"
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -133,8 +126,7 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
     stored_before: set[int] = set()
     interrupted = 0
     for _ in range(KILLS):
-        filling = Filling(root, generator, killed=PROCESSES)
-        assert set(filling.join()) <= {0, -signal.SIGKILL}
+        assert set(fill_and_kill(root, generator, killed=PROCESSES)) <= {0, -signal.SIGKILL}
         if not root.exists():  # killed before they could make it
             continue
         with make(root) as cache:
@@ -160,8 +152,7 @@ def test_all_killed_at_random_moments_nothing_is_wrong_and_only_the_rest_is_put_
 def test_one_killed_at_random_moments_the_others_finish(root: Path) -> None:
     generator = np.random.default_rng(8)
     for _ in range(KILLS // 2):
-        filling = Filling(root, generator, killed=1)
-        assert filling.join()[1:] == [0] * (PROCESSES - 1)
+        assert fill_and_kill(root, generator, killed=1)[1:] == [0] * (PROCESSES - 1)
         with make(root) as cache:
             assert cache.is_sealed
             assert read_right(cache) == Misses([], [])
@@ -234,7 +225,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def fill_until_full(root: Path, sizes: Ids) -> None:
+def assert_full_is_said_once(root: Path, sizes: Ids) -> None:
     """Put all, planned too small: once it is said, the rest is dropped, and what is there stays right."""
     with make(root, sizes=sizes) as cache:
         raised = 0
@@ -257,7 +248,7 @@ def fill_until_full(root: Path, sizes: Ids) -> None:
 
 @NOT_ROOT
 def test_a_full_tmpfs_is_said_once_and_reading_goes_on(small: Path) -> None:
-    fill_until_full(small / "cache", np.full(len(IDS), 10))
+    assert_full_is_said_once(small / "cache", np.full(len(IDS), 10))
 
 
 @NOT_ROOT
@@ -304,7 +295,7 @@ def in_child_of_small_files(limit: int, function: Callable[[], object]) -> int |
 
 def test_files_that_may_not_grow_are_said_once_and_reading_goes_on(root: Path) -> None:
     sizes = np.full(len(IDS), 10)
-    assert in_child_of_small_files(1 << 20, lambda: fill_until_full(root, sizes)) == 0
+    assert in_child_of_small_files(1 << 20, lambda: assert_full_is_said_once(root, sizes)) == 0
 
 
 # --- flipped bits
