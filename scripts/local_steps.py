@@ -38,7 +38,7 @@ from training.process.hosts import Ranks
 from training.process.launch import command_line
 
 if TYPE_CHECKING:
-    from training.run.stages import Step
+    from training.results import Step
     from training.run.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,58 +26,6 @@ PACKAGES = [
     "pto",
 ]
 LIBRARIES = {"commlib", "datacache", "pto"}
-# What each room may import of ours, also inside functions. A module is in the room with the longest name that
-# its own begins with.
-SCHEMA = {"training.config.schema", "training.config.secrets"}  # what records are built of
-CONFIG = {*SCHEMA, "training.config", "training.config.config"}
-ROOMS = {
-    "commlib": set(),
-    "datacache": set(),
-    "pto": set(),
-    "training.config.secrets": {"datacache"},
-    "training.config.schema": {"commlib", "training.config.secrets"},
-    "training.datasets": {"commlib", "datacache"},
-    "training.models": {"commlib", "training.config.schema"},
-    "training.config": {*LIBRARIES, *SCHEMA, "training.datasets", "training.models"},
-    "training.tasks": {*LIBRARIES, *SCHEMA, "training.config", "training.datasets", "training.models"},
-    # what a configuration names; what is of the run is given to it
-    "training.callbacks": {"commlib", *SCHEMA, "training.config"},
-    # the whole configuration, with the phases of its task
-    "training.config.config": {
-        *(*LIBRARIES, *SCHEMA, "training.callbacks", "training.config", "training.datasets"),
-        "training.tasks",
-    },
-    "training.process": {*LIBRARIES, *CONFIG},
-    "training.checkpoint": {"commlib", "datacache", *CONFIG, "training.process"},
-    "training.receipt": {"commlib", *SCHEMA, "training.config", "training.checkpoint"},
-    "training.run": {
-        *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.datasets"),
-        *("training.models", "training.process", "training.receipt", "training.tasks"),
-    },
-    "training.report": {"commlib", "datacache", *SCHEMA, "training.config", "training.tasks"},
-    # what a run will take: it imports no learner, see below
-    "training.linear": {"commlib", *SCHEMA, "training.config", "training.process"},
-    "training.plan": {
-        *(*LIBRARIES, *CONFIG, "training.datasets", "training.process", "training.run", "training.tasks"),
-    },
-    "training": {"training.run"},
-    "training.commands": {
-        *(*LIBRARIES, *CONFIG, "training.callbacks", "training.checkpoint", "training.models"),
-        *("training.linear", "training.plan", "training.process", "training.receipt"),
-        *("training.report", "training.run"),
-    },
-    "training.bench": {
-        *(*LIBRARIES, *CONFIG, "training.commands", "training.linear", "training.process"),
-        "training.run",
-    },
-    # the command line: names every command, imports one when it is asked for
-    "training.__main__": {"training.commands.main"},
-    "training.commands.bench": {"training.bench", "training.commands"},
-    "training.commands.main": {
-        *(*CONFIG, "commlib", "training.commands", "training.commands.bench"),
-        *("training.process", "training.receipt", "training.run"),
-    },
-}
 # Where the libraries, and what of training reads configurations, import what is heavy, also inside functions.
 ADAPTERS = {
     "tensorflow": {
@@ -141,10 +89,6 @@ def inside(name: str, package: str) -> bool:
     return f"{name}.".startswith(f"{package}.")
 
 
-def room_of(name: str) -> str:
-    return max((room for room in ROOMS if inside(name, room)), key=len)
-
-
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the nodes of a circle, if there is one."""
     try:
@@ -162,25 +106,20 @@ def test_a_circle_is_found():
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
-def test_each_room_imports_only_the_rooms_that_it_may():
+def test_a_library_imports_no_other_package_of_ours():
     found = {
         (name, other)
         for name, others in imports().items()
         for other in others & sources().keys()
-        if room_of(other) not in ROOMS[room_of(name)] | {room_of(name)}
+        if (package := name.partition(".")[0]) in LIBRARIES and not inside(other, package)
     }
     assert found == set()
-    assert {room_of(name) for name in sources()} == set(ROOMS)
 
 
 def test_a_run_imports_nothing_of_the_benches():
     found = reached({"training.run.trainer", "training.commands.train"})
     assert {name for name in found if inside(name, "training.bench")} == set()
     assert "training.tasks.image_classification" in found
-
-
-def test_no_two_rooms_import_each_other():
-    assert circle(ROOMS) == []
 
 
 def reached(names: set[str]) -> set[str]:

@@ -93,7 +93,7 @@ def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
 
 
 def fill_and_kill(root: Path, generator: np.random.Generator, killed: int) -> list[int | None]:
-    """Return the status of processes that fill a store; the first ``killed`` are killed at a random moment."""
+    """Return the exit statuses of processes that fill a store, ``killed`` of which are killed at random."""
     # without a lock that the killed could keep
     steps: MutableSequence[int] = FORK.RawArray("q", PROCESSES)
     moment = int(generator.integers(KILLED_BEFORE))

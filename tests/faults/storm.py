@@ -29,7 +29,7 @@ from tests.launching import run, tail
 from tests.test_cluster import Cluster
 from training.process.job import PREEMPTED
 from training.receipt.records import digests_of, read_records
-from training.run.run_lock import holder_of
+from training.run_folder import holder_of
 
 RANKS = 3
 # Mean seconds between faults of a kind, and how long each lasts.

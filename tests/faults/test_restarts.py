@@ -30,7 +30,7 @@ MOMENTS = {
     "before-an-old-one-is-removed": (0, f"{CHECKPOINT}.places:Folder.remove", 2, True),
     "in-a-test": (1, "training.run.trainer:evaluate", 2, False),
     "at-the-boundary": (1, "training.run.learner:Learner.begin", 1, True),
-    "when-the-weights-are-saved": (0, "training.run.metrics:RunFolder.save_weights", 1, True),
+    "when-the-weights-are-saved": (0, "training.run_folder:RunFolder.save_weights", 1, True),
 }
 
 

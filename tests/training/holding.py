@@ -3,7 +3,7 @@
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from training.run.run_lock import RunLock
+from training.run_folder import RunLock
 
 
 def hold(folder: Path, pipe: Connection) -> None:

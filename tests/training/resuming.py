@@ -20,9 +20,9 @@ from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 from training.config.config import Config, load
-from training.run.metrics import to_resume
 from training.run.replicas import average_statistics
 from training.run.state import dense_residual, own_state, shared_state
+from training.run_folder import to_resume
 
 STEPS, BOUNDARY = 40, 25
 END = STEPS - 4  # a run that is stopped ends before this step

@@ -11,10 +11,9 @@ from tests.training.test_summary import TASK, epoch
 from training.callbacks.tracing import Traced
 from training.config.config import load
 from training.config.records import Target
+from training.results import Position, Slowest, StageMeans
 from training.run import beginning, events
 from training.run.data import Reads
-from training.run.stages import Slowest, StageMeans
-from training.run.state import Position
 from training.run.step_reports import live_line
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}

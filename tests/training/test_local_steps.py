@@ -25,10 +25,10 @@ from training.config.config import ConfigurationError, load, load_with_warnings
 from training.datasets import make_dataset
 from training.models import MODELS
 from training.models.heads import image_input
+from training.results import StepHyperparameters
 from training.run.data import Data
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
-from training.run.stages import StepHyperparameters
 from training.run.state import OtherModel, own_state, restore, shared_state
 
 RATE = 0.1

@@ -18,8 +18,8 @@ from training.callbacks.skipped_steps import TrainingDiverged
 from training.config.config import Config, ConfigurationError, load
 from training.process.progress import Progress
 from training.run.data import Data
-from training.run.metrics import RunFolder
 from training.run.trainer import Trainer
+from training.run_folder import RunFolder
 from training.tasks.image_classification import ImageClassification
 
 EPOCH_STEPS = 1437 // 64

@@ -18,12 +18,11 @@ from PIL import Image
 
 from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
-from training.run import metrics, run_lock
+from training import run_folder
+from training.results import Ranks
 from training.run.beginning import RunBegun
-from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
-from training.run.run_lock import RunIsAlive, RunLock
-from training.run.summary import Ranks
 from training.run.trainer import Trainer
+from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
 
 SPAWN = multiprocessing.get_context("spawn")
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -91,7 +90,7 @@ def test_weights_are_saved_before_anything_is_told(tmp_path):
 
 def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp_path, monkeypatch, capsys):
     run = trainer(tmp_path, "log_every=1")
-    monkeypatch.setattr(metrics._Lines, "append", lambda self, line: raise_no_room())
+    monkeypatch.setattr(run_folder._Lines, "append", lambda self, line: raise_no_room())
     run.fit()
     folder = only_run(tmp_path)
     said = capsys.readouterr().err.splitlines()
@@ -110,7 +109,7 @@ def raise_no_room():
 
 def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
     def limited():
-        lines = metrics._Lines(tmp_path / "lines")
+        lines = run_folder._Lines(tmp_path / "lines")
         lines.append(b"whole\n")
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
         with pytest.raises(OSError, match="File too large"):
@@ -135,7 +134,7 @@ def test_half_a_line_that_a_crash_has_left_is_dropped(tmp_path):
         (b"one\n", b"one\n"),
     ):
         path.write_bytes(before)
-        lines = metrics._Lines(path)
+        lines = run_folder._Lines(path)
         lines.append(b"next\n")
         lines.close()
         assert path.read_bytes() == after + b"next\n"
@@ -178,12 +177,12 @@ def train_where_no_file_may_grow(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["config.yaml", "dawnbench.json"])
 def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatch, name):
     run = trainer(tmp_path, "target={metric: top1, at_least: 0.99}")
-    write = metrics.write_whole
+    write = run_folder.write_whole
 
     def full(path, content):
         return raise_no_room() if path.name == name else write(path, content)
 
-    monkeypatch.setattr(metrics, "write_whole", full)
+    monkeypatch.setattr(run_folder, "write_whole", full)
     with pytest.raises(ValueError, match="expected room for .*No space left on device") as caught:
         run.fit()
     assert str(only_run(tmp_path)) in str(caught.value)
@@ -193,12 +192,12 @@ def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatc
 def test_lines_of_dawnbench_that_do_not_fit_come_with_the_next_epoch(tmp_path, monkeypatch, capsys):
     words = ("target={metric: top1, at_least: 1.0}",)
     run = trainer(tmp_path, *words, phases=(phase(epochs=3, batch=400),))
-    write, full = metrics.write_whole, iter([False, True, False, False])  # the header, then three epochs
+    write, full = run_folder.write_whole, iter([False, True, False, False])  # the header, then three epochs
 
     def now_and_then(path, content):
         return raise_no_room() if path.name == "dawnbench.tsv" and next(full) else write(path, content)
 
-    monkeypatch.setattr(metrics, "write_whole", now_and_then)
+    monkeypatch.setattr(run_folder, "write_whole", now_and_then)
     run.fit()
     assert capsys.readouterr().err.count("dawnbench.tsv: cannot be written: No space left on device") == 1
     lines = (only_run(tmp_path) / "dawnbench.tsv").read_text().splitlines()
@@ -259,7 +258,7 @@ def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path
 
 def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):
     """Both have seen it free; the second finds it locked when it opens the folder."""
-    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(run_folder, "_PATIENCE_SECONDS", 0.0)
     config = trainer(tmp_path, *CHECKPOINTED).config
     first = RunFolder(config)
     with pytest.raises(RunIsAlive, match=f"expected a run that has stopped, got {first.path}"):
@@ -273,11 +272,11 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     process = SPAWN.Process(target=holding.hold, args=(tmp_path, theirs))
     process.start()
     ours.recv()
-    assert f"process {process.pid} on " in run_lock.holder_of(tmp_path)
+    assert f"process {process.pid} on " in run_folder.holder_of(tmp_path)
     process.kill()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    assert run_lock.holder_of(tmp_path) is None
+    assert run_folder.holder_of(tmp_path) is None
     RunLock(tmp_path).release()
 
 
@@ -295,7 +294,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys)
     def unsupported(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(run_folder.fcntl, "flock", unsupported)
     RunLock(tmp_path).release()
     assert capsys.readouterr().err == (
         f"cloudtrain: warning: {tmp_path / 'lock'}: no lock to be had (No locks available): "
@@ -313,7 +312,7 @@ def test_the_run_has_an_identity_that_outlives_a_resumption(tmp_path):
     (first.path / "run.json").write_text("{}")
     with pytest.raises(ValueError, match=r"run\.json: expected the identity of a run, got what is damaged"):
         RunFolder(config, first.path)
-    assert run_lock.holder_of(first.path) is None
+    assert run_folder.holder_of(first.path) is None
 
 
 # ------------------------------------------------------------------------------------- one rank

@@ -12,7 +12,7 @@ from training.config.config import Config, ConfigurationError, load, load_with_w
 from training.config.records import DatasetRecord
 from training.config.secrets import MASK, in_clear, mask, resolved
 from training.datasets import DATASETS, make_dataset
-from training.run.metrics import RunFolder
+from training.run_folder import RunFolder
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfi=="

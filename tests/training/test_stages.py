@@ -7,8 +7,16 @@ from commlib.reducers.report import StageSeconds, Stopwatch
 from commlib.topology import Traffic
 from commlib.transport import simulated
 from tests.training.small import metrics_of, phase, trainer
-from training.run.stages import LoopSeconds, Slowest, StageMeans, StageSums, Step, means_over_ranks, shown
-from training.run.totals import EpochAccumulator
+from training.results import (
+    EpochAccumulator,
+    LoopSeconds,
+    Slowest,
+    StageMeans,
+    StageSums,
+    Step,
+    means_over_ranks,
+    shown,
+)
 
 ALL_STAGES = [
     *("data_wait", "forward_backward", "exchange_wait", "norms", "update"),

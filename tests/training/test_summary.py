@@ -1,8 +1,8 @@
 """What a run says of itself."""
 
 from training.config.records import Target
-from training.run.stages import Slowest, StageMeans
-from training.run.summary import EpochResult, PhaseResult, Ranks, Summary, closing_lines, epoch_line
+from training.results import EpochResult, PhaseResult, Ranks, Slowest, StageMeans, Summary
+from training.run.lines import closing_lines, epoch_line
 from training.tasks.image_classification import ImageClassification
 from training.tasks.task import Metric
 

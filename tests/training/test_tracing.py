@@ -19,7 +19,7 @@ from training.datasets import make_dataset
 from training.models import MODELS
 from training.run.data import Data
 from training.run.learner import Learner, StepHyperparameters
-from training.run.metrics import RunFolder
+from training.run_folder import RunFolder
 
 LOOP_STAGES = ["data_wait", "forward_backward", "exchange_wait", "norms", "update"]
 BUCKETS = "bucket_mib=0.0005"  # of the 586 entries of two_layers

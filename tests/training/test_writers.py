@@ -26,7 +26,7 @@ from training.commands.main import app
 from training.commands.train import train
 from training.config.config import ConfigurationError, load
 from training.config.records import DawnBenchEntry
-from training.run.stages import LoopSeconds, StageMeans, Step, StepHyperparameters
+from training.results import LoopSeconds, StageMeans, Step, StepHyperparameters
 
 PAGE = (ROOT / "docs" / "callbacks.md").read_text()
 PHASES = (phase(steps=4), phase(steps=2, batch=32))

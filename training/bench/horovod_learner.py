@@ -16,8 +16,8 @@ from commlib.topology import Traffic
 from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
+from training.results import StepHyperparameters
 from training.run.learner import Learner
-from training.run.stages import StepHyperparameters
 from training.run.steps import Backward
 
 

@@ -28,13 +28,12 @@ from training.bench.rank_threads import Ranks, RankTotals
 from training.bench.step_seen import StepSeen
 from training.config.config import Config
 from training.config.schema import ConfigurationError
+from training.results import StepHyperparameters, Summary
 from training.run.data import Data
 from training.run.learner import Learner, parts_of
 from training.run.local_steps import LocalSteps
 from training.run.replicas import assign
-from training.run.stages import StepHyperparameters
 from training.run.steps import Backward
-from training.run.summary import Summary
 from training.run.trainer import Trainer
 
 

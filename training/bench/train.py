@@ -47,8 +47,8 @@ def bench(as_json: bool, *, quick: bool) -> int:
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
     from training.process.progress import Progress
-    from training.run.metrics import RunFolder
     from training.run.trainer import Trainer
+    from training.run_folder import RunFolder
 
     with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
         trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())

@@ -1,18 +1,15 @@
 """The interface between a run and what watches it: hooks, and the events that a run reports."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from commlib import Topology
 from commlib.errors import suggestion
-
-if TYPE_CHECKING:
-    from training.checkpoint.serialization import Tree
-    from training.run.phases import PhaseRun
-    from training.run.stages import Step
-    from training.run.summary import EpochResult
-    from training.run.trainer import Trainer
-    from training.tasks.task import Tested
+from training.process.progress import Progress
+from training.results import EpochAccumulator, EpochResult, PhaseResult, Position, Ranks, Step, Summary
+from training.run_folder import RunFolder
+from training.tasks.task import Task, Tested
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,113 @@ class Event:
         return asdict(self)
 
 
+class PhaseView(Protocol):
+    """What a callback sees of a phase."""
+
+    @property
+    def number(self) -> int:
+        """The number of the phase; the first is 0."""
+
+    @property
+    def phase(self) -> Any:
+        """The phase of the configuration."""
+
+    @property
+    def data(self) -> Any:
+        """The batches of the phase: ``training_batches(epoch)`` and ``test_batches()`` of this rank."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the phase."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the phase, the last of which may be incomplete."""
+
+    @property
+    def result(self) -> PhaseResult:
+        """The result of the phase so far."""
+
+
+class RunView(Protocol):
+    """What a callback sees of a run. It reads all of these, and changes none but ``summary`` and results.
+
+    ``folder`` is ``None`` on all ranks but rank 0, and in a run that writes nothing.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def topology(self) -> Topology:
+        """The communicators; between two steps nothing else is under way on ``topology.world``."""
+
+    @property
+    def config(self) -> Any:
+        """The configuration (:class:`training.config.config.Config`), with the reducers that were chosen."""
+
+    @property
+    def task(self) -> Task:
+        """The task, which has the metrics and the unit of samples."""
+
+    @property
+    def model(self) -> Any:
+        """The Keras model."""
+
+    @property
+    def phases(self) -> Sequence[PhaseView]:
+        """The phases of the run."""
+
+    @property
+    def phase(self) -> PhaseView:
+        """The phase that is trained; at the end of the run, the last one."""
+
+    @property
+    def position(self) -> Position:
+        """The position of the run, after the latest step."""
+
+    @property
+    def accumulator(self) -> EpochAccumulator:
+        """The sums of the epoch so far, on this rank."""
+
+    @property
+    def summary(self) -> Summary:
+        """The results so far."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Hosts, nodes and hardware of the ranks."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The folder of the run, on rank 0."""
+
+    @property
+    def progress(self) -> Progress:
+        """The lines on the screen, and the live line."""
+
+    @property
+    def gradient_size(self) -> int:
+        """The number of entries of the gradient."""
+
+    def report(self, event: Event) -> None:
+        """Print the lines of an event, and record it in ``metrics.jsonl``."""
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch, on all ranks; any rank may call it."""
+
+    def record(self, recorder: Any) -> None:
+        """Give a span of each stage and bucket to a :class:`commlib.trace.Recorder`, or to none."""
+
+    def restart_step_clock(self) -> None:
+        """Begin the next step's time now: work since the last step is not part of it."""
+
+
 class Callback:
     """What a run calls while it trains; each hook does nothing unless a subclass defines it.
 
@@ -44,51 +148,51 @@ class Callback:
             if name.startswith("on_") and not hasattr(Callback, name):
                 raise TypeError(f"{cls.__name__}: there is no hook {name}{suggestion(name, HOOKS)}")
 
-    def on_build(self, run: "Trainer") -> None:
-        """Raise ``ValueError`` for what cannot be, while nothing is written; exchange nothing.
+    def on_build(self, run: RunView) -> None:
+        """Raise ``ValueError`` for what is impossible, while nothing is written; exchange nothing.
 
         The only hook of a dry run.
         """
 
-    def on_run_begin(self, run: "Trainer") -> None:
-        """Begin, or go on, in the run's folder. Raise ``ValueError`` as ``on_build``; exchange nothing."""
+    def on_run_begin(self, run: RunView) -> None:
+        """Handle the begin or the resumption of a run, with its folder. As ``on_build`` otherwise."""
 
-    def on_resume(self, run: "Trainer") -> None:
-        """Go on from a checkpoint; after ``load_state_dict`` and ``on_run_begin``."""
+    def on_resume(self, run: RunView) -> None:
+        """Handle a resumption from a checkpoint, after ``load_state_dict`` and ``on_run_begin``."""
 
-    def on_phase_begin(self, run: "Trainer", phase: "PhaseRun") -> None:
-        """Begin a phase, or go on with it."""
+    def on_phase_begin(self, run: RunView, phase: PhaseView) -> None:
+        """Handle the begin of a phase, or a resumption in it."""
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
-        """Hear of a step that was made, or skipped; ``run.position`` is behind it."""
+    def on_step_end(self, run: RunView, step: Step) -> None:
+        """Handle the end of a step, also of a skipped one; ``run.position`` is after the step."""
 
-    def on_test_end(self, run: "Trainer", tested: "Tested") -> None:
-        """Hear of a test: the metrics over all ranks."""
+    def on_test_end(self, run: RunView, tested: Tested) -> None:
+        """Handle the end of a test; ``tested`` has the metrics over all ranks."""
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
-        """Hear of an epoch that has ended, with its test; ``run.stop`` ends the run here."""
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
+        """Handle the end of an epoch and its test; ``run.stop`` ends the run here."""
 
-    def on_checkpoint(self, run: "Trainer", step: int) -> None:
-        """Hear of the checkpoint of a step that is complete: the run may have made others since."""
+    def on_checkpoint(self, run: RunView, step: int) -> None:
+        """Handle a complete checkpoint of ``step``; the run may have made other steps since."""
 
-    def on_phase_end(self, run: "Trainer", phase: "PhaseRun") -> None:
-        """Hear of a phase that has ended."""
+    def on_phase_end(self, run: RunView, phase: PhaseView) -> None:
+        """Handle the end of a phase."""
 
-    def on_run_end(self, run: "Trainer") -> None:
-        """Hear of the end of the run: its weights are saved, ``run.summary`` is complete."""
+    def on_run_end(self, run: RunView) -> None:
+        """Handle the end of the run: the weights are saved, and ``run.summary`` is complete."""
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
-        """Hear of an error that ends the run on this rank, perhaps alone, or of SIGTERM: exchange nothing."""
+    def on_error(self, run: RunView, error: BaseException) -> None:
+        """Handle an error or SIGTERM that ends the run, perhaps on this rank alone: exchange nothing."""
 
-    def on_event(self, run: "Trainer", event: Event) -> None:
-        """Hear of what ``metrics.jsonl`` records; on rank 0 alone: exchange nothing."""
+    def on_event(self, run: RunView, event: Event) -> None:
+        """Handle a record of ``metrics.jsonl``, on rank 0 alone: exchange nothing."""
 
-    def state_dict(self) -> Mapping[str, "Tree"]:
-        """Return what a checkpoint keeps of it, equal on all ranks: that of rank 0 is written."""
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state for a checkpoint, equal on all ranks: rank 0 writes its own."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of a checkpoint; not called where that has none."""
+        """Restore the state of a checkpoint; not called where the checkpoint has none."""
 
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]

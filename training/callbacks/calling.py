@@ -5,14 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib.errors import one_line
-from training.callbacks.callback import Callback
-
-if TYPE_CHECKING:
-    from training.checkpoint.serialization import Tree
-    from training.run.trainer import Trainer
+from training.callbacks.callback import Callback, RunView
 
 FIRST_HOOKS = ("on_build", "on_run_begin")  # whose ValueError is the user's
 
@@ -46,7 +42,7 @@ class Callbacks:
         for callback in self._last:
             getattr(callback, name)(*arguments)
 
-    def end(self, run: "Trainer", error: BaseException) -> None:
+    def end(self, run: RunView, error: BaseException) -> None:
         """Call ``on_error`` of all; what that raises is left out, since ``error`` was first."""
         for callback in (*self._own, *self._given.values(), *self._last):
             with suppress(Exception):
@@ -56,9 +52,9 @@ class Callbacks:
         """Call only the loop's own from now on."""
         self._given.clear()
 
-    def state_dict(self) -> "dict[str, Tree]":
+    def state_dict(self) -> dict[str, Any]:
         """Return the states of those that have one, by name."""
-        states: dict[str, Tree] = {}
+        states: dict[str, Any] = {}
         for place, callback in self._given.items():
             with _named(place, "state_dict"):
                 if state := callback.state_dict():

@@ -16,9 +16,9 @@ from training.config.secrets import mask
 
 if TYPE_CHECKING:
     from training.config.config import Config
-    from training.run.metrics import RunFolder
-    from training.run.summary import EpochResult
+    from training.results import EpochResult
     from training.run.trainer import Trainer
+    from training.run_folder import RunFolder
     from training.tasks.task import Metric
 
 

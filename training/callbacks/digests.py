@@ -12,7 +12,7 @@ from commlib import Communicator, RanksDisagree
 from training.callbacks.callback import Callback, Event
 
 if TYPE_CHECKING:
-    from training.run.stages import Step
+    from training.results import Step
     from training.run.trainer import Trainer
 
 

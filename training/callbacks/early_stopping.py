@@ -9,7 +9,7 @@ from training.config.schema import is_number, is_whole
 
 if TYPE_CHECKING:
     from training.checkpoint.serialization import Tree
-    from training.run.summary import EpochResult
+    from training.results import EpochResult
     from training.run.trainer import Trainer
 
 

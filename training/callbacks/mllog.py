@@ -12,9 +12,8 @@ from training.callbacks.callback import Callback
 from training.config.run_files import MLLOG
 
 if TYPE_CHECKING:
+    from training.results import EpochResult, Step
     from training.run.phases import PhaseRun
-    from training.run.stages import Step
-    from training.run.summary import EpochResult
     from training.run.trainer import Trainer
     from training.tasks.task import Tested
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from training.callbacks.callback import Callback
 
 if TYPE_CHECKING:
-    from training.run.stages import Step
+    from training.results import Step
     from training.run.trainer import Trainer
 
 SKIPPED_STEPS_IN_A_ROW = 20

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from training.callbacks.writer import Writer
 
 if TYPE_CHECKING:
-    from training.run.summary import EpochResult
+    from training.results import EpochResult
     from training.run.trainer import Trainer
 
 FOLDER = "tensorboard"

@@ -13,8 +13,8 @@ from commlib.trace import ENGINE, LOOP, ClockOffset, Recorder, Span, clock_offse
 from training.callbacks.callback import Callback, Event
 
 if TYPE_CHECKING:
+    from training.results import Step
     from training.run.learner import Learner
-    from training.run.stages import Step
     from training.run.trainer import Trainer
 
 TRACE = "trace.json"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from training.callbacks.callback import Callback
 
 if TYPE_CHECKING:
-    from training.run.stages import Step
-    from training.run.summary import EpochResult
+    from training.results import EpochResult, Step
     from training.run.trainer import Trainer
 
 

@@ -18,7 +18,7 @@ from training.linear.solvers import make_solver
 from training.process.compile_kernels import announce_compiling
 from training.process.job import FAILURE, all_or_exit, exit_all, log_error, on_rank0
 from training.process.progress import announce_folder, print_line
-from training.run.metrics import RunFolder, unwritable, write_whole
+from training.run_folder import RunFolder, unwritable, write_whole
 
 MODEL = "model.npz"
 DRY = {"epochs": 1, "batch_size": 2}

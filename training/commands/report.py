@@ -10,7 +10,7 @@ from training.report.drawing import MOST_RUNS
 from training.report.page import Page
 from training.report.reading import read
 from training.report.timeline import run_of
-from training.run.run_lock import holder_of
+from training.run_folder import holder_of
 
 DEFAULT = "report.html"
 

@@ -28,11 +28,12 @@ from training.process.job import (
 )
 from training.process.progress import Progress, announce_folder, print_line
 from training.process.tf_logging import import_tensorflow
+from training.results import Summary
 from training.run.data import Data, load_data
 from training.run.dry_run import checked, generated, tiny
-from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
+from training.run.lines import closing_lines
 from training.run.parts import import_parts
-from training.run.summary import Summary, closing_lines
+from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer  # which imports TensorFlow

@@ -8,12 +8,12 @@ import numpy as np
 
 from training.callbacks.callback import Event
 from training.config.config import Config
+from training.results import Ranks
 from training.run.data import Data
 from training.run.events import Reasoned
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.provenance import command, now, versions
-from training.run.summary import Ranks
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer

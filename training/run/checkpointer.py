@@ -8,10 +8,10 @@ from training.callbacks.callback import Callback
 from training.config.run_files import METRICS
 from training.process.job import Preempted, on_rank0, terminations
 from training.process.last_records import last_checkpoint
+from training.results import Step
 from training.run import events
 from training.run.phases import PhaseRun
 from training.run.saving import TERMINATED, Saving
-from training.run.stages import Step
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer

@@ -7,11 +7,10 @@ import numpy as np
 from commlib import bytes_sent
 from datacache import Batch
 from training.callbacks.digests import check_equal_weights
+from training.results import EpochAccumulator, EpochResult
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
 from training.run.replicas import average_statistics
-from training.run.summary import EpochResult
-from training.run.totals import EpochAccumulator
 from training.tasks.task import Tested
 
 NOT_TESTED = Tested({}, 0)

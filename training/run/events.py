@@ -2,7 +2,7 @@
 
 Those from before the first step are in :mod:`training.run.beginning`, those of steps in
 :mod:`training.run.step_reports`. :mod:`training.process.progress` shows the lines,
-:class:`training.run.metrics.RunFolder` writes the records.
+:class:`training.run_folder.RunFolder` writes the records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from typing import Any
 from commlib.errors import one_line
 from training.callbacks.callback import Event
 from training.config.records import Target
+from training.results import EpochResult, Position
 from training.run.data import Reads
+from training.run.lines import epoch_line
 from training.run.phases import PhaseRun
-from training.run.state import Position
-from training.run.summary import EpochResult, epoch_line
 from training.tasks import Task
 
 

@@ -25,12 +25,12 @@ from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
 from training.config.schema import ConfigurationError
+from training.results import LoopSeconds, StepHyperparameters
 from training.run.autotune import choose_reducers, count_weights, with_buckets
 from training.run.data import Data
 from training.run.local_steps import LocalSteps, both
 from training.run.norms import StepNorms, norm_of
 from training.run.replicas import broadcast_weights
-from training.run.stages import LoopSeconds, StepHyperparameters
 from training.run.steps import Array, Average, Backward, Update
 from training.run.tables import Tables, find_tables
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schedules import Schedule, Span, momentum_at
+from training.results import PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
 from training.run.data import Data, PhaseData
 from training.run.learner import Learner
-from training.run.stages import StepHyperparameters
-from training.run.state import Position
-from training.run.summary import PhaseResult
 
 
 class PhaseRun:

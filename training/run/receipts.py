@@ -8,8 +8,8 @@ from training.callbacks.callback import Callback
 from training.callbacks.digests import digest_of
 from training.config.run_files import RECEIPT
 from training.receipt.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of
-from training.run.metrics import RunFolder, unwritable
 from training.run.provenance import now, source, versions
+from training.run_folder import RunFolder, unwritable
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer

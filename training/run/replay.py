@@ -14,7 +14,7 @@ from training.run.checkpointer import Checkpointer
 from training.run.saving import Saving
 
 if TYPE_CHECKING:
-    from training.run.stages import Step
+    from training.results import Step
     from training.run.trainer import Trainer
 
 

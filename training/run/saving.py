@@ -21,12 +21,11 @@ from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS
 from training.config.secrets import resolved
 from training.process.job import all_or_raise, on_rank0
+from training.results import EpochAccumulator, Position, Summary
 from training.run.events import CheckpointSaved, Resumed
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
-from training.run.state import Position, as_tree, own_state, readable, restore, shared_state
-from training.run.summary import Summary
-from training.run.totals import EpochAccumulator
+from training.run.state import own_state, readable, restore, shared_state
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Saving:
 
     def _of_loop(self, position: Position, summary: Summary) -> dict[str, Any]:
         """Return what the checkpoint has of the loop: as rank 0 has it, where other ranks save it, too."""
-        own = {"position": as_tree(position), "summary": asdict(summary)}
+        own = {"position": asdict(position), "summary": asdict(summary)}
         own["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
         return on_rank0(self._learner.topology.world, lambda: own) if self._settings.per_node else own
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import NonNegativeInt
 
 from commlib.errors import one_line
 from commlib.memory import zeros
@@ -28,60 +26,6 @@ class OtherModel(ValueError):
 
 class OtherOptimizer(ValueError):
     """A checkpoint is of another optimizer; one line with what was expected."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """The position of a run.
-
-    ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
-    ``steps``: of the run. ``samples``: of the epoch, over all ranks, in the unit of its order. ``run_epoch``:
-    completed epochs of the run, on which the order of the samples and their crops depend.
-    """
-
-    phase: NonNegativeInt = 0
-    epoch: NonNegativeInt = 0
-    step: NonNegativeInt = 0
-    phase_steps: NonNegativeInt = 0
-    steps: NonNegativeInt = 0
-    samples: NonNegativeInt = 0
-    run_epoch: NonNegativeInt = 0
-
-    def after_step(self, samples: int) -> "Position":
-        """Return the position after a step that took ``samples`` over all ranks.
-
-        >>> Position(step=2, phase_steps=7, steps=9, samples=64).after_step(32)
-        Position(phase=0, epoch=0, step=3, phase_steps=8, steps=10, samples=96, run_epoch=0)
-        """
-        return replace(
-            self,
-            step=self.step + 1,
-            phase_steps=self.phase_steps + 1,
-            steps=self.steps + 1,
-            samples=self.samples + samples,
-        )
-
-    def after_epoch(self) -> "Position":
-        """Return the beginning of the next epoch of the phase.
-
-        >>> Position(step=2, phase_steps=7, steps=9, samples=64, run_epoch=3).after_epoch()
-        Position(phase=0, epoch=1, step=0, phase_steps=7, steps=9, samples=0, run_epoch=4)
-        """
-        return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
-
-    def after_phase(self) -> "Position":
-        """Return the beginning of the next phase."""
-        return Position(self.phase + 1, steps=self.steps, run_epoch=self.run_epoch)
-
-    def in_world(self, global_batch: int, epoch_steps: int) -> "Position":
-        """Return the same position in steps of ``global_batch`` samples: no sample is read twice in an epoch.
-
-        >>> Position(epoch=1, step=3, phase_steps=13, steps=13, samples=24).in_world(16, 5)
-        Position(phase=0, epoch=1, step=2, phase_steps=7, steps=13, samples=32, run_epoch=0)
-        """
-        step = min(-(-self.samples // global_batch), epoch_steps)
-        steps = self.epoch * epoch_steps + step
-        return replace(self, step=step, phase_steps=steps, samples=step * global_batch)
 
 
 def shared_state(learner: Learner) -> dict[str, Tree]:
@@ -327,8 +271,3 @@ def _check_local_steps(learner: Learner, shared: Any) -> None:
     if found != expected:  # they hold back gradients or differences of weights
         phase = ("a phase without local_steps", "a phase with local_steps")
         raise OtherModel(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
-
-
-def as_tree(position: Position) -> Tree:
-    """Return a position as it is stored in a checkpoint."""
-    return asdict(position)

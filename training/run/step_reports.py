@@ -9,11 +9,9 @@ import numpy as np
 
 from training.callbacks.callback import Callback, Event
 from training.process.progress import TimeLeft
+from training.results import EpochResult, Position, Slowest, Step, shown
 from training.run.learner import Learner
 from training.run.phases import PhaseRun
-from training.run.stages import Slowest, Step, shown
-from training.run.state import Position
-from training.run.summary import EpochResult
 
 if TYPE_CHECKING:
     from training.run.trainer import Trainer
@@ -24,7 +22,7 @@ def live_line(
 ) -> str:
     """Return the live line after a step.
 
-    ``seconds_left``: until the end of the phase, if known; ``times``: see :func:`training.run.stages.shown`.
+    ``seconds_left``: until the end of the phase, if known; ``times``: see :func:`training.results.shown`.
     """
     phase = phases[at.phase]
     reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
@@ -43,7 +41,7 @@ class StepTaken(Event):
     """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite.
 
     ``step_seconds``: since the end of the step before. ``stage_seconds``: by
-    :class:`training.run.stages.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
+    :class:`training.results.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
     ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in :class:`commlib.Report`.
     """
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commlib import Topology
+from commlib.trace import Recorder
 from commlib.transport.mpi import world
 from datacache import Batch
 from training.callbacks.callback import Callback, Event
@@ -18,6 +19,7 @@ from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
 from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
 from training.process.progress import Progress
+from training.results import EpochAccumulator, Position, Ranks, Step, Summary
 from training.run import beginning, events
 from training.run.autotune import profile_for
 from training.run.checkpointer import Checkpointer
@@ -25,14 +27,10 @@ from training.run.data import Data, load_data
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.learner import Learner
 from training.run.loop_callbacks import callbacks_of
-from training.run.metrics import RunFolder, WeightsNotSaved, to_resume
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run.saving import Saving
-from training.run.stages import Step
-from training.run.state import Position
-from training.run.summary import Ranks, Summary
-from training.run.totals import EpochAccumulator
+from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
 
 class Trainer:
@@ -161,6 +159,15 @@ class Trainer:
     def phase(self) -> PhaseRun:
         """The phase that is trained; at the end of the run, the last one."""
         return self.phases[min(self.position.phase, len(self.phases) - 1)]
+
+    @property
+    def gradient_size(self) -> int:
+        """The number of entries of the gradient."""
+        return self.learner.gradients.size
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
+        self.learner.record(recorder)
 
     # ------------------------------------------------------------------------------------- before
 

@@ -1,26 +1,26 @@
-"""The output of a run: a folder with its configuration, its metrics, its checkpoints and its weights."""
+"""The folder of a run: its configuration, metrics, checkpoints and weights, and the lock of its process."""
 
+import fcntl
 import io
 import json
 import os
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
 from datacache.escaping import escaped
 from datacache.store import files
-from training.config.config import Config
 from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS
 from training.process.job import log_error
 from training.process.last_records import last_checkpoint
-from training.run.run_lock import RunIsAlive, RunLock, holder_of
-from training.run.summary import Ranks, Summary
+from training.results import Ranks, Summary
 
 
 class WeightsNotSaved(RuntimeError):
@@ -37,8 +37,14 @@ class NamedRun(Protocol):
         """Return the configuration as YAML."""
 
 
+class ResumableRun(NamedRun, Protocol):
+    """What a configuration says of a run that may be resumed."""
+
+    resume: str
+
+
 class RunFolder:
-    """The folder of one run, written by rank 0, which holds its lock (:mod:`training.run.run_lock`).
+    """The folder of one run, written by rank 0, which holds its lock (:class:`RunLock`).
 
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
     configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
@@ -54,7 +60,7 @@ class RunFolder:
     def __init__(self, config: NamedRun, path: Path | None = None) -> None:
         """Create a new folder, or continue in ``path``.
 
-        Raises ``ValueError`` where it cannot be written, and :class:`training.run.run_lock.RunIsAlive` where
+        Raises ``ValueError`` where it cannot be written, and :class:`RunIsAlive` where
         another process trains in it.
         """
         with unwritable(f"output: {config.output}: expected a folder that can be written"):
@@ -179,7 +185,7 @@ def unwritable(expected: str) -> Iterator[None]:
         raise ValueError(f"{expected}: {error}") from error
 
 
-def to_resume(config: Config) -> Path | None:
+def to_resume(config: ResumableRun) -> Path | None:
     """Return the folder of the run to resume, if ``resume`` asks for one.
 
     Raises ``ValueError`` if it names a folder that is not a run's, or a run that is still being trained.
@@ -196,7 +202,7 @@ def to_resume(config: Config) -> Path | None:
     return path
 
 
-def unfinished_run(config: Config) -> Path | None:
+def unfinished_run(config: ResumableRun) -> Path | None:
     """Return the newest run of this name that did not end: with checkpoints, or still being trained."""
     runs = [
         path
@@ -258,3 +264,94 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_printable(each) for each in value]
     return escaped(value) if isinstance(value, str) else value
+
+
+LOCK = "lock"
+_PATIENCE_SECONDS = 1.0  # a process that only checks the lock holds it for a moment
+
+
+class RunIsAlive(ValueError):
+    """Another process trains this run; one line names the folder, the process and its host."""
+
+
+class RunLock:
+    """The lock of a run's folder, held until :meth:`release` or the end of this process, however it ends.
+
+    It is an ``flock`` on the file ``lock``, which only its owner may open, and which is never removed.
+    Over NFS it holds between hosts where the mount passes locks on (all but ``nolock`` and ``local_lock``).
+    Raises :class:`RunIsAlive` where another process holds it. A file system without locks causes a warning.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK
+        self._file = io.FileIO(path, "r+", opener=_opened)
+        if not self._is_taken(path):
+            self._file.close()
+            raise RunIsAlive(f"resume: {_holder(path)}")
+        with suppress(OSError):  # the disk is full: the lock works without its contents
+            self._note(f"{json.dumps(_of_this_process())}\n".encode())
+
+    def _is_taken(self, path: Path) -> bool:
+        try:
+            return _locked(self._file.fileno(), fcntl.LOCK_EX, _PATIENCE_SECONDS)
+        except OSError as error:
+            log_error(f"warning: {path}: no lock to be had ({error.strerror}): others may join this run")
+            return True
+
+    def _note(self, content: bytes) -> None:
+        self._file.truncate(0)
+        self._file.write(content)
+
+    def release(self) -> None:
+        """Release the lock; idempotent."""
+        if not self._file.closed:
+            with suppress(OSError):
+                self._note(b"")
+            self._file.close()
+
+
+def holder_of(folder: Path) -> str | None:
+    """Return one line about the process that trains the run of a folder, ``None`` where none does."""
+    path = folder / LOCK
+    with suppress(OSError):  # there is no such file yet, or no locks: RunLock warns of that
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            is_free = _locked(descriptor, fcntl.LOCK_SH, 0.0)
+        finally:
+            os.close(descriptor)
+        return None if is_free else _holder(path)
+    return None
+
+
+def _opened(path: str, _: int) -> int:
+    # Opened for writing, too: NFS locks only such a file exclusively.
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _locked(descriptor: int, operation: int, patience_seconds: float) -> bool:
+    """Try to take a lock for some time; return whether that succeeded."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _of_this_process() -> dict[str, str | int]:
+    since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return {"host": socket.gethostname(), "process": os.getpid(), "since": since}
+
+
+def _holder(path: Path) -> str:
+    """Return the process that trains a run, from the contents of its lock file."""
+    try:
+        found = json.loads(path.read_bytes())
+        who = f"process {found['process']} on {found['host']}, since {found['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        who = "another process"
+    return f"expected a run that has stopped, got {path.parent}, which is being trained by {who}"

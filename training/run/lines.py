@@ -1,0 +1,82 @@
+"""The lines that a run prints of its results."""
+
+from collections.abc import Iterator, Sequence
+
+from training.results import EpochResult, PhaseResult, Ranks, Summary, shown
+from training.tasks.task import Task
+
+STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
+
+
+def megabytes(count: float) -> str:
+    """Return a number of bytes in MB, with two decimals.
+
+    >>> megabytes(1_234_567)
+    '1.23 MB'
+    """
+    return f"{count / 1e6:.2f} MB"
+
+
+def epoch_line(result: EpochResult, task: Task, *, epochs: int, width: int) -> str:
+    """Return the line of an epoch; ``width`` is that of the reducers' names, 0 without any."""
+    loss = "nan" if result.loss is None else f"{result.loss:.3f}"
+    between = ""
+    if result.dense_inter_bytes:
+        sent, dense = megabytes(result.sent_inter_bytes), megabytes(result.dense_inter_bytes)
+        between = f"  between nodes {sent} (dense {dense})"
+    name, metric = next(iter(task.metrics.items()))
+    shown_metric = metric.shown(result.metrics[name]) if result.metrics else ""
+    tested = f"{metric.label} {shown_metric:>6}"
+    if not result.metrics:
+        tested = "not tested".ljust(len(tested))
+    reducer = f"{result.reducer or '':<{width}}  " if width else ""
+    times = shown(result.stages.hidden_share, result.stages.slowest)
+    return (
+        f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input}"
+        f"  loss {loss}  {tested}"
+        f"  {result.throughput:7,.0f} {task.unit}/s{between}{times}"
+    )
+
+
+def _last_test(summary: Summary, task: Task) -> str:
+    if not summary.metrics:
+        return "not tested"
+    name, metric = next(iter(task.metrics.items()))
+    value = summary.metrics[name]
+    of = f" ({round(value * summary.tested)} of {summary.tested})" if metric.share else ""
+    return f"{metric.label} {metric.shown(value)}{of}"
+
+
+def _share(phase: PhaseResult) -> str:
+    if not phase.sent:
+        return "nothing"
+    return f"1/{phase.dense / phase.sent:.0f}" if phase.sent < phase.dense else "all"
+
+
+def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
+    """Yield a line if training stalled between phases for at least ``STALL_SECONDS``."""
+    stalls = {number: phase.stall_seconds or 0.0 for number, phase in enumerate(phases, 1)}
+    long = {number: seconds for number, seconds in stalls.items() if seconds >= STALL_SECONDS}
+    reported = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
+    if reported:
+        yield f"training stood still between phases: {', '.join(reported)}"
+
+
+def closing_lines(summary: Summary, task: Task, ranks: Ranks, folder: str) -> Iterator[str]:
+    """Yield the lines at the end of a run."""
+    yield f"{_last_test(summary, task)}, trained in {summary.seconds:.0f} s by {ranks}"
+    sent = sum(phase.sent for phase in summary.phases)
+    dense = sum(phase.dense for phase in summary.phases)
+    if dense:
+        yield f"sent between nodes {megabytes(sent)}; dense all the way would have sent {megabytes(dense)}"
+        for number, phase in enumerate(summary.phases, 1):
+            sizes = f"{megabytes(phase.sent)} of {megabytes(phase.dense)}"
+            yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
+    yield from _stall_lines(summary.phases)
+    if skipped := sum(phase.skipped_steps for phase in summary.phases):
+        steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
+        yield f"{steps} skipped: a NaN or an infinity in the gradients"
+    if summary.residual_norm:
+        norm = f"{summary.residual_norm:.3g}"
+        yield f"held back at the end, and not in the weights: a residual of norm {norm} on rank 0"
+    yield f"files: {folder} (metrics.jsonl, config.yaml, model.weights.h5)"
