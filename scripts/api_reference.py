@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "build" / "api"
 MODULES = (  # and what their __all__ names
     *("commlib", "commlib.cost", "commlib.gpu", "commlib.keras", "commlib.reducers", "commlib.selection"),
     *("commlib.tensorflow", "commlib.tuning.profile", "commlib.tuning.tuner", "commlib.wire"),
-    *("datacache", "datacache.sources", "datacache.tensorflow", "datacache.testing.throttled"),
+    *("datacache", "datacache.sources", "datacache.tensorflow"),
     *("pto", "pto.keras", "pto.sharded"),
     *("training", "training.config.config", "training.config.records"),
 )

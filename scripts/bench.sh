@@ -20,14 +20,14 @@ keep train train
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: bench reducers --cluster and train --cluster are left out: they need root on Linux" >&2
-    .venv/bin/python scripts/draw_benchmarks.py
+    .venv/bin/python -m benchmarks.draw_benchmarks
     exit
 fi
 
 vgg=14728266 resnet=25557032 # entries of VGG-16 and ResNet-50
 profile() {                  # rate, ranks a node
-    scripts/cluster.py up --nodes 4 --rate "$1"
-    scripts/cluster.py run --timeout 300 -- .venv/bin/cloudtrain tune -np $((4 * $2)) \
+    .venv/bin/python -m benchmarks.emulated up --nodes 4 --rate "$1"
+    .venv/bin/python -m benchmarks.emulated run --timeout 300 -- .venv/bin/cloudtrain tune -np $((4 * $2)) \
         -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
 }
 on_cluster() { keep "$1" reducers --cluster "${@:2}"; }
@@ -40,7 +40,7 @@ for rate in 500mbit 1gbit 5gbit 10gbit; do
     profile "$rate" 1
     profile "$rate" 2
 done
-scripts/cluster.py down
+.venv/bin/python -m benchmarks.emulated down
 on_cluster cluster --rate 1gbit --size $vgg
 on_cluster cluster --rate 1gbit --size 1000000 --size $resnet --algorithm ring
 on_cluster cluster --rate 10gbit --size 1000000 --size $vgg --size $resnet --algorithm ring
@@ -60,5 +60,5 @@ keep linear linear --cluster --solver coordinate --steps 1 --passes 1
 for loss in logistic hinge; do keep linear linear --loss $loss; done
 keep race train --cluster --seeds 0
 keep race-accuracy train --cluster --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
-.venv/bin/python scripts/draw_benchmarks.py
-.venv/bin/python scripts/validate.py --predict
+.venv/bin/python -m benchmarks.draw_benchmarks
+.venv/bin/python -m benchmarks.validate --predict

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from scripts.draw_benchmarks import PICTURES, page, write
-from scripts.drawing import race, style
-from scripts.drawing.cluster import all_cells, bars, cells, draw
-from scripts.drawing.results import Results, newest
+from benchmarks.draw_benchmarks import PICTURES, page, write
+from benchmarks.drawing import race, style
+from benchmarks.drawing.cluster import all_cells, bars, cells, draw
+from benchmarks.drawing.results import Results, newest
 from tests.launching import ROOT
 from training.bench.record import Record
 
@@ -87,7 +87,7 @@ def keep(folder, name: str, records: list[dict]) -> None:
 
 
 def test_the_page_is_of_the_newest_results():
-    # To write it again: python scripts/draw_benchmarks.py
+    # To write it again: python -m benchmarks.draw_benchmarks
     assert (FOLDER / "README.md").read_text() == page(newest(FOLDER / "results"))
 
 

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.emulated import __main__ as script
 from commlib import REDUCERS, transport
 from commlib.tuning.probe import MESSAGE_BYTES
 from commlib.tuning.profile import Profile
 from tests import cluster_program
 from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
-from training.bench.emulated import __main__ as script
 
-SCRIPT = str(ROOT / "scripts" / "cluster.py")
 NODES = ["node1", "node2", "node3", "node4"]
 HOSTS = ",".join(f"{node}:2" for node in NODES)
 TOOLS = ["ip", "tc", "ssh", "ssh-keygen", "sshd", "unshare", "nsenter", "mount"]
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.cluster
 
 
 class Cluster:
-    """``cluster.py`` on a state folder of these tests: a cluster of the developer's own stays as it is."""
+    """``benchmarks.emulated`` on a state folder of the tests: the developer's own cluster stays."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -52,7 +51,7 @@ class Cluster:
     ) -> "subprocess.Popen[str]":
         """Start the script in a session of its own, as a terminal does."""
         return subprocess.Popen(
-            [sys.executable, SCRIPT, "--state", str(self.state), *words],
+            [sys.executable, "-m", "benchmarks.emulated", "--state", str(self.state), *words],
             env=ENVIRONMENT,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -267,7 +266,7 @@ def test_an_end_of_the_switch_is_the_end_of_all(new):
     os.kill(new.pid("switch"), signal.SIGKILL)
     wait_until(lambda: new.processes() == set())
     assert new("status").returncode == 1
-    assert new("run", "hostname").stderr == "cluster: is not up: scripts/cluster.py up\n"
+    assert new("run", "hostname").stderr == "cluster: is not up: python -m benchmarks.emulated up\n"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +324,7 @@ def test_a_second_run_is_refused_while_one_has_the_nodes(cluster, tmp_path):
         (["up", "--nodes=255"], "--nodes: expected 1 to 254, got 255"),
         (["run", "--timeout=0", "--", "true"], "--timeout: expected seconds above 0, got 0"),
         (["run", "--"], "run: expected a command: "),
-        (["run", "--", "true"], "is not up: scripts/cluster.py up"),
+        (["run", "--", "true"], "is not up: python -m benchmarks.emulated up"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -342,7 +341,7 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(made, tmp_path,
     (tmp_path / "thesis").write_text("draft")
     result = Cluster(tmp_path)(command)
     assert result.returncode == 2
-    assert "--state: expected a folder of scripts/cluster.py or a new one" in result.stderr
+    assert "--state: expected a folder of an emulated cluster or a new one" in result.stderr
     assert [path.read_text() for path in tmp_path.iterdir()] == ["draft"]
 
 

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from scripts import convergence
-from scripts.convergence import Case
-from scripts.drawing.convergence import Row, draw_curves, metric_of, settings, table, verdict
-from scripts.drawing.pages import with_block
+from benchmarks import convergence
+from benchmarks.convergence import Case
+from benchmarks.drawing.convergence import Row, draw_curves, metric_of, settings, table, verdict
+from benchmarks.drawing.pages import with_block
 from training.config.config import Config
 
 CITED = r"(figure|section|assumption|theorem) [\d.]+"  # places in papers

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import typer.main
 
+from benchmarks.emulated import __main__ as cluster
 from tests.launching import DIGITS, ROOT, run, tail
-from training.bench.emulated import __main__ as cluster
 from training.commands.main import app
 from training.config.config import load
 
@@ -121,8 +121,8 @@ def test_a_command_exists_and_takes_what_it_is_given(line):
     for word in words:
         if word.endswith((".py", ".sh", ".yaml")) and word not in WRITTEN_BY_USERS:
             assert (ROOT / word).is_file(), word
-    if first == "scripts/cluster.py":
-        cluster._parser().parse_args(words[1:])
+    if words[:3] == ["python", "-m", "benchmarks.emulated"]:
+        cluster._parser().parse_args(words[3:])
     if "cloudtrain" in words and first not in OF_OTHERS:
         accept(words[len(words) - words[::-1].index("cloudtrain") :])
 

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from benchmarks import draw_reducers
+from benchmarks.draw_reducers import Line, Step, draw, lane, lines, simulate
 from commlib import CODECS, REDUCERS, SELECTORS, LinkBytes
 from commlib.reducers import reducer_options
 from commlib.transport.simulated import Transfer
-from scripts import draw_reducers
-from scripts.draw_reducers import Line, Step, draw, lane, lines, simulate
 from tests.launching import ROOT
 
 PAGE = (ROOT / "docs" / "reducers.md").read_text()
@@ -109,7 +109,7 @@ def test_the_examples_print_what_the_page_shows(name):
 
 @pytest.mark.parametrize("name", REDUCERS)
 def test_the_picture_is_of_the_code_as_it_is(name):
-    # The caption holds the bytes and the time. To draw it again: python scripts/draw_reducers.py
+    # The caption holds the bytes and the time. To draw it again: python -m benchmarks.draw_reducers
     assert simulate(name).caption in texts(ROOT / "docs" / "reducers" / f"{name}.svg")
 
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from scripts.draw_benchmarks import PAGES, page, write
-from scripts.drawing.pages import BEGIN, END
-from scripts.drawing.results import newest
+from benchmarks.draw_benchmarks import PAGES, page, write
+from benchmarks.drawing.pages import BEGIN, END
+from benchmarks.drawing.results import newest
 from tests.launching import DIGITS, ROOT
 from tests.test_benchmarks import fingerprint, keep, seconds, texts
 from training.config.config import load
@@ -69,7 +69,7 @@ def test_the_configuration_that_it_shows_is_one():
 
 @pytest.mark.parametrize("measured", PAGES, ids=lambda measured: measured.kind)
 def test_the_page_shows_the_newest_results(measured):
-    # To write it again: python scripts/draw_benchmarks.py
+    # To write it again: python -m benchmarks.draw_benchmarks
     text = (ROOT / measured.path).read_text()
     assert measured.with_measured(text, newest(ROOT / "benchmarks" / "results")) == text
 

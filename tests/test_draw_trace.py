@@ -1,6 +1,6 @@
 """The picture of a trace: stages from the second step on, a row for each rank's loop and engine."""
 
-from scripts.draw_trace import draw, spans
+from benchmarks.draw_trace import draw, spans
 from tests.test_docs import texts
 
 

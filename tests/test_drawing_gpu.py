@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts.drawing.gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, of_entry, tables
-from scripts.drawing.results import newest
+from benchmarks.drawing.gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, of_entry, tables
+from benchmarks.drawing.results import newest
 
 SVG = "{http://www.w3.org/2000/svg}"
 PEERS = {"copy": 2.0, "torch.topk": 20.0, "mstopk, 30 passes": 30.0}  # times what a read takes

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from scripts import convergence, local_steps
-from scripts.drawing import local_step_times
-from scripts.drawing.local_steps import Runs, draw_against_bytes, draw_against_h, families, steps_to
-from scripts.drawing.pages import with_block
-from training.bench.cluster import Layout
+from benchmarks import convergence, local_steps
+from benchmarks.cluster import Layout
+from benchmarks.drawing import local_step_times
+from benchmarks.drawing.local_steps import Runs, draw_against_bytes, draw_against_h, families, steps_to
+from benchmarks.drawing.pages import with_block
 from training.config.config import Config
 
 

@@ -1,10 +1,10 @@
-"""The faults of ``scripts/mutate.py`` fit the code, and the script sees which of them the tests find."""
+"""The faults of ``benchmarks/mutate.py`` fit the code, and the script sees which of them the tests find."""
 
 from collections import Counter
 
 import pytest
 
-from scripts import mutate
+from benchmarks import mutate
 
 TABLE = """
 areas:

@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts import predict_overlap
-from scripts.drawing.pages import with_block
-from scripts.predict_overlap import (
+from benchmarks import predict_overlap
+from benchmarks.drawing.pages import with_block
+from benchmarks.predict_overlap import (
     HITOPKCOMM,
     PICTURE,
     RATES,
@@ -22,13 +22,13 @@ from scripts.predict_overlap import (
     vgg19_sides,
     workloads,
 )
-from training.bench.shapes import resnet50, vgg19
+from benchmarks.shapes import resnet50, vgg19
 from training.plan.step import FORWARD, Bucket, Workload, overlapped
 
 
 @pytest.mark.slow
 def test_the_tables_of_the_pages_are_those_of_the_script_and_of_the_newest_record():
-    # To refresh: python scripts/predict_overlap.py
+    # To refresh: python -m benchmarks.predict_overlap
     for path, blocks in pages().items():
         page = path.read_text()
         for name, text in blocks.items():

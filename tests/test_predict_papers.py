@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import predict_papers
+from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.papers import PICTURES
+from benchmarks.papers.clusters import Cluster, Comparison, communication
+from benchmarks.papers.hitopkcomm import HITOPKCOMM, Training, cell, figure_7, gains, local_batch, table_3
+from benchmarks.papers.oktopk import ALGORITHMS, OKTOPK, OTHERS, Fit, fit, fits, messages
+from benchmarks.predict_papers import tables
 from commlib import REDUCERS, Link, Network, predict
-from scripts import predict_papers
-from scripts.drawing.pages import with_block
-from scripts.drawing.papers import PICTURES
-from scripts.papers.clusters import Cluster, Comparison, communication
-from scripts.papers.hitopkcomm import HITOPKCOMM, Training, cell, figure_7, gains, local_batch, table_3
-from scripts.papers.oktopk import ALGORITHMS, OKTOPK, OTHERS, Fit, fit, fits, messages
-from scripts.predict_papers import tables
 
 PAGE = predict_papers.PAGE.read_text()
 STATED = {
@@ -38,7 +38,7 @@ def written(name):
 
 
 def test_the_tables_of_the_page_are_those_of_the_script():
-    # To refresh: python scripts/predict_papers.py --write
+    # To refresh: python -m benchmarks.predict_papers --write
     for table in tables():
         assert with_block(PAGE, table.name, table.markdown()) == PAGE, table.name
 

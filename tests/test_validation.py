@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
+from benchmarks import validate
+from benchmarks.drawing.pages import with_block
+from benchmarks.validate import Cell, Comparison, Pick
 from commlib import REDUCERS
-from scripts import validate
-from scripts.drawing.pages import with_block
-from scripts.validate import Cell, Comparison, Pick
 
 
 def comparison(subject="hitopk", wire="fp32", measured=1.0, closed_form=1.0, simulated=1.0):

@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 import pytest
 
+from benchmarks.pictures import generate
+from benchmarks.throttled import counts, serve
 from datacache import (
     CacheDirs,
     CentreCrop,
@@ -21,8 +23,6 @@ from datacache import (
 )
 from datacache.storage import no_report
 from datacache.store import locks
-from datacache.testing.synthetic import generate
-from datacache.testing.throttled import counts, serve
 from tests.datacache.processes import FORK
 from tests.extent import ALL
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache.testing import synthetic
-from datacache.testing.synthetic import generate, sample_jpeg
+from benchmarks import pictures as synthetic
+from benchmarks.pictures import generate, sample_jpeg
 
 
 def pixels(jpeg: bytes) -> np.ndarray:

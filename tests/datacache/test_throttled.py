@@ -12,8 +12,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from datacache.testing import throttled
-from datacache.testing.throttled import Limits, bytes_per_second, counts, serve
+from benchmarks import throttled
+from benchmarks.throttled import Limits, bytes_per_second, counts, serve
 
 SAMPLE_BYTES = 110_000
 
@@ -155,7 +155,7 @@ def test_all_clients_together_get_the_rate_of_one_link(samples, clients):
 
 
 _CLIENT = """
-import sys, fsspec, datacache.testing.throttled
+import sys, fsspec, benchmarks.throttled
 fs, root = fsspec.url_to_fs(sys.argv[1])
 fs.exists(root)
 print("ready", flush=True)
@@ -187,7 +187,7 @@ def test_two_processes_share_the_link(samples):
 
 
 _FORKING = """
-import os, sys, fsspec, datacache.testing.throttled
+import os, sys, fsspec, benchmarks.throttled
 fs, root = fsspec.url_to_fs(sys.argv[1])
 expected = {number: fs.cat_file(f"{root}/{number:03}.jpg") for number in range(4)}
 children = []
@@ -209,7 +209,7 @@ def test_forked_processes_do_not_talk_on_the_same_connection(samples):
 
 
 def _root() -> Path:
-    return Path(throttled.__file__).parents[2]
+    return Path(throttled.__file__).parents[1]
 
 
 def test_requests_wait_their_latency_at_the_same_time(folder):
@@ -288,7 +288,7 @@ def test_the_server_ends_with_the_block_also_after_an_error(folder):
 
 _OWNER = """
 import os, sys
-from datacache.testing.throttled import serve
+from benchmarks.throttled import serve
 with serve(sys.argv[1]) as url:
     print(url, flush=True)
     sys.stdin.readline()
@@ -329,7 +329,7 @@ def test_limits_that_make_no_sense_are_refused(limits, message):
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
-    command = [sys.executable, "-m", "datacache.testing.throttled_server"]
+    command = [sys.executable, "-m", "benchmarks.throttled_server"]
     done = subprocess.run([*command, str(tmp_path / "no")], cwd=_root(), capture_output=True, text=True)
     assert done.returncode == 2
     assert "folder: expected a folder, got" in done.stderr

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import gpu
+from benchmarks.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _check, _floors, _seconds, paper_select
 from commlib.gpu import make_device_selector
 from commlib.selection.exact import paper_search
 from tests.gpu.vectors import normal
-from training.bench import gpu
 from training.bench.checks import WrongResult
-from training.bench.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _check, _floors, _seconds, paper_select
 from training.bench.selection import Options
 from training.bench.timing import WARM_UP_RUNS, alternate
 from training.commands.main import app

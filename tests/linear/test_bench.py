@@ -4,16 +4,16 @@ import json
 
 import pytest
 
+from benchmarks import linear_ranks
+from benchmarks.drawing import linear
+from benchmarks.drawing.results import newest
+from benchmarks.linear import LinearOptions, bench, of_one_rank, of_ranks
+from benchmarks.linear_alone import MOST_PASSES
+from benchmarks.linear_alone import measure as measure_alone
+from benchmarks.linear_ranks import LinearCase, measure
 from commlib.transport import simulated
-from scripts.drawing import linear
-from scripts.drawing.results import newest
 from tests.launching import ROOT
-from training.bench import linear_ranks
 from training.bench.checks import WrongResult
-from training.bench.linear import LinearOptions, bench, of_one_rank, of_ranks
-from training.bench.linear_alone import MOST_PASSES
-from training.bench.linear_alone import measure as measure_alone
-from training.bench.linear_ranks import LinearCase, measure
 from training.bench.record import Record
 
 SMALL = LinearCase("url", "logistic", "sgd", steps=2, passes=2, batch_size=20)
@@ -68,7 +68,7 @@ def test_coordinate_descent_is_measured_too():
 
 
 def test_one_rank_is_against_scikit_learn(monkeypatch):
-    monkeypatch.setattr("training.bench.linear_alone.RUNS", 1)
+    monkeypatch.setattr("benchmarks.linear_alone.RUNS", 1)
     case = LinearCase("url", "logistic", "sgd", steps=1, passes=3)
     same, sgd, liblinear = simulated.run(lambda comm: list(measure_alone(comm, case, rows=300)), 1)[0]
     assert [each.peer for each in (same, sgd, liblinear)] == ["SGDClassifier", "SGDClassifier", "LIBLINEAR"]
@@ -112,7 +112,7 @@ def test_the_job_on_the_cluster_has_the_options():
 
 
 def test_the_picture_is_of_the_newest_results():
-    # To draw it again: python scripts/draw_benchmarks.py
+    # To draw it again: python -m benchmarks.draw_benchmarks
     newest_results = newest(ROOT / "benchmarks" / "results")[linear.KIND]
     assert linear.digest(newest_results) in (ROOT / linear.PICTURE).read_text()
     page = (ROOT / "docs" / "linear.md").read_text()

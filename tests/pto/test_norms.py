@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pto
+from benchmarks.shapes import SHAPES, entries_of
 from commlib import Link, Network, transport
 from tests.extent import more
-from training.bench.shapes import SHAPES, entries_of
 
 WAYS = ["auto", "layers", "slices", "local"]
 EPSILON = 2.0**-53  # the relative error of one float64 operation

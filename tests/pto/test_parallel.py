@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import pto
+from benchmarks.shapes import resnet50
 from commlib import Link, Network, transport
 from pto.choice import slowest
-from training.bench.shapes import resnet50
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import pto
+from benchmarks.shapes import SHAPES, entries_of
 from pto.partition import equal_bounds, pieces_between
-from training.bench.shapes import SHAPES, entries_of
 
 PARTS = [1, 2, 3, 5, 8]
 CUTS = [pto.by_tensor, pto.by_layer, pto.by_slices]

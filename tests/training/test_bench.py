@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.oktopk_numpy import PlainOkTopK
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, bytes_sent, make_reducer, predict
 from commlib.reducers import Outcome, Reducer, SparseReducer
 from commlib.selection import Selector
@@ -16,7 +17,6 @@ from commlib.tuning.gradients import Gradients
 from tests.launching import mpirun, run, tail
 from training.bench import memory, timing
 from training.bench.checks import WrongResult, check_selection, ranking
-from training.bench.oktopk_numpy import PlainOkTopK
 from training.bench.record import Record
 from training.bench.selection import partition_and_compare
 from training.bench.timing import Seconds, alternate, elapsed, rotations

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import cluster
+from benchmarks.cluster import Sweep, best_algorithm, environment
+from benchmarks.jobs import Failed
 from commlib import REDUCERS
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
 from commlib.transport import simulated
 from tests.launching import mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
-from training.bench import cluster, options
+from training.bench import options
 from training.bench.allreduce import ALLREDUCES, KEEP_MEMORY
 from training.bench.checks import WrongResult
-from training.bench.cluster import Sweep, best_algorithm, environment
-from training.bench.jobs import Failed
 from training.bench.options import Options
 from training.bench.plan import Plan
 from training.bench.record import SETTING, Record, settings
@@ -238,7 +239,7 @@ def test_what_the_script_says_of_a_cluster_that_cannot_be_is_the_one_line(monkey
     script.write_text(
         "import sys; 'up' in sys.argv and sys.exit(print('cluster: needs root: su', file=sys.stderr) or 2)"
     )
-    monkeypatch.setattr(cluster, "SCRIPT", script)
+    monkeypatch.setattr(cluster, "SCRIPT", (sys.executable, str(script)))
     result = bench("--cluster", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "cloudtrain: --cluster: needs root: su\n"
@@ -454,7 +455,7 @@ def test_however_it_ends_the_cluster_is_taken_down(fake, monkeypatch, error):
 def lines_of(tmp_path, monkeypatch, program: str, timeout: float = 60.0) -> list[str]:
     """Return what a job prints whose cluster is this program."""
     (tmp_path / "cluster.py").write_text(program)
-    monkeypatch.setattr(cluster, "SCRIPT", tmp_path / "cluster.py")
+    monkeypatch.setattr(cluster, "SCRIPT", (sys.executable, str(tmp_path / "cluster.py")))
     return list(cluster.EmulatedCluster(tmp_path / "state").lines(["job"], dict(os.environ), timeout))
 
 

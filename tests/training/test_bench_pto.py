@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import interleaved, jobs, pto
+from benchmarks.interleaved import Call, Interleaved, interleave
+from benchmarks.norms import Tensors, check_squares
+from benchmarks.pto import Sweep, measure
+from benchmarks.shapes import SHAPES, entries_of, vgg19
 from commlib import LinkBytes, Topology
 from commlib.transport import simulated
 from pto import Norms, by_layer, by_slices
 from tests.launching import mpirun, run, tail
-from training.bench import interleaved, jobs, pto
 from training.bench.checks import WrongResult
-from training.bench.interleaved import Call, Interleaved, interleave
-from training.bench.norms import Tensors, check_squares
-from training.bench.pto import Sweep, measure
 from training.bench.record import Record
-from training.bench.shapes import SHAPES, entries_of, vgg19
 from training.bench.timing import Seconds
 from training.commands.main import app
 
@@ -171,7 +171,7 @@ def test_slices_are_better_balanced_than_the_papers_partition_of_vgg19(parts):
 
 
 def test_a_step_of_lars_that_moves_weights_otherwise_is_not_timed():
-    from training.bench.lars import lars_steps
+    from benchmarks.lars import lars_steps
 
     tensors = Tensors.of(SHAPES_OF_TINY)
 

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from benchmarks import pictures as synthetic
 from datacache import Arrays, CacheDirs, CentreCrop, DataCache, EvaluationOrder, Preprocessing
-from datacache.testing import synthetic
 from tests.launching import run
 from training.datasets import DATASETS, Dataset, ImageDataset, bundled, check_dataset, make_dataset
 

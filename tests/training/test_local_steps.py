@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from benchmarks.horovod_exchange import HorovodLearner
 from commlib import Topology
 from commlib.transport import simulated
 from commlib.transport.mpi import world
@@ -17,7 +18,6 @@ from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
 from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.stored import newest, save_whole
-from training.bench.horovod_learner import HorovodLearner
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder

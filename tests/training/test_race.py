@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import race
+from benchmarks.jobs import Failed
+from benchmarks.race import records, seconds_to
+from benchmarks.race_plan import RACED, Layout, Race, RaceOptions
 from commlib import REDUCERS
 from tests.launching import python_on_ranks, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
-from training.bench import race
-from training.bench.jobs import Failed
-from training.bench.race import records, seconds_to
-from training.bench.race_plan import RACED, Layout, Race, RaceOptions
 from training.bench.record import Record
 from training.commands.main import app
 from training.config.config import Config
@@ -237,7 +237,7 @@ def run_told(name: str, seed: int, late: str | None) -> dict:
 @pytest.fixture
 def fake(monkeypatch):
     fake = type("Fake", (FakeCluster,), {"calls": []})
-    monkeypatch.setattr("training.bench.cluster.EmulatedCluster", fake)
+    monkeypatch.setattr("benchmarks.cluster.EmulatedCluster", fake)
     return fake
 
 
@@ -402,7 +402,7 @@ import numpy as np
 from training.process.tf_logging import import_tensorflow
 import_tensorflow()
 import keras
-from training.bench.horovod_learner import HorovodLearner
+from benchmarks.horovod_exchange import HorovodLearner
 from training.config.config import Config
 from training.run.learner import Learner
 from training.run.trainer import Trainer

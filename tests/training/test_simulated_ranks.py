@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import pytest
 
+from benchmarks import simulated_ranks
 from tests import extent
 from tests.launching import DIGITS, run, tail
 from tests.training import small
 from tests.training.small import ALONE, phase, trainer
 from training import Trainer
-from training.bench import simulated_ranks
 from training.config.config import load
 from training.models import MODELS
 

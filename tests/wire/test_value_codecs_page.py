@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts import value_codecs
-from scripts.drawing.pages import with_block
+from benchmarks import value_codecs
+from benchmarks.drawing.pages import with_block
 
 DRAWN = ["normal", "laplace", "heavy", "student"]
 

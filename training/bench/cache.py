@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pictures import generate
+from benchmarks.throttled import serve
 from datacache import (
     Augmentation,
     CacheDirs,
@@ -23,8 +25,6 @@ from datacache import (
     management,
 )
 from datacache.batches import Batch
-from datacache.testing.synthetic import generate
-from datacache.testing.throttled import serve
 from training.bench.checks import WrongResult
 from training.bench.record import Record, against_baseline
 from training.bench.reporting import report
@@ -107,7 +107,7 @@ def _measure(setting: Setting) -> Iterator[Record]:
     cached = setting.cache(CacheDirs(setting.work / "disk", setting.memory))
     cached.fill()
     _check(setting, cached)
-    from training.bench.tfdata import decoded_each_time, decoded_once  # which imports TensorFlow
+    from benchmarks.tfdata import decoded_each_time, decoded_once  # which imports TensorFlow
 
     runs = QUICK_RUNS if setting.quick else RUNS
     size = len(setting.manifest)

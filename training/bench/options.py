@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.oktopk_numpy import PlainOkTopK
 from commlib import REDUCERS, Link, Network, Reducer, make_reducer
 from commlib.density import check_density
 from commlib.errors import InvalidArgument, look_up
 from commlib.wire import make_codec
 from training.bench.allreduce import ALLREDUCES
-from training.bench.oktopk_numpy import PlainOkTopK
 
 SIZE, QUICK_SIZE = 1_000_000, 100_000
 STEPS, ALLREDUCE_STEPS = 5, 20

@@ -5,9 +5,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
+from benchmarks.jobs import Failed
 from commlib import Communicator
 from training.bench.checks import WrongResult
-from training.bench.jobs import Failed
 from training.bench.record import Record, print_lines
 from training.process.job import FAILURE, INTERRUPTED, exit_all, log_error
 

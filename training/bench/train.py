@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shapes import SHAPES
 from training.bench.record import Record, against_baseline
 from training.bench.reporting import report
-from training.bench.shapes import SHAPES
 from training.bench.timing import Seconds, alternate
 from training.config.config import Config
 from training.process.tf_logging import import_tensorflow
@@ -61,7 +61,7 @@ def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
 
 
 def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
-    from training.bench.bare import bare_step
+    from benchmarks.bare import bare_step
 
     (phase,) = trainer.phases
     batches = _endless(phase.data.training_batches)
@@ -89,7 +89,7 @@ def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
 
 def _flat(runs: int, quick: bool) -> Record:
     """Compare making ResNet-50's gradient flat, and cutting it up again, with two copies of it."""
-    from training.bench.bare import flat_and_back
+    from benchmarks.bare import flat_and_back
 
     name = "vgg_tiny" if quick else "resnet50"
     shapes = [(64, 1000)] if quick else SHAPES["resnet50"]()

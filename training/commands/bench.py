@@ -66,7 +66,7 @@ def bench_selection(
     torch.topk, cupy.argpartition, jax.lax.approx_max_k, the paper's thirty passes, and a copy.
     """
     if device == "gpu":
-        from training.bench.gpu import bench
+        from benchmarks.gpu import bench
     elif device == "cpu":
         from training.bench.selection import bench
     else:
@@ -105,7 +105,7 @@ def bench_reducers(
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in Options
     if cluster:
-        from training.bench.cluster import bench
+        from benchmarks.cluster import bench
     else:
         from training.bench.reducers import bench
 
@@ -143,12 +143,12 @@ def bench_pto(
 
     On ranks of this machine, which it starts, or on those of mpirun.
     """
-    from training.bench.pto import bench
+    from benchmarks.pto import bench
 
     raise typer.Exit(bench(as_json, ranks=ranks or (), networks=networks or (), steps=steps, quick=quick))
 
 
-# Of ``bench train --cluster``: training/bench/race_plan.py checks them.
+# Of ``bench train --cluster``: benchmarks/race_plan.py checks them.
 RaceCluster = Annotated[
     bool, Option("--cluster", help="race reducers and Horovod on an emulated cluster (needs root)")
 ]
@@ -190,19 +190,19 @@ def bench_train(
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in RaceOptions
     if given.pop("cluster"):
-        from training.bench.race import bench as race
+        from benchmarks.race import bench as race
 
         raise typer.Exit(race(**given))
     from training.bench.train import bench
 
     if others := given.keys() - {"as_json", "quick"}:
-        from training.bench.race import refuse
+        from benchmarks.race import refuse
 
         refuse(min(others))
     raise typer.Exit(bench(as_json, quick=quick))
 
 
-# Of ``bench linear``: training/bench/linear.py checks them.
+# Of ``bench linear``: benchmarks/linear.py checks them.
 LinearCluster = Annotated[
     bool, Option("--cluster", help="on 4 x 2 ranks of an emulated cluster (needs root)")
 ]
@@ -237,6 +237,6 @@ def bench_linear(
     scikit-learn's SGDClassifier and LIBLINEAR.
     """
     given = {name: value for name, value in locals().items() if value is not None}  # else as in LinearOptions
-    from training.bench.linear import bench
+    from benchmarks.linear import bench
 
     raise typer.Exit(bench(**given))

@@ -1,0 +1,227 @@
+"""Train models densely and sparsely, and compare where they end: docs/convergence.md.
+
+    python -m benchmarks.convergence --run [NAME ...]  # what convergence.yaml has and no record is of
+    python -m benchmarks.convergence                   # the tables and pictures of the page, from the records
+
+Texts are those that scripts/get_data.sh fetches. Ranks are threads of one process (see
+benchmarks/simulated_ranks.py): the reducers are those of any run.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.drawing.convergence import draw_curves, draw_steps, rows, settings, table, task_of, verdict
+from benchmarks.drawing.pages import with_block
+from training.config.references import resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAN = ROOT / "benchmarks" / "convergence.yaml"
+PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
+RECORDS = PICTURES / "records.jsonl"
+LOOK_EVERY = 10  # steps
+LOSSES = 40  # of a run that are recorded, each the mean over as many steps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``layout``: ranks on each node; ``variant``: of the plan's table."""
+
+    experiment: str
+    layout: tuple[int, ...]
+    variant: str
+    seed: int
+
+
+def plan() -> dict[str, Any]:
+    """Return the file of what is trained."""
+    content: dict[str, Any] = yaml.safe_load(PLAN.read_text())
+    return content
+
+
+def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
+    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds.
+
+    ``runs`` may have seeds other than those of their experiment.
+    """
+    found = [
+        Case(name, tuple(runs["ranks"]), variant, seed)
+        for name in names or content["experiments"]
+        for experiment in [content["experiments"][name]]
+        for runs in experiment["runs"]
+        for variant in runs["variants"]
+        for seed in runs.get("seeds", experiment["seeds"])
+    ]
+    yield from sorted(found, key=lambda case: case.seed)  # in the order of the plan otherwise
+
+
+def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[str, Any]:
+    """Return what ``cloudtrain train`` would be given, for all ranks together; its run is in ``folder``."""
+    config = dict(content["experiments"][case.experiment]["config"])
+    optimizer = dict(config.get("optimizer", {}))
+    variant = dict(content["variants"][case.variant])
+    config |= variant.pop("config", {})
+    optimizer |= variant.pop("optimizer", {})
+    first, last = variant.pop("first_phase", {}), variant.pop("last_phase", {})
+    phases = [phase | variant for phase in config["phases"]]
+    phases[0] |= first
+    phases[-1] |= last
+    own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1}
+    found: dict[str, Any] = resolve(config | own | {"optimizer": optimizer, "phases": phases})
+    return found
+
+
+def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
+    """Return all records."""
+    return [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
+
+
+def case_of(record: Mapping[str, Any]) -> Case:
+    """Return the case that a record is of."""
+    of = record["case"]
+    return Case(of["experiment"], tuple(of["layout"]), of["variant"], of["seed"])
+
+
+def trained(case: Case) -> dict[str, Any]:
+    """Train a case, and return its record; in a process of its own."""
+    content = plan()
+    run, lines = train(content, case, look_every=LOOK_EVERY)
+    metrics = metric_names(content["experiments"][case.experiment])
+    return {
+        "bench": "convergence",
+        "case": asdict(case),
+        "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
+        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
+        "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
+        "seen": [asdict(each) for each in run.seen],
+        **made_by(f"python -m benchmarks.convergence --run {case.experiment}"),
+    }
+
+
+def train(content: Mapping[str, Any], case: Case, *, look_every: int) -> tuple[Any, list[dict[str, Any]]]:
+    """Train a case; return what :func:`benchmarks.simulated_ranks.train` does, and the run's metrics."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from training.process.tf_logging import import_tensorflow
+
+    import_tensorflow()
+    import keras
+
+    from benchmarks import simulated_ranks
+    from training.config.config import Config
+
+    keras.utils.clear_session()
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-convergence-") as folder:
+        config = Config.model_validate(configuration(content, case, folder)).resolved()
+        log = Path(folder) / "log"
+        with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+            run = simulated_ranks.train(config, case.layout, look_every=look_every)
+        (own,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
+    return run, lines
+
+
+def made_by(command: str) -> dict[str, Any]:
+    """Return the end of a record: this machine, and the command that made it."""
+    from training.bench.record import machine
+
+    return {"machine": machine(), "command": command}
+
+
+def _epoch(line: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    return {key: line[key] for key in ("epoch", "steps", "loss", *metrics)}
+
+
+def loss_means(losses: Sequence[float | None]) -> list[float | None]:
+    """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
+    parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
+    return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]
+
+
+def run(names: Sequence[str], jobs: int) -> None:
+    """Train what is not recorded yet."""
+    for record in train_missing(cases(plan(), names), trained, RECORDS, jobs):
+        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
+
+
+def train_missing(
+    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the new records of what is not recorded yet, ``jobs`` at a time.
+
+    An interrupt loses the runs that are under way.
+    """
+    done = {case_of(record) for record in recorded(records)}
+    missing = [case for case in planned if case not in done]
+    os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        futures = [pool.submit(trained, case) for case in missing]
+        try:
+            for future in as_completed(futures):
+                with records.open("a") as file:
+                    file.write(json.dumps(future.result()) + "\n")
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def metric_names(experiment: Mapping[str, Any]) -> list[str]:
+    """Return the metrics of an experiment's task."""
+    return list(task_of(experiment).metrics)
+
+
+def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the page has from the plan and the records, by the names of its marks."""
+    found = {}
+    for name, experiment in content["experiments"].items():
+        if own := rows(records, experiment, name):
+            text = f"{table(own, experiment)}\n{verdict(own, experiment)}"
+            found |= {f"{name}, settings": settings(experiment), name: text}
+    return found
+
+
+def draw() -> None:
+    """Write the tables and the pictures of the page."""
+    content, records = plan(), recorded()
+    page = PAGE.read_text()
+    for name, text in blocks(content, records).items():
+        page = with_block(page, name, text)
+    for name, experiment in content["experiments"].items():
+        if own := [record for record in records if record["case"]["experiment"] == name]:
+            draw_curves(PICTURES / f"{name}.svg", own, experiment)
+            if steps := experiment.get("steps"):
+                draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    """Run, or draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        run(arguments.run, arguments.jobs)
+    else:
+        draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The tables and pictures of docs/local_steps.md, from the records of benchmarks/local_steps.py."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.drawing.style import PALETTE, docs_picture
+from training.commands.printing import markdown
+
+DENSE, COMPARED = "dense", "SparseLoCo"
+NOTHING = "–"
+Variant = Mapping[str, Any]
+MARKERS = {
+    "DiLoCo": "o",
+    "SparseLoCo": "s",
+    "mean": "P",
+    "hitopk": "^",
+    "oktopk": "v",
+    "gtopk": "D",
+    "dense": "*",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A variant, over its seeds.
+
+    ``losses``: those at the end. ``sent``: by the busiest rank to other nodes, mean over seeds. ``selected``:
+    entries by all ranks. ``tested``: steps and losses on the way, of each seed.
+    """
+
+    variant: str
+    layout: tuple[int, ...]
+    phase: Variant
+    losses: Sequence[float]
+    steps: int
+    weights: int
+    sent: float
+    all_sent: float
+    selected: float
+    skipped_steps: int
+    tested: Sequence[Sequence[Sequence[float]]]
+
+    @classmethod
+    def of(cls, variant: str, phase: Variant, records: Sequence[Mapping[str, Any]]) -> "Run":
+        """Return it from the records of its seeds."""
+        sent = [[rank["sent"]["inter"] for rank in record["ranks"]] for record in records]
+        return cls(
+            variant=variant,
+            layout=tuple(records[0]["case"]["layout"]),
+            phase=phase,
+            losses=[record["loss"] for record in records],
+            steps=records[0]["steps"],
+            weights=records[0]["weights"],
+            sent=fmean(max(each) for each in sent),
+            all_sent=fmean(sum(each) for each in sent),
+            selected=fmean(sum(rank["selected"] for rank in record["ranks"]) for record in records),
+            skipped_steps=sum(record["skipped_steps"] for record in records),
+            tested=[record["tested"] for record in records],
+        )
+
+    @property
+    def loss(self) -> float:
+        """Return the mean over seeds."""
+        return fmean(self.losses)
+
+    @property
+    def bytes_of_a_weight(self) -> float:
+        """Return bytes sent a weight and step."""
+        return self.sent / self.weights / self.steps
+
+    @property
+    def copies(self) -> int | None:
+        """Return to how many others a rank sends each entry, if that is one number."""
+        reducer = self.phase["reducer"]
+        return len(self.layout) - 1 if not isinstance(reducer, str) and reducer["name"] == "hitopk" else None
+
+    @property
+    def bits(self) -> float | None:
+        """Return the bits of an entry, index and value."""
+        return None if self.copies is None else 8 * self.all_sent / self.selected / self.copies
+
+    def steps_to(self, target: float) -> float | None:
+        """Return the steps to a loss, mean over seeds; ``None`` where one has not come there."""
+        found = [steps_to(target, tested) for tested in self.tested]
+        return None if None in found else fmean(each for each in found if each is not None)
+
+
+def steps_to(target: float, tested: Sequence[Sequence[float]]) -> float | None:
+    """Return the step at which a loss is reached, on the line between two tests.
+
+    >>> steps_to(3.0, [[10, 5.0], [20, 4.0], [30, 2.0]])
+    25.0
+    """
+    before = None
+    for step, loss in tested:
+        if loss <= target:
+            if before is None:
+                return float(step)
+            return float(np.interp(-target, [-before[1], -loss], [before[0], step]))
+        before = step, loss
+    return None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All variants that have a record, in the order of the plan."""
+
+    content: Mapping[str, Any]
+    runs: Mapping[str, Run]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], experiment: str) -> "Runs":
+        """Return them from the records of an experiment."""
+        found = {}
+        for variant, phase in content["variants"].items():
+            own = [each for each in records if _is_of(each["case"], experiment, variant)]
+            if own:
+                found[variant] = Run.of(variant, phase, own)
+        return cls(content, found)
+
+    @property
+    def dense(self) -> Run:
+        """Return the run with all gradients in every step."""
+        return self.runs[DENSE]
+
+    def against(self, run: Run) -> str:
+        """Return how much more a run's loss is than that of dense."""
+        return f"{run.loss / self.dense.loss - 1:+.1%}".replace("%", " %")
+
+    def of_method(self, method: str) -> dict[int, Run]:
+        """Return the runs of a method by H."""
+        named = {steps: f"{method}, H = {steps}" for steps in sorted(self.content["local_steps"])}
+        return {steps: self.runs[name] for steps, name in named.items() if name in self.runs}
+
+    def against_h(self) -> str:
+        """Return the table of losses by method and H."""
+        methods = {method: self.of_method(method) for method in self.content["methods"]}
+        lines = []
+        for steps in sorted(self.content["local_steps"]):
+            shown = [self._shown(own[steps]) if steps in own else NOTHING for own in methods.values()]
+            lines.append([str(steps), *shown])
+        return (
+            f"{markdown(['H', *methods], lines)}\nWithout local steps, `dense`: {self._shown(self.dense)}\n"
+        )
+
+    def _shown(self, run: Run) -> str:
+        seeds = "" if len(run.losses) == 1 else f", {min(run.losses):.3f} … {max(run.losses):.3f}"
+        beside = "" if run is self.dense else f" ({self.against(run)})"
+        return f"{run.loss:.3f}{beside}{seeds}"
+
+    def against_bytes(self) -> str:
+        """Return the table of all variants, those first that send the most."""
+        header = ["variant", "MB a rank", "bytes a weight and step", "bits an entry", "seeds", "test loss"]
+        lines = []
+        for run in sorted(self.runs.values(), key=lambda each: -each.sent):
+            bits = NOTHING if run.bits is None else f"{run.bits:.2f}"
+            beside = NOTHING if run is self.dense else self.against(run)
+            sent = [f"{run.sent / 1e6:,.3f}", f"{run.bytes_of_a_weight:.5f}", bits]
+            lines.append([run.variant, *sent, str(len(run.losses)), f"{run.loss:.3f}", beside])
+        return markdown([*header, "against dense"], lines)
+
+    def at_equal_bytes(self) -> str:
+        """Return the table of local steps beside steps with as many entries, and what it says."""
+        local, lines, better = self.of_method(COMPARED), [], []
+        for steps, name in self.content["compared"].items():
+            if steps not in local or name not in self.runs:
+                continue
+            ours, other = local[steps], self.runs[name]
+            pair = [[f"{each.sent / 1e6:.3f}", f"{each.loss:.3f}"] for each in (ours, other)]
+            lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
+            better.append((steps, ours.loss < other.loss))
+        header = [
+            "H",
+            "MB, every H steps",
+            "test loss",
+            "MB, every step",
+            "test loss",
+            "every step − every H",
+        ]
+        told = [f"H = {steps}" for steps, is_so in better if is_so]
+        others = [f"H = {steps}" for steps, is_so in better if not is_so]
+        verdict = f"An exchange every H steps ends with the smaller loss at: {', '.join(told) or 'none'}."
+        return f"{markdown(header, lines)}\n{verdict} One in every step: {', '.join(others) or 'none'}.\n"
+
+    def beside_published(self) -> str:
+        """Return the table of bytes a weight and step, published ones first."""
+        lines = [
+            [name, "published", f"{each['bytes']:g}", f"{each['bits']}" if "bits" in each else NOTHING]
+            for name, each in self.content["published"].items()
+        ]
+        for run in sorted(self.runs.values(), key=lambda each: -each.sent):
+            if run.copies is not None:
+                one = run.all_sent / sum(run.layout) / run.copies / run.weights / run.steps
+                lines.append([run.variant, "measured", f"{one:.2g}", f"{run.bits:.2f}"])
+        header = ["", "", "bytes a weight and step, one copy", "bits an entry"]
+        return f"{markdown(header, lines)}\n{self._bits_verdict()}"
+
+    def _bits_verdict(self) -> str:
+        (theirs,) = (each["bits"] for each in self.content["published"].values() if "bits" in each)
+        own = [run.bits for run in self.of_method(COMPARED).values() if run.bits is not None]
+        worst = max(own)
+        goal = self.content["fewer_bits"]
+        reached = "reached" if theirs / worst >= goal else "not reached"
+        return (
+            f"At SparseLoCo's density an entry takes {min(own):.2f} to {worst:.2f} bits, "
+            f"{theirs / worst:.2f} to {theirs / min(own):.2f} times fewer than {theirs}. Goal: {goal} times; "
+            f"{reached}.\n"
+        )
+
+
+def _is_of(case: Mapping[str, Any], experiment: str, variant: str) -> bool:
+    return (case["experiment"], case["variant"]) == (experiment, variant)
+
+
+# ------------------------------------------------------------------------------------------- pictures
+
+
+def draw_against_h(path: Path, runs: Runs) -> None:
+    """Draw the loss at the end against H, a line a method."""
+    with docs_picture(path, 6.5, 3.0) as figure:
+        axes = figure.subplots()
+        for color, method in zip(PALETTE, runs.content["methods"], strict=False):
+            if not (own := runs.of_method(method)):
+                continue
+            axes.plot(list(own), [run.loss for run in own.values()], ".-", color=color, label=method)
+        axes.axhline(runs.dense.loss, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+        axes.set_xscale("log")
+        hs = sorted(runs.content["local_steps"])
+        axes.set_xticks(hs, [str(steps) for steps in hs], minor=False)
+        axes.minorticks_off()
+        axes.set_xlabel("H, local steps")
+        axes.set_ylabel("test loss")
+        axes.legend(frameon=False, fontsize=7)
+
+
+def families(runs: Runs) -> Iterator[tuple[str, list[Run]]]:
+    """Yield what belongs together in the picture: each method with local steps, each reducer without."""
+    for method in runs.content["methods"]:
+        if own := runs.of_method(method):
+            yield f"{method}, every H steps", list(own.values())
+    without = [run for run in runs.runs.values() if "local_steps" not in run.phase]
+    groups: dict[str, list[Run]] = {}
+    for run in without:
+        name, wire = _wire_of(run.phase)
+        groups.setdefault(f"{name}, every step{wire}", []).append(run)
+    yield from groups.items()
+
+
+def _wire_of(phase: Variant) -> tuple[str, str]:
+    """Return a reducer, and how it sends entries."""
+    reducer = phase["reducer"]
+    return (
+        (reducer, "") if isinstance(reducer, str) else (reducer["name"], f", {reducer.get('wire', 'fp32')}")
+    )
+
+
+def draw_against_bytes(path: Path, runs: Runs) -> None:
+    """Draw the loss at the end against what the busiest rank sends."""
+    with docs_picture(path, 6.5, 4.4) as figure:
+        axes = figure.subplots()
+        for number, (name, own) in enumerate(families(runs)):
+            ordered = sorted(own, key=lambda run: run.sent)
+            marker = next(mark for start, mark in MARKERS.items() if name.startswith(start))
+            places = [run.sent / 1e6 for run in ordered], [run.loss for run in ordered]
+            dash = "-" if name.endswith("every H steps") else ":"
+            axes.plot(
+                *places, dash, marker=marker, color=PALETTE[number % len(PALETTE)], label=name, markersize=4
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel("MB that a rank sends to other nodes in the run")
+        axes.set_ylabel("test loss")
+        axes.legend(frameon=False, fontsize=7)

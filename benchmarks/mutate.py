@@ -1,0 +1,257 @@
+"""Plant single faults, one at a time, and run the tests of their area: those that no test finds survive.
+
+    python -m benchmarks.mutate                                   # all areas: some twenty minutes of a core
+    python -m benchmarks.mutate --area wire --jobs 1
+    python -m benchmarks.mutate --json after.json --before before.json  # also names what is no longer caught
+
+The faults are in ``benchmarks/faults.yaml``: of each, a text that its file has once, and its replacement.
+Tests run in copies of the working tree, which itself is never changed. The exit status is 1 where a fault
+survives.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "benchmarks" / "faults.yaml"
+NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "*.egg-info", "runs")
+PYTEST = "-x -q -n 0 --tb=no -rfE -p no:cacheprovider --hypothesis-seed=0 --timeout=100"
+MARKERS = "not launch and not cluster and not gpu"
+SPARE_SECONDS = 60  # that tests with a fault may take beyond twice those without: then it hangs
+WITHOUT_RESULT = {5: "no test is chosen", -signal.SIGKILL: "killed", -signal.SIGTERM: "killed"}
+CAUGHT, SURVIVED, UNUSABLE = "caught", "SURVIVED", "does not apply"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Test files that are about one thing; ``only``: which of their tests, as pytest's ``-k`` takes it."""
+
+    tests: Sequence[str]
+    only: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A single mistake: ``old``, which is in ``file`` once, becomes ``new``.
+
+    ``only``: the tests of the area that are run, where a few names choose those that matter.
+    """
+
+    id: str
+    area: str
+    file: str
+    old: str
+    new: str
+    only: str = ""
+
+    def applies(self, tree: Path) -> bool:
+        """Return whether the file has the old text, and only once."""
+        file = tree / self.file
+        return file.is_file() and file.read_text().count(self.old) == 1
+
+    def plant(self, tree: Path) -> None:
+        """Write the fault into a copy of the tree."""
+        file = tree / self.file
+        text = file.read_text()
+        file.write_text(text.replace(self.old, self.new))
+        if "@compiled" in text:
+            forget_kernels(tree, self.file)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a fault. ``by``: the first test that failed."""
+
+    id: str
+    area: str
+    file: str
+    outcome: str
+    by: str
+    seconds: float
+
+
+def load(path: Path) -> tuple[dict[str, Area], list[Fault]]:
+    """Return the areas and the faults of a file."""
+    content = yaml.safe_load(path.read_text())
+    areas = {name: Area(**area) for name, area in content["areas"].items()}
+    faults = [Fault(area=area, **each) for area, given in content["faults"].items() for each in given]
+    return areas, faults
+
+
+def forget_kernels(tree: Path, file: str) -> None:
+    """Remove compiled kernels of the modules that import a file, directly or not: they may contain its code.
+
+    Numba compiles a kernel again where the file of the kernel itself has changed, and only then.
+    """
+    texts = {path: path.read_text() for path in tree.glob(f"{Path(file).parts[0]}/**/*.py")}
+    users = [tree / file]
+    for user in users:  # which grows
+        module = re.escape(".".join(user.relative_to(tree).with_suffix("").parts))
+        new = {path: text for path, text in texts.items() if path not in users}
+        users += [path for path, text in new.items() if re.search(rf"\b{module}\b", text)]
+        for kernel in (user.parent / "__pycache__").glob(f"{user.stem}.*.nb?"):
+            kernel.unlink()
+
+
+def run_tests(tree: Path, area: Area, only: str = "", seconds: float | None = None) -> tuple[str, str]:
+    """Return the outcome of a fault in a tree by the tests of an area, and the first test that fails."""
+    chosen = " and ".join(f"({each})" for each in (area.only, only) if each)
+    options = [*PYTEST.split(), "-m", MARKERS, "-k", chosen]
+    command = [sys.executable, "-m", "pytest", *options, *area.tests]
+    # The copy comes before the installed package; simulated ranks are threads already.
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, timeout=seconds, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return CAUGHT, f"no end within {seconds:.0f} s"
+    if done.returncode == 0:
+        return SURVIVED, ""
+    if done.returncode in WITHOUT_RESULT:
+        return UNUSABLE, WITHOUT_RESULT[done.returncode]
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+    return CAUGHT, failed[1] if failed else "".join(last)
+
+
+def copied(source: Path, target: Path) -> Path:
+    """Copy a tree with its times and compiled files, so that only what changes is compiled again."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
+    return target
+
+
+def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
+    """Plant a fault in a copy of a tree whose tests pass in so many seconds, and run them."""
+    start = time.monotonic()
+    if not fault.applies(tree):
+        return Result(fault.id, fault.area, fault.file, UNUSABLE, "its text is not there once", 0.0)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        copy = copied(tree, Path(folder) / "tree")
+        fault.plant(copy)
+        outcome, by = run_tests(copy, area, fault.only, 2 * seconds + SPARE_SECONDS)
+    result = Result(fault.id, fault.area, fault.file, outcome, by, round(time.monotonic() - start, 1))
+    print(f"{outcome:8} {result.seconds:6.1f} s  {fault.area}: {fault.id}  {by}", file=sys.stderr, flush=True)
+    return result
+
+
+def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[Result]:
+    """Return the outcome of each fault; those of an area whose tests fail without them do not apply."""
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
+        tree = copied(ROOT, Path(folder) / "tree")
+        seconds, why = {}, {}
+        for name in dict.fromkeys(fault.area for fault in faults):
+            start = time.monotonic()
+            outcome, why[name] = run_tests(tree, areas[name])
+            passed, seconds[name] = outcome == SURVIVED, time.monotonic() - start
+            state = "pass" if passed else f"FAIL: {why[name]}"
+            print(f"{name}: the tests {state} ({seconds[name]:.1f} s)", file=sys.stderr, flush=True)
+            if not passed:
+                del seconds[name]
+        try:
+            ready = [fault for fault in faults if fault.area in seconds]
+            futures = [pool.submit(examine, one, areas[one.area], tree, seconds[one.area]) for one in ready]
+            results = [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results + [
+        Result(each.id, each.area, each.file, UNUSABLE, f"tests fail without it: {why[each.area]}", 0.0)
+        for each in faults
+        if each.area not in seconds
+    ]
+
+
+def table(results: Sequence[Result], *, markdown: bool) -> str:
+    """Return a line for each fault, and one that counts them."""
+    rows = [("area", "fault", "file", "found by"), *((r.area, r.id, r.file, _found(r)) for r in results)]
+    if markdown:
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines.insert(1, "|---" * len(rows[0]) + "|")
+    else:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    counts = [f"{sum(r.outcome == each for r in results)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
+    return "\n".join([*lines, "", f"{len(results)} faults: {', '.join(counts)}"])
+
+
+def _found(result: Result) -> str:
+    by = result.by.replace("|", "¦")
+    return by if result.outcome == CAUGHT else f"{result.outcome} {by}".rstrip()
+
+
+def caught_in(before: Path) -> set[str]:
+    """Return the faults that tests have found in an earlier run."""
+    return {each["id"] for each in json.loads(before.read_text()) if each["outcome"] == CAUGHT}
+
+
+def lost(before: Path, results: Sequence[Result]) -> list[str]:
+    """Return a line for each fault that was caught before and is not any more."""
+    caught = caught_in(before)
+    now = {each.id: each.outcome for each in results}
+    missing = [each for each in sorted(caught) if now.get(each) != CAUGHT]
+    return [f"{each}: {CAUGHT} before, {now.get(each, 'not in the table')} now" for each in missing]
+
+
+def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
+    """Return all areas and the faults that the arguments choose; raise ``ValueError`` for invalid ones."""
+    areas, faults = load(given.faults)
+    if given.area not in (None, *areas):
+        raise ValueError(f"--area: expected one of {', '.join(areas)}, got {given.area}")
+    if given.jobs < 1:
+        raise ValueError(f"--jobs: expected at least 1, got {given.jobs}")
+    if given.before is not None:
+        caught_in(given.before)
+    chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
+    if not chosen:
+        raise ValueError(f"--only: no fault has {given.only!r} in its name")
+    return areas, chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    summary, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--area", help="only the faults of this area")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the faults whose name has this text")
+    parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once (default 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="results of before, to compare with")
+    parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    given = parser.parse_args(arguments)
+    try:
+        areas, chosen = choose(given)
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"mutate.py: {error}\n")
+    results = examine_all(chosen, areas, given.jobs)
+    print(table(results, markdown=given.markdown))
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+    regressions = lost(given.before, results) if given.before is not None else []
+    print("\n".join(regressions), end="\n" if regressions else "")
+    return 0 if not regressions and all(each.outcome == CAUGHT for each in results) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,278 @@
+"""``cloudtrain bench train --cluster``: reducers and Horovod, step by step and to an accuracy.
+
+On emulated clusters. A job measures all subjects of one algorithm of MPI's all-reduce, turn after turn:
+Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other. The two alternate.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from benchmarks.cluster import EmulatedCluster, cluster_until_end, environment, note
+from benchmarks.jobs import Failed
+from benchmarks.race_plan import AUTO, Cell, Race, RaceOptions, Subject, called
+from benchmarks.race_tables import A_STEP, TO_ACCURACY, race_tables
+from commlib.topology import LinkBytes
+from training.bench.record import Record, command
+from training.bench.reporting import JSONRecord, pass_on
+from training.bench.timing import Seconds
+from training.process.hosts import Ranks
+from training.process.job import usage_error
+from training.process.launch import cloudtrain, command_line
+
+BENCH = "race"
+Result = dict[str, Any]  # of a subject in one job: see race_job.py
+
+
+def bench(as_json: bool, **options: Any) -> int:
+    """Print the records of all cells, and return the exit status."""
+    try:
+        race = Race.of(RaceOptions(**options))
+    except ValueError as error:
+        usage_error(str(error))
+    return pass_on(_measured(race), as_json=as_json, show=show)
+
+
+def show(reported: Sequence[JSONRecord]) -> None:
+    """Print the tables of what was measured."""
+    for table in race_tables(map(Record.of, reported)):
+        table.print()
+
+
+def refuse(option: str) -> NoReturn:
+    """End where an option of the race was given without it."""
+    usage_error(f"{called(option)}: has an effect only with --cluster")
+
+
+def _measured(race: Race) -> Generator[JSONRecord, None, None]:
+    """Yield the records; however this ends, the cluster is gone."""
+    with cluster_until_end() as cluster:
+        for cell in race.cells[1:]:  # a rate that tc refuses is reported now, not after hours
+            cluster.up(cell.layout.nodes, cell.rate)
+        for cell in race.cells:
+            cluster.up(cell.layout.nodes, cell.rate)
+            with TemporaryDirectory(prefix="cloudtrain-race-") as folder:
+                yield from _measured_cell(CellRace(race, cell, cluster, Path(folder)))
+
+
+def _measured_cell(cell: "CellRace") -> Iterator[JSONRecord]:
+    """Yield the records of a cell, also where one of its jobs fails or is interrupted."""
+    results: list[Result] = []
+    try:
+        for result in cell.results():
+            results.append(result)
+    except (Failed, KeyboardInterrupt, SystemExit) as error:
+        yield from records(cell.race, cell.cell, results)
+        if isinstance(error, Failed):
+            raise Failed(f"--cluster: {error}") from None
+        raise
+    yield from records(cell.race, cell.cell, results)
+
+
+@dataclass(frozen=True)
+class CellRace:
+    """The jobs of a cell on a cluster that is up; ``folder``: of what they read, and of the profile."""
+
+    race: Race
+    cell: Cell
+    cluster: EmulatedCluster
+    folder: Path
+
+    def results(self) -> Iterator[Result]:
+        """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
+        if any(subject.reducer == AUTO for subject in self.race.subjects):
+            self._tune()
+        for number in range(self.race.jobs(self.cell)):
+            for algorithm in dict.fromkeys(subject.algorithm for subject in self.race.subjects):
+                yield from self._job(number, algorithm)
+
+    def _job(self, number: int, algorithm: str) -> Iterator[Result]:
+        seed = number + 1
+        stepping, running = self.subjects_of(algorithm, seed)
+        job: Result = {
+            "config": self.race.config(self.cell, seed),
+            "steps": [self._told(each) | {"phase": self.race.stepping(self.cell, each)} for each in stepping],
+            "turns": self.race.turns,
+            "runs": [],
+        }
+        for subject in running:
+            told = self._told(subject)
+            job["runs"].append(told | {"config": told["config"] | self.race.running(self.cell, subject)})
+        file = self.folder / "job.json"
+        file.write_text(json.dumps(job))
+        runs = f", {len(running)} runs with seed {seed}" if running else ""
+        what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
+        words = [sys.executable, "-m", "benchmarks.race_job", str(file)]
+        for line in self._lines(words, algorithm, f"{what}: steps of {len(stepping)} subjects{runs}"):
+            if line.startswith("{"):
+                yield json.loads(line)
+
+    def subjects_of(self, algorithm: str, seed: int) -> tuple[list[Subject], list[Subject]]:
+        """Return whose steps are timed in a job, and who is raced; each seed begins with another one."""
+        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
+        raced = self.race.raced(self.cell) if seed <= self.cell.seeds else []
+        running = [subject for subject in own if subject in raced]
+        first = (seed - 1) * len(running) // max(1, self.cell.seeds)
+        return [subject for subject in own if subject.steps], [*running[first:], *running[:first]]
+
+    def _told(self, subject: Subject) -> Result:
+        """Return what a job has to know of a subject."""
+        config: Result = {"overlap": subject.overlap and not subject.horovod}
+        if subject.reducer == AUTO:
+            config["profile"] = str(self._profile)
+        return {"name": subject.name, "horovod": subject.horovod, "config": config}
+
+    @property
+    def _profile(self) -> Path:
+        return self.folder / "profile.json"
+
+    def _tune(self) -> None:
+        """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
+        auto = Subject(AUTO, AUTO)
+        config = self.race.config(self.cell) | {"phases": [self.race.stepping(self.cell, auto)]}
+        file = self.folder / "tune.yaml"
+        file.write_text(json.dumps(config))  # which is YAML, too
+        words = cloudtrain("tune", "--profile", str(self._profile), str(file))
+        for _ in self._lines(words, auto.algorithm, "cloudtrain tune"):
+            pass
+
+    def _lines(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[str]:
+        """Yield what a job on all nodes prints."""
+        cell, layout = self.cell, self.cell.layout
+        what = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
+        note(what)
+        job = command_line(Ranks(layout.ranks, layout.hosts), words)
+        # All nodes are on this machine, whose cores their ranks share; none of them can know.
+        threads = max(1, len(os.sched_getaffinity(0)) // layout.ranks)
+        # A bucket is submitted by an operation of TensorFlow's: with one thread, when all others are through.
+        sharing = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(max(2, threads))}
+        try:
+            yield from self.cluster.lines(job, environment(algorithm) | sharing, self.race.timeout)
+        except Failed as failure:
+            raise Failed(f"{what}: {failure}") from None
+
+
+def records(race: Race, cell: Cell, results: Sequence[Result]) -> Iterator[JSONRecord]:
+    """Yield the records of a cell, those of steps first."""
+    for part, record_of in (("steps", _of_steps), ("run", _of_runs)):
+        own = [
+            (subject, told)
+            for subject in race.subjects
+            if (told := [each for each in results if (each["part"], each["subject"]) == (part, subject.name)])
+        ]
+        yield from record_of(race, cell, own)
+
+
+Told = Sequence[tuple[Subject, Sequence[Result]]]  # what the jobs told of each subject
+
+
+def _of_steps(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
+    """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
+    seconds = {
+        subject: Seconds.of([turn for each in results for turn in each["seconds"]])
+        for subject, results in told
+    }
+    peers = {subject: own for subject, own in seconds.items() if subject.is_peer}
+    fastest = min(seconds.values(), key=lambda own: own.median, default=None)
+    for subject, results in told:
+        last = results[-1]
+        shares = [each["hidden_share"] for each in results]
+        more = {
+            "steps_a_second": 1 / seconds[subject].median,
+            "overlap": last["overlaps"],
+            "buckets": last["buckets"],
+            "hidden_share": None if None in shares else fmean(shares),
+            "stages": last["stages"]
+            and {name: median(each["stages"][name] for each in results) for name in last["stages"]},
+            "card_bytes": median(each["card_bytes"] for each in results),
+            "reducer": last["reducer"],
+            "baselines": {peer.name: own.median for peer, own in peers.items()},
+            "of_best": fastest.median / seconds[subject].median if fastest else None,
+        }
+        yield _line(race, cell, subject, last, A_STEP, seconds[subject], peers, more)
+
+
+def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
+    """Yield the records of runs, beside the dense one that is the first at the accuracy."""
+    if not told:
+        return
+    target = race.target(cell)
+    finishes = {subject: [seconds_to(target, each["curve"]) for each in results] for subject, results in told}
+    seconds = {
+        subject: Seconds.of([_end(each) if at is None else at for each, at in zip(results, own, strict=True)])
+        for (subject, results), own in zip(told, finishes.values(), strict=True)
+    }
+    for subject, results in told:
+        sent = [each["sent_inter_bytes"] for each in results]
+        more = {
+            "target": target,
+            "seeds": len(results),
+            "reached": sum(at is not None for at in finishes[subject]),
+            "overlap": results[-1]["overlaps"],
+            "final_accuracy": [each["curve"][-1][1] for each in results],
+            "curves": [each["curve"] for each in results],
+            "steps": [each["steps"] for each in results],
+            "sent_bytes_of_run": None if subject.horovod else median(sent),
+            "reducers": results[-1]["reducers"],
+        }
+        arrived = [each for each, own in finishes.items() if None not in own]
+        peers = {each: seconds[each] for each in arrived if each.is_peer}
+        beside = peers if subject in arrived else {}
+        yield _line(race, cell, subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
+
+
+def _end(result: Result) -> float:
+    seconds: float = result["curve"][-1][0]
+    return seconds
+
+
+def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
+    """Return the seconds at the first test that reaches the target, if one does.
+
+    >>> seconds_to(0.9, [[1.5, 0.8], [3.0, 0.93], [4.5, 0.91]])
+    3.0
+    """
+    return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
+
+
+def _line(
+    race: Race,
+    cell: Cell,
+    subject: Subject,
+    told: Result,
+    unit: str,
+    seconds: Seconds,
+    peers: dict[Subject, Seconds],
+    more: dict[str, Any],
+) -> JSONRecord:
+    """Return a record as its line has it; ``told``: by the last job, whose machine and settings it has."""
+    best = min(peers, key=lambda each: peers[each].median, default=subject)
+    sent = told.get("bytes")
+    record = Record(
+        bench=BENCH,
+        case={
+            "unit": unit,
+            "model": cell.model.name,
+            "weights": told["weights"],
+            "batch": cell.model.sizes["batch_size"],
+            "rate": cell.rate,
+            "ranks_of_nodes": told["nodes"],
+            "density": race.density if subject.is_sparse else None,
+            "mpi_algorithm": subject.algorithm,
+            "quick": race.quick,
+        },
+        subject=subject.name,
+        seconds=seconds,
+        peer=None if best == subject else best.name,
+        peer_seconds=None if best == subject else peers[best],
+        bytes=sent and LinkBytes(**sent),
+        more=more,
+    )
+    line: JSONRecord = json.loads(record.line())
+    return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}

@@ -1,0 +1,267 @@
+"""What ``cloudtrain bench train --cluster`` races: subjects, models and clusters."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cluster import DEFAULT, Layout
+from commlib import REDUCERS
+from commlib.density import check_density
+from commlib.errors import InvalidArgument, look_up
+
+RATES, QUICK_RATES = ("0.2gbit", "1gbit", "10gbit"), ("1gbit",)
+LAYOUTS, QUICK_LAYOUTS = ("4x1", "4x2"), ("2x1",)
+DENSITY = 0.01
+SEEDS, QUICK_SEEDS = 3, 1
+JOBS = 3  # at least, of each of MPI's algorithms: they alternate, and each measures every subject
+TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 6
+QUICK_TURNS, QUICK_COUNTED_STEPS, QUICK_RUN_STEPS, QUICK_TARGET = 1, 2, 6, 0.15
+TIMEOUT_SECONDS = 7200.0
+
+AUTO, RING = "auto", "ring"
+HOROVOD, HOROVOD_RING, DENSE = "horovod", "horovod, ring", "dense"
+OFF = ", overlap off"
+WITHOUT_OVERLAP = ("dense", "hitopk", "oktopk")  # are measured in both ways
+QUICK_REDUCERS = ("hitopk",)
+SWITCHES = "hitopk"  # to dense, in the last phase
+
+
+@dataclass(frozen=True)
+class RacedModel:
+    """A model, and how it is trained.
+
+    ``data``: its dataset, task and buckets, as a configuration has them. ``sizes``: what a phase has of them,
+    with the ``batch_size`` of a rank. ``target``: share of the test samples that is classified correctly, to
+    which the time is taken, or none where only steps are timed. ``epochs``: of a run. ``switch``: epochs of a
+    sparse phase and of a dense one after it, where a run of both is raced, too.
+    """
+
+    name: str
+    rate: tuple[float, float]
+    """First and last learning rate of a run, for 128 samples a step."""
+    sizes: Mapping[str, int]
+    data: Mapping[str, Any] = field(default_factory=lambda: {"dataset": "mnist5k"})
+    momentum: float = 0.9
+    target: float | None = None
+    epochs: int = 1
+    switch: tuple[int, int] | None = None
+
+
+# Where scripts/get_data.sh leaves the Brown corpus.
+BROWN = f"{os.environ.get('XDG_DATA_HOME', '~/.local/share')}/cloudtrain/brown"
+STREAMS = {
+    "task": {"name": "language_model", "streams": True},
+    "dataset": {"name": "text", "path": BROWN, "vocabulary": {"size": 10_000, "type": "word"}},
+}
+IMAGES = {"input_size": 28, "batch_size": 32}
+RACED = {
+    model.name: model
+    for model in (
+        # Momentum would move weights for steps after a sparse reducer has sent them once.
+        RacedModel("mlp", (0.1, 0.0), IMAGES, momentum=0.0, target=0.91, epochs=5, switch=(6, 1)),
+        RacedModel("resnet20", (0.1, 0.0), IMAGES, target=0.93, epochs=8),
+        # With one rank a node at 1 Gbit/s, a third of a step without overlap is messages.
+        RacedModel(
+            "vgg16_cifar",
+            (0.001, 0.001),
+            {"input_size": 32, "batch_size": 128},
+            {"dataset": "mnist5k", "bucket_mib": 5},
+        ),
+        RacedModel("lstm_lm_small", (1.0, 1.0), {"sequence_length": 20, "batch_size": 5}, STREAMS, 0.0),
+    )
+}
+MODELS, QUICK_MODELS = ("mlp", "resnet20"), ("mlp",)  # unless others are asked for
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A way to exchange gradients.
+
+    ``reducer``: of ``commlib.REDUCERS``, or ``auto``. ``horovod``: Horovod's own path instead. ``algorithm``:
+    of MPI's all-reduce. ``steps``, ``accuracy``: whether its steps are timed, and whether it is raced to an
+    accuracy. ``phases``: 2 where the run has those of ``RacedModel.switch``, the first with ``reducer``.
+    """
+
+    name: str
+    reducer: str
+    horovod: bool = False
+    algorithm: str = DEFAULT
+    overlap: bool = True
+    steps: bool = True
+    accuracy: bool = True
+    phases: int = 1
+
+    @property
+    def is_sparse(self) -> bool:
+        """Return whether it has a density; ``auto`` may choose a reducer that has one."""
+        return self.reducer == AUTO or REDUCERS[self.reducer].sparse
+
+    @property
+    def is_peer(self) -> bool:
+        """Return whether it exchanges all gradients in full: the others are measured against the fastest."""
+        return not self.is_sparse
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on a cluster. ``seeds``: how many runs to the accuracy each subject has, with one seed each."""
+
+    rate: str
+    layout: Layout
+    model: RacedModel
+    seeds: int
+
+
+@dataclass(frozen=True)
+class RaceOptions:
+    """The command's options; ``None`` and empty sequences stand for the defaults."""
+
+    rates: Sequence[str] = ()
+    layouts: Sequence[str] = ()
+    models: Sequence[str] = ()
+    reducers: Sequence[str] = ()
+    seeds: int | None = None
+    density: float = DENSITY
+    timeout: float | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        for text in self.layouts:
+            Layout.of(text)
+        for name in self.models:
+            look_up(RACED, "model", name)
+        for name in self.reducers:
+            look_up({**REDUCERS, AUTO: None}, "reducer", name)
+        if self.seeds is not None and self.seeds < 0:
+            raise InvalidArgument(f"--seeds: expected at least 0, got {self.seeds}")
+        if self.timeout is not None and not self.timeout >= 1:
+            raise InvalidArgument(f"--timeout: expected at least 1, got {self.timeout:g}")
+
+
+@dataclass(frozen=True)
+class Race:
+    """All that is measured, with the defaults filled in."""
+
+    cells: Sequence[Cell]
+    subjects: Sequence[Subject]
+    density: float
+    timeout: float
+    quick: bool
+
+    @classmethod
+    def of(cls, options: RaceOptions) -> "Race":
+        """Return it. Accuracies are raced to in the first cell of each model only: they take hours."""
+        quick = options.quick
+        rates = options.rates or (QUICK_RATES if quick else RATES)
+        layouts = [Layout.of(text) for text in options.layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
+        models = [RACED[name] for name in options.models or (QUICK_MODELS if quick else MODELS)]
+        seeds = (QUICK_SEEDS if quick else SEEDS) if options.seeds is None else options.seeds
+
+        def at_first(rate: str, layout: Layout) -> bool:
+            return (rate, layout) == (rates[0], layouts[0])
+
+        cells = [
+            Cell(rate, layout, model, seeds if model.target and at_first(rate, layout) else 0)
+            for rate in rates
+            for layout in layouts
+            for model in models
+        ]
+        reducers = options.reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
+        timeout = options.timeout or TIMEOUT_SECONDS
+        return cls(cells, list(subjects(reducers, quick=quick)), options.density, timeout, quick)
+
+    def jobs(self, cell: Cell) -> int:
+        """Return how many jobs each of MPI's algorithms has in a cell: at least one for each seed."""
+        return max(cell.seeds, 1 if self.quick else JOBS)
+
+    @property
+    def turns(self) -> dict[str, int]:
+        """Return how many turns a subject has in a job, and the steps of each."""
+        turns, counted = (QUICK_TURNS, QUICK_COUNTED_STEPS) if self.quick else (TURNS, COUNTED_STEPS)
+        return {"turns": turns, "warm_up": WARM_UP_STEPS, "counted": counted}
+
+    def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
+        """Return the configuration of a cell's runs, with a phase that others take the place of."""
+        return {
+            "name": "race",
+            **cell.model.data,
+            "phases": [{**cell.model.sizes, "steps": 1}],
+            "model": cell.model.name,
+            "optimizer": {"name": "sgd", "momentum": cell.model.momentum},
+            "learning_rate": _line(*cell.model.rate),
+            "seed": seed,
+        }
+
+    def stepping(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+        """Return the phase whose steps are timed."""
+        return self._phase(cell, subject.reducer) | {"steps": 1_000_000}
+
+    def running(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+        """Return the phases of a run, which does not end at the accuracy."""
+        model = cell.model
+        if subject.phases == 2:
+            assert model.switch is not None
+            epochs, (start, end) = model.switch, model.rate
+            between = (epochs[1] * start + epochs[0] * end) / sum(epochs)
+            reducers, rates = (subject.reducer, DENSE), ((start, between), (between, end))
+            phases = zip(reducers, epochs, rates, strict=True)
+            return {
+                "phases": [
+                    self._phase(cell, reducer) | {"epochs": count, "learning_rate": _line(*rate)}
+                    for reducer, count, rate in phases
+                ]
+            }
+        length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
+        return {"phases": [self._phase(cell, subject.reducer) | length]}
+
+    def target(self, cell: Cell) -> float:
+        """Return the accuracy that is raced to."""
+        assert cell.model.target is not None  # else nobody is raced
+        return QUICK_TARGET if self.quick else cell.model.target
+
+    def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
+        is_sparse = reducer == AUTO or REDUCERS[reducer].sparse
+        density = {"density": self.density} if is_sparse else {}
+        return {**cell.model.sizes, "reducer": reducer, **density}
+
+    def raced(self, cell: Cell) -> list[Subject]:
+        """Return the subjects that are raced to an accuracy there."""
+        if not cell.seeds:
+            return []
+        return [each for each in self.subjects if each.accuracy and (each.phases == 1 or cell.model.switch)]
+
+
+def _line(start: float, end: float) -> dict[str, Any]:
+    return {"start": start, "end": end, "per_batch": 128}
+
+
+def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
+    """Yield who takes part: Horovod in both ways and ``dense`` always, and these reducers.
+
+    Those that send all gradients train alike, but for rounding. Of them only the fastest, Horovod over MPI's
+    ring, is raced to an accuracy, but for the quick race, in which all are. Without overlap the run is the
+    same to the bit. Steps are timed of all.
+    """
+    names = [DENSE, *(name for name in dict.fromkeys(reducers) if name != DENSE)]
+    yield Subject(HOROVOD, DENSE, horovod=True, accuracy=quick)
+    yield Subject(HOROVOD_RING, DENSE, horovod=True, algorithm=RING)
+    for name in names:
+        yield Subject(name, name, accuracy=quick or name == AUTO or REDUCERS[name].sparse)
+    for name in names:
+        if name in WITHOUT_OVERLAP:
+            yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)
+    if SWITCHES in names and not quick:
+        yield Subject(f"{SWITCHES} then dense", SWITCHES, steps=False, phases=2)
+
+
+def called(name: str) -> str:
+    """Return what an option is called on the command line.
+
+    >>> called("rates"), called("seeds")
+    ('--rate', '--seeds')
+    """
+    return (
+        f"--{name.removesuffix('s')}" if name in ("rates", "layouts", "models", "reducers") else f"--{name}"
+    )

@@ -1,0 +1,359 @@
+"""Compare the cost model, the virtual clock and the tuner with measurements on the emulated cluster.
+
+    python -m benchmarks.validate --predict     # from benchmarks/results: some minutes of both cores
+    python -m benchmarks.validate               # the tables and pictures of docs/validation.md, from the last
+
+Measured: the records of ``cloudtrain bench reducers --cluster``. Predicted from the profile that
+``cloudtrain tune`` measured on the same cluster: in closed form, and by the same code on simulated ranks that
+share as many cores. What the tuner picks from that profile is compared with the fastest that was measured.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import commlib
+from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.style import PALETTE, docs_picture
+from benchmarks.throttled import bytes_per_second
+from commlib import REDUCERS, Communicator, Topology, make_reducer
+from commlib.transport import simulated
+from commlib.tuning import tuner
+from commlib.tuning.gradients import Gradients
+from commlib.tuning.profile import Profile
+from training.bench.record import command, machine
+from training.bench.steps import CLOCKS, interleave
+from training.bench.tables import NOTHING
+from training.commands.printing import markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
+SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
+WITHIN = 1.1  # the most that a pick may take, relative to the best
+STEPS = range(1, 3)  # of those on simulated ranks; the one before is a warm-up
+COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22")
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One case: the rate of the links, ranks on each node, entries, and the share that is selected."""
+
+    gbit: float
+    ranks_of_nodes: tuple[int, ...]
+    size: int
+    density: float
+
+    @property
+    def nodes(self) -> list[range]:
+        """Return the world ranks of every node."""
+        ends = [sum(self.ranks_of_nodes[: node + 1]) for node in range(len(self.ranks_of_nodes))]
+        return [range(end - count, end) for end, count in zip(ends, self.ranks_of_nodes, strict=True)]
+
+    @property
+    def shape(self) -> str:
+        """Return nodes and ranks on each, as ``4 × 2``."""
+        return f"{len(self.ranks_of_nodes)} × {self.ranks_of_nodes[0]}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of one reducer in one cell: measured, and predicted in two ways."""
+
+    cell: Cell
+    subject: str
+    wire: str | None
+    measured: float
+    closed_form: float
+    simulated: float | None
+
+
+# ------------------------------------------------------------- measurements
+
+
+def newest(pattern: str) -> list[Path]:
+    """Return the files of the newest date that match ``DATE-pattern``."""
+    files = sorted(RESULTS.glob(f"????-??-??-{pattern}"))
+    return [file for file in files if file.name[:10] == files[-1].name[:10]]
+
+
+def cluster_records() -> list[Path]:
+    """Return the files of records of the day of the newest profiles, which are of the same links."""
+    day = newest("profile-*.json")[0].name[:10]
+    return sorted(RESULTS.glob(f"{day}-cluster*.jsonl"))
+
+
+def gbit(rate: str) -> float:
+    """Return a rate of ``tc`` in Gbit/s."""
+    return bytes_per_second(rate) * 8 / 1e9
+
+
+BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one
+
+
+@cache
+def runs() -> list[tuple[Cell, dict[BenchCandidate, float]]]:
+    """Return the median seconds of all reducers that one command measured in a cell with a profile.
+
+    Dense reducers are in all cells of their size.
+    """
+    found: dict[tuple[str, Cell], dict[BenchCandidate, float]] = {}
+    records = [json.loads(line) for path in cluster_records() for line in path.read_text().splitlines()]
+    records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
+    densities = sorted({each["case"]["density"] for each in records} - {None})
+    for each in records:
+        case, subject = each["case"], each["subject"]
+        wire = (case["wire"] or "fp32") if REDUCERS[subject].sparse else None
+        for density in [case["density"]] if REDUCERS[subject].sparse else densities:
+            cell = Cell(gbit(case["rate"]), tuple(case["ranks_of_nodes"]), case["size"], density)
+            if (cell.gbit, sum(cell.ranks_of_nodes)) in profiles():
+                run = found.setdefault((each["command"], cell), {})
+                run[subject, wire] = each["seconds"]["median"]
+    return [(cell, run) for (_, cell), run in found.items()]
+
+
+@cache
+def measured() -> dict[tuple[Cell, str, str | None], float]:
+    """Return the median seconds of every reducer in every cell, of the last run that measured it."""
+    return {(cell, *candidate): seconds for cell, run in runs() for candidate, seconds in run.items()}
+
+
+@cache
+def profiles() -> dict[tuple[float, int], Profile]:
+    """Return what ``cloudtrain tune`` measured, by the rate of the cluster and its ranks."""
+    paths = newest("profile-*.json")
+    named = {path: path.stem.split("-") for path in paths}
+    return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in named.items()}
+
+
+def profile(cell: Cell) -> Profile:
+    """Return the profile of the cluster of a cell."""
+    return profiles()[cell.gbit, sum(cell.ranks_of_nodes)]
+
+
+# ------------------------------------------------------------- predictions
+
+
+def options_of(cell: Cell, wire: str | None) -> dict[str, Any]:
+    """Return the options of a reducer; a dense one has none."""
+    return {"density": cell.density, "wire": wire} if wire else {}
+
+
+def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
+    """Return the seconds of a step by ``commlib.predict``, computing included."""
+    links = {"network": profile(cell).network, "speeds": profile(cell).speeds}
+    return commlib.predict(subject, cell.nodes, cell.size, **links, **options_of(cell, wire)).seconds
+
+
+def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -> float:
+    """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
+
+    def body(comm: Communicator) -> float:
+        reducers = {subject: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
+        gradients, clock = gradients_of(cell.size), CLOCKS["wall"]
+        return interleave(comm, reducers, gradients, STEPS, clock, unchecked=reducers)[subject].seconds.median
+
+    ranks = list(cell.ranks_of_nodes)
+    return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]
+
+
+@cache
+def gradients_of(size: int) -> Gradients:
+    """Return the gradients that the bench uses."""
+    return Gradients(size)
+
+
+def predict(cores: int) -> Iterator[Comparison]:
+    """Yield every reducer in every cell; simulated with plain values, at the rates of ``SIMULATED``."""
+    for cell, subject, wire in sorted(measured(), key=lambda each: each[:2]):
+        if not REDUCERS[subject].sparse and cell.density != densities_of(cell)[0]:
+            continue  # the same measurement as at the first density
+        is_simulated = wire in (None, "fp32") and (cell.gbit, cell.shape) in SIMULATED
+        virtual = on_simulated_ranks(cell, subject, wire, cores) if is_simulated else None
+        seconds = measured()[cell, subject, wire]
+        yield Comparison(cell, subject, wire, seconds, closed_form(cell, subject, wire), virtual)
+
+
+def densities_of(cell: Cell) -> list[float]:
+    """Return the densities that were measured in the same case, the largest first."""
+    alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
+    found = {row.density for row, _, _ in measured() if (row.gbit, row.ranks_of_nodes, row.size) == alike}
+    return sorted(found, reverse=True)
+
+
+# ------------------------------------------------------------- picks of the tuner
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The pick of the tuner in a cell and the fastest there, with the seconds of both."""
+
+    cell: Cell
+    picked: str
+    best: str
+    picked_seconds: float | None
+    best_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long the pick takes as the best; infinite where it was not measured."""
+        return self.picked_seconds / self.best_seconds if self.picked_seconds else float("inf")
+
+
+def picks() -> list[Pick]:
+    """Return the picks for all cells in which a run measured both codecs: the last such run."""
+    last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
+    result = []
+    for cell, run in sorted(last.items(), key=lambda each: each[0]):
+        choice = tuner.choose(profile(cell), cell.nodes, cell.size, cell.density)
+        picked = (choice.reducer, choice.options.get("wire"))
+        best = min(run, key=lambda each: run[each])
+        result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
+    return result
+
+
+def _named(subject: str, wire: str | None) -> str:
+    return subject if wire in (None, "fp32") else f"{subject} {wire}"
+
+
+# ------------------------------------------------------------- tables and pictures
+
+
+def error(predicted: float, seconds: float) -> float:
+    """Return the relative error of a prediction."""
+    return abs(predicted / seconds - 1)
+
+
+def by_cluster(given: Sequence[Comparison]) -> str:
+    """Return the table of median errors by rate and nodes."""
+    groups = groupby(given, key=lambda each: (each.cell.gbit, each.cell.shape))
+    rows = [(f"{rate:g} Gbit/s", shape, *_errors(list(group))) for (rate, shape), group in groups]
+    rows.append(("all", "", *_errors(given)))
+    return markdown(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
+
+
+def by_reducer(given: Sequence[Comparison]) -> str:
+    """Return the table of median errors, and of median ratios, by reducer."""
+    rows = []
+    for subject in REDUCERS:
+        own = [each for each in given if each.subject == subject]
+        ratios = [median(each.closed_form / each.measured for each in own)]
+        ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
+        rows.append((f"`{subject}`", *_errors(own), *(f"{ratio:.2f}" for ratio in ratios)))
+    header = ("reducer", "cases", "closed form", "simulated", "closed form/measured", "simulated/measured")
+    return markdown(header, rows)
+
+
+def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
+    closed = median(error(each.closed_form, each.measured) for each in given)
+    virtual = [error(each.simulated, each.measured) for each in given if each.simulated]
+    return str(len(given)), f"{100 * closed:.0f} %", f"{100 * median(virtual):.0f} %" if virtual else NOTHING
+
+
+def of_picks(given: Sequence[Pick]) -> str:
+    """Return the table of the picks."""
+    rows = [
+        (
+            *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),
+            *(f"`{pick.picked}`", ms(pick.picked_seconds) if pick.picked_seconds else "not measured"),
+            *(f"`{pick.best}`", ms(pick.best_seconds), f"{pick.ratio:.2f}"),
+        )
+        for pick in given
+        for cell in (pick.cell,)
+    ]
+    head = (
+        "Gbit/s",
+        "nodes × ranks",
+        "entries",
+        "density",
+        "picked",
+        "ms",
+        "fastest measured",
+        "ms",
+        "ratio",
+    )
+    return markdown(head, rows)
+
+
+def ms(seconds: float) -> str:
+    """Return whole milliseconds."""
+    return f"{1e3 * seconds:.0f}"
+
+
+def verdict(given: Sequence[Pick]) -> str:
+    """Return how many picks are within the bound."""
+    good = sum(pick.ratio <= WITHIN for pick in given)
+    share = f"{good} of {len(given)} picks ({100 * good / len(given):.0f} %)"
+    return f"{share} take at most {WITHIN} times as long as the fastest.\n"
+
+
+def draw(given: Sequence[Comparison], path: Path) -> None:
+    """Draw predicted over measured seconds, a mark a case."""
+    with docs_picture(path, 9.5, 4.6) as figure:
+        for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
+            for subject, color in zip(REDUCERS, COLORS, strict=True):
+                own = [each for each in given if each.subject == subject and getattr(each, kind)]
+                measured_ms = [1e3 * each.measured for each in own]
+                predicted_ms = [1e3 * getattr(each, kind) for each in own]
+                axes.plot(
+                    measured_ms, predicted_ms, "o", color=color, markersize=3.5, label=subject, alpha=0.8
+                )
+            ends = [4, 5000]
+            axes.plot(ends, ends, color="black", linewidth=0.8)
+            low, high = ([share * end for end in ends] for share in (0.75, 1.25))
+            axes.fill_between(ends, low, high, color="#eeeeee", zorder=0)
+            axes.set(xscale="log", yscale="log", xlabel="ms measured", title=kind.replace("_", " "))
+        figure.axes[0].set_ylabel("ms predicted; grey: within 25 %")
+        figure.axes[0].legend(frameon=False, fontsize=7.5)
+
+
+def save(given: Iterable[Comparison], path: Path) -> None:
+    """Write the comparisons to a file, with the machine and the command that made them."""
+    rows = [asdict(each) for each in given]
+    content = {"command": command(), "machine": machine(), "comparisons": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load() -> list[Comparison]:
+    """Return what ``--predict`` stored."""
+    (path,) = newest("validation.json")
+    rows = json.loads(path.read_text())["comparisons"]
+    for row in rows:
+        row["cell"] = Cell(**row["cell"] | {"ranks_of_nodes": tuple(row["cell"]["ranks_of_nodes"])})
+    return [Comparison(**row) for row in rows]
+
+
+def blocks() -> dict[str, str]:
+    """Return the text between each pair of marks of the page, by the name of the marks."""
+    given, chosen = load(), picks()
+    return {
+        "errors by cluster": by_cluster(given),
+        "errors by reducer": by_reducer(given),
+        "verdict": verdict(chosen),
+        "picks": of_picks(chosen),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Predict, or write tables and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--predict", action="store_true", help="predict again, into benchmarks/results")
+    if parser.parse_args(arguments).predict:
+        source = cluster_records()[0]
+        cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
+        save(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
+    page = PAGE.read_text()
+    for name, text in blocks().items():
+        page = with_block(page, name, text)
+    PAGE.write_text(page)
+    draw(load(), PICTURES / "predicted.svg")
+
+
+if __name__ == "__main__":
+    main()
