@@ -1,83 +1,130 @@
-"""Show the newest records of benchmarks/results/: tables in benchmarks/README.md, and pictures next to it.
+"""Show the newest records of benchmarks/results/: in benchmarks/README.md and docs/, with pictures.
 
-Some are on a page of docs/, too. It needs the records only:
-python -m benchmarks.draw_benchmarks
+It needs the records only: python -m benchmarks.draw_benchmarks
 """
 
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.drawing import cache, cluster, gpu, linear, pto, race, spread
-from benchmarks.drawing.cluster import CLUSTER, all_cells
-from benchmarks.drawing.pages import Page
-from benchmarks.drawing.results import Results, newest
-from training.bench import cache as cache_bench
+from benchmarks.drawing import cache, cluster, gpu, linear, pto, race
+from benchmarks.drawing.pages import Page, with_block
+from benchmarks.drawing.results import Results, fingerprint, newest
+from benchmarks.linear import of_ranks
+from benchmarks.pto import tables as pto_tables
+from benchmarks.race import A_STEP, runs_table, steps_table
+from benchmarks.reducers import table_of
+from training.bench.cache import table as cache_table
+from training.bench.record import Record, against_baseline
 from training.bench.selection import case_table
-from training.bench.tables import table_of
+from training.commands.printing import Table
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-
-HEAD = """# Benchmarks
-
-The latest measurements of `cloudtrain bench`. `scripts/bench.sh` repeats all of them and writes the records
-to [results](results), a JSON object a line; `python -m benchmarks.draw_benchmarks` makes this page of them.
-"×": how many times as fast as the peer named; subject and peer alternate in one run. Seconds are medians.
-Processes run as those of a training do, with the C library's own allocator settings; each record has what its
-environment sets (`settings`). Those of 2026-11-21 have no such entry: their processes retained freed memory,
-and their reducers still allocated long arrays in each step. Where a kind was measured on other days or
-machines, too, the range is shown.
-"""
-
-SELECTION = """## Selection
-
-Selecting on one core, against the alternatives, and against a bare read of the vector.
-"""
-REDUCERS = """## Reducers on simulated ranks
-
-By the virtual clock: messages take the time that the α-β model predicts.
-"""
-TRANSCRIPTION = """## Ok-Topk against its transcription
-
-Processor time of a rank; the peer is the paper's algorithm 1 in plain NumPy.
-"""
-CACHE = """## Batches from the cache
-
-JPEGs of 500 × 375 pixels and about 110 KB in central storage, which is emulated; the time of a sample, in
-whole batches of crops. `levels` is from the second epoch on, with two threads but for one core;
-`first epoch` begins with empty folders.
-
-![µs a sample](cache.svg)
-"""
+FOLDER = Path(__file__).resolve().parent
+ROWS = 10
 
 
-def of_cases(results: Results) -> Iterator[str]:
-    """Yield the tables of selections, one for each case."""
-    keys = ("size", "input", "density")
-    for _, own in groupby(results.records, key=lambda record: [record.case[key] for key in keys]):
-        yield case_table(list(own)).markdown()
+@dataclass(frozen=True)
+class Section:
+    """A block of the page: some records of a kind, their table, and the picture of them, beside the page."""
+
+    name: str
+    kind: str
+    table: Callable[[Sequence[Record]], Table]
+    shows: Callable[[Record], bool] = lambda record: True
+    picture: str = ""
+    draw: Callable[[Sequence[Record], Path], None] | None = None
+    fastest_first: bool = False
+
+    def records(self, results: Results) -> list[Record]:
+        """Return the records that it shows."""
+        return [record for record in results.records if self.shows(record)]
+
+    def markdown(self, results: Results) -> str:
+        """Return the source of the records and the first rows of their table."""
+        records = self.records(results)
+        if self.fastest_first:
+            records.sort(key=lambda record: record.seconds.median)
+        table = self.table(records)
+        return f"{results.source}\n{replace(table, rows=table.rows[:ROWS]).markdown()}"
 
 
-def of_reducers(results: Results) -> Iterator[str]:
-    """Yield the table of reducers on simulated ranks."""
-    yield table_of(results.records).markdown()
+def loop_table(records: Sequence[Record]) -> Table:
+    """Return the table of a step of the loop beside a bare one."""
+    return against_baseline(records, "resnet20, one rank", 1e3, "ms", ())
 
 
-def of_cache(results: Results) -> Iterator[str]:
-    """Yield the table of the cache."""
-    yield cache_bench.table(results.records).markdown()
+def is_cell(record: Record) -> bool:
+    """Return whether it is of VGG-16's size at 1 Gbit/s, and not a probe of MPI's algorithms."""
+    case = record.case
+    return record.bench != "probe" and (case["rate"], case["size"]) == ("1gbit", 14_728_266)
 
 
-# By the kind of results, in the order of the page: the text above the tables, and what yields these.
-SECTIONS: dict[str, tuple[str, Callable[[Results], Iterator[str]]]] = {
-    "selection": (SELECTION, of_cases),
-    "gpu-selection": (gpu.TEXT, gpu.tables),
-    "reducers": (REDUCERS, of_reducers),
-    "oktopk-numpy": (TRANSCRIPTION, of_reducers),
-    "cache": (CACHE, of_cache),
-    "pto": (pto.TEXT, pto.tables),
-}
-PICTURES = {"cache": cache.draw, "gpu-selection": gpu.draw, "pto": pto.draw}
+def is_step(record: Record) -> bool:
+    """Return whether a record of the race is of steps, not of runs."""
+    return bool(record.case["unit"] == A_STEP)
+
+
+def is_run(record: Record) -> bool:
+    """Return whether a record of the race is of runs to an accuracy."""
+    return not is_step(record)
+
+
+def table_of_rows(records: Sequence[Record]) -> Table:
+    """Return the table of a cell's first density."""
+    return table_of([record for record in records if record.case["density"] in (None, 0.01)])
+
+
+def is_measured(record: Record) -> bool:
+    """Return whether it is more than a probe of MPI's algorithms."""
+    return record.bench != "probe"
+
+
+def is_long_selection(record: Record) -> bool:
+    """Return whether it is of the selection that the page shows."""
+    case = record.case
+    return (case["size"], case["density"], case["input"]) == (25_000_000, 0.001, "gaussian")
+
+
+def is_gpu_selection(record: Record) -> bool:
+    """Return whether it is of the selection on a GPU that the page shows."""
+    return (record.case["size"], record.case["entry"]) == (1 << 27, "float32")
+
+
+def first_pto_table(records: Sequence[Record]) -> Table:
+    """Return the table of norms on the fewest ranks."""
+    return next(iter(pto_tables(records)))
+
+
+SECTIONS = (
+    Section("race", "race", steps_table, is_step, "race-mlp-4x1.svg", race.draw_steps, fastest_first=True),
+    Section("accuracy", "race", runs_table, is_run, "race-mlp-4x1-0.2gbit-accuracy.svg", race.draw_runs),
+    Section(
+        "cluster",
+        "cluster",
+        table_of_rows,
+        is_cell,
+        "cluster-1gbit-14728266.svg",
+        cluster.draw,
+        fastest_first=True,
+    ),
+    Section(
+        "cluster-1m",
+        "cluster-1m",
+        table_of,
+        is_measured,
+        "cluster-1m-1gbit-1000000.svg",
+        cluster.draw,
+        fastest_first=True,
+    ),
+    Section("reducers", "reducers", table_of),
+    Section("oktopk-numpy", "oktopk-numpy", table_of),
+    Section("selection", "selection", case_table, is_long_selection),
+    Section("gpu-selection", "gpu-selection", case_table, is_gpu_selection),
+    Section("cache", "cache", cache_table, picture="cache.svg", draw=cache.draw),
+    Section("pto", "pto", first_pto_table, picture="pto.svg", draw=pto.draw),
+    Section("linear", "linear", of_ranks, linear.is_first_case),
+    Section("train", "train", loop_table),
+)
 PAGES = (
     Page("docs/pto.md", "pto", pto.tables, "scripts/bench.sh"),
     Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
@@ -85,41 +132,29 @@ PAGES = (
 )
 
 
-def page(found: dict[str, Results]) -> str:
-    """Return the text of benchmarks/README.md."""
-    parts = [HEAD]
-    for kind, (text, tables) in SECTIONS.items():
-        if kind in found:
-            parts += [text, found[kind].source, *tables(found[kind])]
-            parts += spread.tables(found[kind]) if kind == "selection" else ()
-    for kind, results in found.items():
-        if kind.startswith(CLUSTER):
-            title = kind.replace(CLUSTER, "Reducers on an emulated cluster", 1).replace("-", ": ", 1)
-            parts += [cluster.TEXT.format(title=title), results.source, *cluster.tables(results)]
-            parts += spread.tables(results)
-    races = [results for kind, results in found.items() if kind.startswith(race.RACE)]
-    parts += [race.TEXT] if races else []
-    for results in races:
-        parts += [results.source, *race.tables(results)]
-    return "\n".join(parts)
+def page(text: str, found: dict[str, Results]) -> str:
+    """Return the text of benchmarks/README.md with the newest records in its blocks."""
+    for section in SECTIONS:
+        block = section.markdown(found[section.kind]) if section.kind in found else "Not measured yet.\n"
+        text = with_block(text, section.name, f"\n{block}\n")
+    kinds = {section.kind for section in SECTIONS}
+    others = "".join(f"- {results.link}\n" for kind, results in found.items() if kind not in kinds)
+    return with_block(text, "others", f"\n{others}\n")
 
 
 def write(folder: Path) -> None:
-    """Write page and pictures of the newest results; pictures of none are removed."""
-    found = newest(folder / "results")
-    (folder / "README.md").write_text(page(found))
-    drawn = {cell.picture: cell for cell in all_cells(found.values())}
-    raced = {each.picture: each for each in race.all_pictures(found.values())}
-    for old in [*folder.glob(f"{CLUSTER}*.svg"), *folder.glob(f"{race.RACE}*.svg")]:
-        if old.name not in drawn | raced:
-            old.unlink()
-    for name, cell in drawn.items():
-        cluster.draw(cell, folder / name)
-    for name, each in raced.items():
-        each.draw(folder / name)
-    for kind, draw in PICTURES.items():
-        if kind in found:
-            draw(found[kind], folder / f"{kind}.svg")
+    """Write page and pictures of the newest results."""
+    found, readme = newest(folder / "results"), folder / "README.md"
+    readme.write_text(page(readme.read_text(), found))
+    for section in SECTIONS:
+        if section.kind in found and section.draw is not None:
+            section.draw(section.records(found[section.kind]), folder / section.picture)
+
+
+def fingerprints(found: dict[str, Results]) -> dict[str, str]:
+    """Return for each picture the digest of its records, which the picture has among its metadata."""
+    drawn = [each for each in SECTIONS if each.kind in found and each.draw is not None]
+    return {each.picture: fingerprint(each.records(found[each.kind])) for each in drawn}
 
 
 if __name__ == "__main__":
@@ -127,6 +162,8 @@ if __name__ == "__main__":
     measured = newest(FOLDER / "results")
     if linear.KIND in measured:
         linear.draw(measured[linear.KIND], FOLDER.parent / linear.PICTURE)
+    if "gpu-selection" in measured:
+        gpu.draw(measured["gpu-selection"], FOLDER / "gpu-selection.svg")
     for each in PAGES:
         file = FOLDER.parent / each.path
         file.write_text(each.with_measured(file.read_text(), measured))

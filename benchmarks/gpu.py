@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection --device gpu``: the selectors' kernels against their alternatives.
+"""The selectors' kernels on a GPU, against their alternatives: python -m benchmarks.gpu [--json].
 
 Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
 and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
@@ -8,21 +8,21 @@ clock until its result is there.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from commlib.density import entries
+import typer
+from typer import Option
+
+from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.selection.exact import paper_search
-from training.bench.checks import INEXACT, WrongResult
-from training.bench.record import Record, version_of
-from training.bench.reporting import report_cases
-from training.bench.selection import Options, case_table, records_of
-from training.bench.timing import MOST_INPUTS, alternate, elapsed
+from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
+from training.bench.selection import INEXACT, case_table, records_of
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
@@ -106,33 +106,19 @@ class Peer:
 MakePeer = Callable[[int, int, Any], Peer | str]  # of k, the size, and CuPy; or why there is none
 
 
-def bench(as_json: bool, **options: Any) -> int:
-    """Print the records of all cases and return the exit status."""
-    try:
-        asked = Options(**options)
-        device = Device.current()
-    except (InvalidArgument, GpuUnavailable) as error:
-        usage_error(str(error))
-    wrong: list[WrongResult] = []
-    report_cases(
-        measure(asked, device, wrong), as_json=as_json, show=lambda records: case_table(records).print()
-    )
-    for each in wrong:
-        log_error(str(each))
-    return FAILURE if wrong else 0
-
-
-def measure(options: Options, device: Device, wrong: list[WrongResult]) -> Iterator[list[Record]]:
+def measure(
+    sizes: Sequence[int], densities: Sequence[float], quick: bool, device: Device, wrong: list[WrongResult]
+) -> Iterator[list[Record]]:
     """Yield the records of one case after the other: size, type of entries, density.
 
     Selectors whose results are wrong are added to ``wrong``, and others go on without them.
     """
-    for size in options.sizes or (QUICK_SIZES if options.quick else SIZES):
+    for size in sizes or (QUICK_SIZES if quick else SIZES):
         for entry in ENTRY_BYTES:
             inputs = device.inputs(size, entry)
-            for density in options.densities or (DENSITY,):
+            for density in densities or (DENSITY,):
                 case = {"size": size, "density": density, "k": entries(density, size), "entry": entry}
-                case |= {"device": "gpu", "inputs": len(inputs), "quick": options.quick}
+                case |= {"device": "gpu", "inputs": len(inputs), "quick": quick}
                 yield _measure_case(case, inputs, device, wrong)
             del inputs
             device.cupy.get_default_memory_pool().free_all_blocks()
@@ -154,9 +140,10 @@ def _measure_case(
     seconds = alternate(subjects | found, inputs, runs, partial(_seconds, device), limit_seconds=SECONDS_EACH)
     floors = _floors(case, seconds["copy"].median)
     cases = dict.fromkeys(subjects, case)
-    return records_of(
-        cases, peers, seconds, lambda name: {"floor_seconds": floors[name], "gpu": dict(device.facts)}
-    )
+    return [
+        replace(each, more={"floor_seconds": floors[each.subject], "gpu": dict(device.facts)})
+        for each in records_of(cases, peers, seconds)
+    ]
 
 
 def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Peer | str:
@@ -286,3 +273,28 @@ PEERS: dict[str, MakePeer] = {
     "jax.lax.approx_max_k": _approx_max_k,
     "mstopk, 30 passes": _paper,
 }
+
+
+def main(
+    size: Annotated[list[int] | None, Option(help="entries; may be repeated")] = None,
+    density: Annotated[list[float] | None, Option(help="share to select; may be repeated")] = None,
+    as_json: Annotated[bool, Option("--json")] = False,
+    quick: bool = False,
+) -> None:
+    """Time selectors on a GPU; see the module's docstring."""
+    try:
+        for each in density or ():
+            check_density(each)
+        device = Device.current()
+    except (InvalidArgument, GpuUnavailable) as error:
+        usage_error(str(error))
+    wrong: list[WrongResult] = []
+    cases = measure(size or (), density or (), quick, device, wrong)
+    report(cases, as_json=as_json, show=lambda records: case_table(records).print())
+    for each in wrong:
+        log_error(str(each))
+    raise typer.Exit(FAILURE if wrong else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,16 +1,33 @@
-"""Jobs that a bench starts: real ranks on this machine with ``mpirun``, and the output of any command."""
+"""Jobs that a bench starts, with mpirun on this machine or on an emulated cluster, and what they print."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
 
-from training.process.launch import RANK_TAG, SAID_ALREADY, is_noise
+from benchmarks.emulated.__main__ import ADDRESSES
+from commlib import LinkBytes
+from commlib.errors import InvalidArgument
+from training.bench.record import Record, Seconds
+from training.process.hosts import Ranks
+from training.process.job import FAILURE, INTERRUPTED, log_error
+from training.process.launch import RANK_TAG, SAID_ALREADY, command_line, is_noise
 
-BESIDE_PYTHON = Path(sys.executable).parent
+JSONRecord = dict[str, Any]  # a record as its line has it
+
+EMULATED = (sys.executable, "-m", "benchmarks.emulated")
+MPIRUN = Path(sys.executable).with_name("mpirun")
 # There may be more ranks than cores: a rank that waits yields its core.
 FLAGS = (
     *("--allow-run-as-root", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"),
@@ -19,29 +36,19 @@ FLAGS = (
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 OWN = ("cloudtrain: ", "cluster: ")
 NO_ERROR = ("cloudtrain: warning: ", "cloudtrain: compiling kernels ")
+TIMED_OUT = 124
+# Open MPI's own choice may send twice as much between nodes as the best, which would flatter the candidates.
+DEFAULT = "default"
+ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
 
 
 class Failed(Exception):
     """A cluster that does not come up, or a job that failed; the message is one line."""
 
 
-def command_line(ranks: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs ``cloudtrain`` with these arguments on all ranks."""
-    mpirun, cloudtrain = str(BESIDE_PYTHON / "mpirun"), str(BESIDE_PYTHON / "cloudtrain")
-    return [mpirun, *FLAGS, "-np", str(ranks), cloudtrain, *arguments]
-
-
-def lines(ranks: int, arguments: Sequence[str]) -> Generator[str, None, None]:
-    """Run ``cloudtrain`` with these arguments on so many ranks; yield its output, line by line.
-
-    Raises :class:`Failed` if it fails. The job ends when this generator does.
-    """
-    try:
-        status, line = yield from output(command_line(ranks, arguments), {**os.environ, **ONE_THREAD})
-    except FileNotFoundError:
-        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
-    if status != 0:
-        raise Failed(f"status {status}: {line}")
+def module(name: str, *words: str) -> list[str]:
+    """Return the command that runs a module of this Python."""
+    return [sys.executable, "-m", name, *words]
 
 
 def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[str, None, tuple[int, str]]:
@@ -75,3 +82,188 @@ def error_line(lines: Iterable[str]) -> str:
     errors = [line for line in reported if line.startswith(OWN) and not line.startswith(NO_ERROR)]
     own = [line.partition(": ")[2] for line in errors]
     return next(iter(own or reported[-1:]), "no error was reported")
+
+
+def records_in(lines: Iterable[str]) -> Iterator[JSONRecord]:
+    """Yield the JSON objects among lines of output."""
+    return (json.loads(line) for line in lines if line.startswith("{"))
+
+
+def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[JSONRecord]:
+    """Run a command on so many ranks; yield the records that it prints; raise :class:`Failed` if it fails."""
+    command = [str(MPIRUN), *FLAGS, "-np", str(ranks), *words]
+    yield from records_in(_lines_of(output(command, {**os.environ, **ONE_THREAD})))
+
+
+def _lines_of(
+    running: Generator[str, None, tuple[int, str]], timeout: float | None = None
+) -> Generator[str, None, None]:
+    try:
+        status, line = yield from running
+    except FileNotFoundError:
+        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
+    if status == TIMED_OUT and timeout is not None:
+        raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
+    if status != 0:
+        raise Failed(f"status {status}: {line}")
+
+
+# ---- Emulated clusters ----
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, and ranks on each.
+
+    >>> Layout.of("4x2")
+    Layout(nodes=4, ranks_per_node=2)
+    """
+
+    nodes: int
+    ranks_per_node: int
+
+    @classmethod
+    def of(cls, text: str) -> "Layout":
+        """Return what is written as ``4x2``."""
+        found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", text)
+        layout = cls(int(found[1]), int(found[2])) if found else None
+        if layout is None or layout.ranks < 2 or layout.nodes > len(ADDRESSES):
+            raise InvalidArgument(
+                f"layout: expected nodes x ranks on each, as 4x2, two ranks or more, got {text}"
+            )
+        return layout
+
+    def __str__(self) -> str:
+        """Return it as it is written."""
+        return f"{self.nodes}x{self.ranks_per_node}"
+
+    @property
+    def ranks(self) -> int:
+        """Return the ranks of a job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def hosts(self) -> str:
+        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
+        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
+
+
+class EmulatedCluster:
+    """The emulated cluster of a state folder of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self._command = [*EMULATED, "--state", str(state)]
+
+    def up(self, nodes: int, rate: str) -> None:
+        """Make it, or make it again where nodes or rate are others."""
+        result = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
+        if result.returncode != 0:
+            raise Failed(error_line(result.stderr.splitlines()))
+
+    def down(self) -> None:
+        """Remove it, if it is there."""
+        self._call("down")
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
+
+    def lines(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Iterator[str]:
+        """Run a command on the first node and yield its output, line by line.
+
+        Raises :class:`Failed` if it does not end, or fails.
+        """
+        command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *command]
+        yield from _lines_of(output(command, environment), timeout)
+
+    def records(
+        self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
+    ) -> Iterator[JSONRecord]:
+        """Run a command on all ranks and yield the records that it prints; ``what`` is named on the way."""
+        note(what)
+        try:
+            job = command_line(Ranks(layout.ranks, layout.hosts), words)
+            yield from records_in(self.lines(job, environment, timeout))
+        except Failed as failure:
+            raise Failed(f"{what}: {failure}") from None
+
+
+@contextmanager
+def cluster_until_end() -> Iterator[EmulatedCluster]:
+    """Yield a cluster that is not up yet; however the block ends, it is removed."""
+    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
+        cluster = EmulatedCluster(Path(folder) / "state")
+        try:
+            yield cluster
+        finally:
+            cluster.down()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def environment(algorithm: str) -> dict[str, str]:
+    """Return the environment of a job in which MPI and Horovod all-reduce by this algorithm."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_coll")}
+    number, threads = ALGORITHMS[algorithm], {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if number is None:
+        return inherited | threads
+    return inherited | {
+        **threads,
+        "OMPI_MCA_coll": "^han",  # which would choose for itself, on several nodes
+        "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": str(number),
+    }
+
+
+def note(line: str) -> None:
+    """Report progress, apart from what is measured."""
+    print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
+
+
+# ---- Records of jobs ----
+
+
+def record_of(keys: Mapping[str, Any]) -> Record:
+    """Return the record whose ``line`` holds these keys; machine, settings and command go to ``more``."""
+    peer_seconds, sent = keys["peer_seconds"], keys["bytes"]
+    own = {"bench", "case", "subject", "peer", "missing", "seconds", "peer_seconds", "ratio", "bytes"}
+    return Record(
+        bench=keys["bench"],
+        case=keys["case"],
+        subject=keys["subject"],
+        seconds=Seconds(**keys["seconds"]),
+        peer=keys["peer"],
+        peer_seconds=peer_seconds and Seconds(**peer_seconds),
+        missing=keys.get("missing"),
+        bytes=sent and LinkBytes(**sent),
+        more={key: value for key, value in keys.items() if key not in own},
+    )
+
+
+def pass_on(
+    reported: Generator[JSONRecord, None, None], *, as_json: bool, show: Callable[[list[Record]], None]
+) -> int:
+    """Print the records that jobs report, and return the exit status; tables also of an incomplete sweep.
+
+    ``reported`` runs the jobs while it is iterated, and ends them when it is closed.
+    """
+    so_far: list[JSONRecord] = []
+    try:
+        with closing(reported):
+            for each in reported:
+                so_far.append(each)
+                if as_json:
+                    print(json.dumps(each, allow_nan=False, ensure_ascii=False), flush=True)
+    except Failed as failure:
+        log_error(str(failure))
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if not as_json and so_far:
+            show([record_of(each) for each in so_far])
+    return 0

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from benchmarks.interleaved import raise_if_wrong
-from benchmarks.norms import Tensors
+from benchmarks.pto import Tensors, raise_if_wrong
 from commlib import Communicator
 from commlib.vectors import Float32
 from pto import Norms

@@ -1,143 +1,186 @@
-"""``cloudtrain bench linear``: sparse gradients against dense ones, and one rank against scikit-learn."""
+"""Linear models on sparse rows: sparse gradients against dense ones, or one rank against scikit-learn.
 
-import json
+python -m benchmarks.linear --cluster     # 4 x 2 ranks of an emulated cluster; as root
+python -m benchmarks.linear --simulated   # as many simulated ranks, each with a core of its own
+python -m benchmarks.linear               # the ranks of mpirun, or alone: SGDClassifier and LIBLINEAR
+"""
+
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
-from benchmarks.cluster import Layout, cluster_until_end, environment, note
-from benchmarks.jobs import Failed
-from benchmarks.linear_alone import ROWS
-from benchmarks.linear_alone import measure as measure_alone
-from benchmarks.linear_ranks import DENSE, MPI_ALLREDUCE, SPARSE, LinearCase
-from benchmarks.linear_ranks import measure as measure_ranks
-from commlib import Communicator, Link, Network
+import typer
+from typer import Option
+
+from benchmarks.allreduce import MPIAllReduce
+from benchmarks.jobs import JSONRecord, Layout, cluster_until_end, environment, module, pass_on
+from commlib import Communicator, Link, LinkBytes, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
-from training.bench.record import Record, command
-from training.bench.reporting import JSONRecord, pass_on, report
+from training.bench.record import Record, Seconds, WrongResult, command, report
 from training.commands.printing import Table, times
-from training.linear.generated import SHAPES
+from training.linear.generated import SHAPES, generate
 from training.linear.losses import LOSSES
-from training.linear.solvers import SOLVERS
-from training.process.hosts import Ranks
+from training.linear.rows import Rows
+from training.linear.settings import Settings, checked
+from training.linear.solver import Pass, Solver
+from training.linear.solvers import SOLVERS, make_solver
 from training.process.job import as_rank, usage_error
-from training.process.launch import cloudtrain, command_line
 
 RATE, LAYOUT, ALGORITHM = "1gbit", Layout(4, 2), "ring"  # of the cluster, and of MPI's all-reduce on it
 # Of simulated ranks: that of the cluster, and shared memory. Each rank has a core of its own.
 NETWORK = Network(
     intra=Link.of(microseconds=10, gbit_per_second=100), inter=Link.of(microseconds=50, gbit_per_second=1)
 )
-QUICK_STEPS, QUICK_ROWS = 2, 2_000
+QUICK_STEPS, QUICK_ROWS, ALONE_ROWS = 2, 2_000, 20_000
+MPI = f"{MPIAllReduce.__module__}:{MPIAllReduce.__name__}"
+MPI_ALLREDUCE = "mpi_allreduce"
+DENSE = {"dense": "dense", "torus2d": "torus2d", MPI_ALLREDUCE: MPI}
+SPARSE: dict[str, Any] = {
+    f"{name}{'' if wire == 'fp32' else f' {wire}'}": {"name": name, "wire": wire}
+    for name in ("allgather", "ssar_doubling", "ssar_split", "oktopk", "hitopk")
+    for wire in ("fp32", "gap")
+}
+AGREE = 1e-5  # of the objectives of all candidates, relative
+LEARNING_RATE = 8.0
 
 
 @dataclass(frozen=True)
-class LinearOptions:
-    """The command's options. ``steps``: of a pass; ``rate``, ``timeout``: of the cluster.
-
-    ``simulated``: on as many ranks as the cluster has, by the virtual clock.
-    """
+class LinearCase:
+    """Rows of a shape, and how a model is trained on them: so many passes of so many steps."""
 
     shape: str = "url"
     loss: str = "logistic"
     solver: str = "sgd"
-    reducers: Sequence[str] = ()
     steps: int = 10
     passes: int = 5
     batch_size: int = 1000
-    quick: bool = False
-    simulated: bool = False
-    cluster: bool = False
-    rate: str = RATE
-    timeout: float = 3600.0
 
     def __post_init__(self) -> None:
-        for table, kind, name in ((SHAPES, "shape", self.shape), (LOSSES, "loss", self.loss)):
-            look_up(table, kind, name)
+        look_up(SHAPES, "shape", self.shape)
+        look_up(LOSSES, "loss", self.loss)
         look_up(SOLVERS, "solver", self.solver)
-        for name in self.reducers:
-            look_up({**DENSE, **SPARSE}, "reducer", name)
-        if self.rate != RATE and not self.cluster:
-            raise InvalidArgument("--rate: has an effect only with --cluster")
-        if self.simulated and (self.cluster or MPI_ALLREDUCE in self.reducers):
-            other = "--cluster" if self.cluster else f"--reducer {MPI_ALLREDUCE}"
-            raise InvalidArgument(f"--simulated: expected none with {other}")
-        for key in ("steps", "passes", "batch_size"):
-            if getattr(self, key) < 1:
-                raise InvalidArgument(
-                    f"--{key.replace('_', '-')}: expected at least 1, got {getattr(self, key)}"
-                )
-
-    @property
-    def case(self) -> LinearCase:
-        """Return what is trained."""
-        case = LinearCase(self.shape, self.loss, self.solver, self.steps, self.passes, self.batch_size)
-        return replace(case, steps=QUICK_STEPS, passes=QUICK_STEPS) if self.quick else case
+        if min(self.steps, self.passes, self.batch_size) < 1:
+            raise InvalidArgument("--steps, --passes, --batch-size: expected at least 1 of each")
 
     def arguments(self) -> list[str]:
-        """Return the arguments of the job on the cluster."""
-        given = [each for name in self.reducers for each in ("--reducer", name)]
-        numbers = ["--steps", str(self.steps), "--passes", str(self.passes)]
-        more = ["--batch-size", str(self.batch_size), *(["--quick"] if self.quick else [])]
-        kinds = ["--shape", self.shape, "--loss", self.loss, "--solver", self.solver]
-        return ["bench", "linear", "--json", *kinds, *numbers, *given, *more]
+        """Return it as arguments of the command line."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in asdict(self).items()]
+
+    def settings(self, reducer: Any) -> Settings:
+        """Return the settings of a candidate."""
+        rate = {"rate": LEARNING_RATE, "schedule": "power"}
+        own = {"learning_rate": rate, "batch_size": self.batch_size} if self.solver == "sgd" else {}
+        return checked({"loss": self.loss, "solver": self.solver, "l2": 1e-6, "reducer": reducer, **own})
+
+    def rows(self, low: int, high: int) -> Rows:
+        """Return some rows of the data set."""
+        return generate(SHAPES[self.shape], low, high, seed=1)
 
 
-def bench(as_json: bool, **options: Any) -> int:
-    """Print the records, and return the exit status."""
-    try:
-        given = LinearOptions(**options)
-    except ValueError as error:
-        usage_error(str(error))
-    if given.cluster:
-        return pass_on(_on_cluster(given), as_json=as_json, show=_print_tables)
-    if given.simulated:
-        return report(_simulated(given), as_json=as_json, show=print_tables)
-    with as_rank() as comm:
-        return report(_here(comm, given), as_json=as_json, show=print_tables, comm=comm)
+def measure_ranks(comm: Communicator, case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
+    """Yield a record for each candidate, the dense ones first; all ranks call it together.
+
+    Raises ``WrongResult`` where objectives differ.
+    """
+    topology = Topology(comm)
+    own = case.steps * case.batch_size
+    rows = case.rows(comm.rank * own, (comm.rank + 1) * own)
+    test = case.rows(comm.size * own, comm.size * own + case.batch_size)
+    named = {**DENSE, **SPARSE}
+    solvers = {name: make_solver(topology, rows, case.settings(named[name])) for name in reducers or named}
+    passes, values = _interleave(comm, solvers, case.passes)
+    records = {
+        name: _record(case, topology, name, passes[name], values[name], _share_right(solver, test))
+        for name, solver in solvers.items()
+    }
+    _check(values)
+    dense = min((name for name in records if name in DENSE), key=lambda name: records[name].seconds.median)
+    for name, record in records.items():
+        yield _against(record, records[dense]) if name not in DENSE else record
 
 
-def _here(comm: Communicator, given: LinearOptions) -> Iterator[Record]:
-    if comm.size > 1:
-        return measure_ranks(comm, given.case, given.reducers)
-    return measure_alone(comm, given.case, QUICK_ROWS if given.quick else ROWS)
+def _interleave(
+    comm: Communicator, solvers: Mapping[str, Solver], passes: int
+) -> tuple[dict[str, list[Pass]], dict[str, list[float]]]:
+    """Return the passes of each candidate, of the slowest rank, and the objective after each."""
+    taken: dict[str, list[Pass]] = {name: [] for name in solvers}
+    values: dict[str, list[float]] = {name: [] for name in solvers}
+    for number in range(passes):
+        order = list(solvers) if number % 2 == 0 else list(solvers)[::-1]
+        for name in order:
+            comm.barrier()
+            done = solvers[name].run_pass()
+            values[name].append(solvers[name].value())
+            ranks = comm.allgather_objects((done.seconds, done.communication, done.sent))
+            seconds, communication = max(each[0] for each in ranks), max(each[1] for each in ranks)
+            sent = max((each[2] for each in ranks), key=lambda each: (each.inter, each.intra))
+            taken[name].append(replace(done, seconds=seconds, communication=communication, sent=sent))
+    return taken, values
 
 
-def _simulated(given: LinearOptions) -> Iterator[Record]:
-    """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
-    reducers = given.reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
+def _record(
+    case: LinearCase,
+    topology: Topology,
+    name: str,
+    passes: Sequence[Pass],
+    values: Sequence[float],
+    accuracy: float,
+) -> Record:
+    steps, shape = passes[0].steps, SHAPES[case.shape]
+    given, applied = (median(each.entries[side] for each in passes) / steps for side in (0, 1))
+    sent = LinkBytes(
+        *(int(median(getattr(each.sent, link) for each in passes)) for link in ("intra", "inter"))
+    )
+    return Record(
+        bench="linear",
+        case={
+            **asdict(case),
+            "features": shape.features,
+            "rows": case.steps * case.batch_size * topology.world.size,
+            "nodes": [len(node) for node in topology.nodes],
+            "steps_of_pass": steps,
+        },
+        subject=name,
+        seconds=Seconds.of([each.seconds for each in passes]),
+        bytes=None if name == MPI_ALLREDUCE else sent,
+        more={
+            "communication": asdict(Seconds.of([each.communication for each in passes])),
+            "entries": {"given": round(given), "applied": round(applied)},
+            "objectives": list(values),
+            "pass_seconds": [each.seconds for each in passes],
+            "accuracy": accuracy,
+        },
+    )
 
-    def body(comm: Communicator) -> list[Record]:
-        return list(measure_ranks(comm, given.case, reducers))
 
-    ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
-    for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
-        yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
-
-
-def _on_cluster(given: LinearOptions) -> Generator[JSONRecord, None, None]:
-    """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
-    job = command_line(Ranks(LAYOUT.ranks, LAYOUT.hosts), cloudtrain(*given.arguments()))
-    with cluster_until_end() as cluster:
-        cluster.up(LAYOUT.nodes, given.rate)
-        note(f"{given.shape}, {given.loss}, {given.solver} on {LAYOUT} ranks at {given.rate}")
-        try:
-            for line in cluster.lines(job, environment(ALGORITHM), given.timeout):
-                if line.startswith("{"):
-                    reported = json.loads(line)
-                    reported["case"] |= {"rate": given.rate, "mpi_algorithm": ALGORITHM}
-                    yield reported | {"command": command()}
-        except Failed as failure:
-            raise Failed(f"--cluster: {failure}") from None
+def _against(record: Record, dense: Record) -> Record:
+    ours, theirs = (each.more["communication"]["median"] for each in (record, dense))
+    more = {"peer_communication": dense.more["communication"], "communication_ratio": theirs / ours}
+    return replace(record, peer=dense.subject, peer_seconds=dense.seconds, more=record.more | more)
 
 
-def _print_tables(reported: Sequence[JSONRecord]) -> None:
-    print_tables([Record.of(each) for each in reported])
+def _check(values: Mapping[str, Sequence[float]]) -> None:
+    """Raise ``WrongResult`` where the objective of a candidate is not that of the first one."""
+    (first, expected), *others = values.items()
+    for name, found in others:
+        for number, (own, other) in enumerate(zip(found, expected, strict=True), start=1):
+            if not abs(own - other) <= AGREE * other:
+                expected_of = f"the objective of {first} after pass {number}, {other}"
+                raise WrongResult(f"{name}: expected {expected_of}, got {own}")
 
 
-def print_tables(records: Sequence[Record]) -> None:
+def _share_right(solver: Solver, rows: Rows) -> float:
+    """Return the share of rows, the same on all ranks, whose label the model predicts."""
+    return float(((solver.model.margins(rows) > 0) == (rows.labels > 0)).mean())
+
+
+# ---- Tables ----
+
+
+def show(records: Sequence[Record]) -> None:
     """Print a table of the candidates on ranks, or of one rank against scikit-learn."""
     for until, group in groupby(records, key=lambda record: record.case.get("until")):
         own = list(group)
@@ -204,3 +247,78 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
 
 def _is_reached(record: Record) -> bool:
     return bool(record.more["objective"] <= record.more["peer_objective"])
+
+
+# ---- The command ----
+
+
+def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
+    """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
+    names = reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
+
+    def body(comm: Communicator) -> list[Record]:
+        return list(measure_ranks(comm, case, names))
+
+    ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
+    for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
+        yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
+
+
+def on_cluster(
+    case: LinearCase, reducers: Sequence[str], rate: str, timeout: float
+) -> Generator[JSONRecord, None, None]:
+    """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
+    given = [each for name in reducers for each in ("--reducer", name)]
+    words = module("benchmarks.linear", "--json", *case.arguments(), *given)
+    what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {rate}"
+    with cluster_until_end() as cluster:
+        cluster.up(LAYOUT.nodes, rate)
+        for reported in cluster.records(LAYOUT, words, environment(ALGORITHM), timeout, what):
+            reported["case"] |= {"rate": rate, "mpi_algorithm": ALGORITHM}
+            yield reported | {"command": command()}
+
+
+def main(
+    shape: Annotated[str, Option(help="of the rows: url or webspam")] = "url",
+    loss: Annotated[str, Option(help="logistic, hinge or squared_hinge")] = "logistic",
+    solver: Annotated[str, Option(help="on ranks: sgd or coordinate")] = "sgd",
+    reducer: Annotated[
+        list[str] | None, Option(help="on ranks: a subject of the table; may be repeated [all]")
+    ] = None,
+    steps: Annotated[int, Option(help="on ranks: batches of a pass")] = 10,
+    passes: Annotated[int, Option(help="over the rows")] = 5,
+    batch_size: Annotated[int, Option(help="on ranks: rows of a rank in a step")] = 1000,
+    simulated_ranks: Annotated[bool, Option("--simulated", help="on simulated ranks")] = False,
+    cluster: Annotated[bool, Option(help="on an emulated cluster (needs root)")] = False,
+    rate: Annotated[str, Option(help="of its links")] = RATE,
+    timeout: Annotated[float, Option(help="seconds that the job on it may take")] = 3600.0,
+    as_json: Annotated[bool, Option("--json")] = False,
+    quick: bool = False,
+) -> None:
+    """Train linear models on sparse rows; see the module's docstring."""
+    names = reducer or ()
+    try:
+        length = (QUICK_STEPS, QUICK_STEPS) if quick else (steps, passes)
+        case = LinearCase(shape, loss, solver, *length, batch_size)
+        for name in names:
+            look_up({**DENSE, **SPARSE}, "reducer", name)
+        if simulated_ranks and (cluster or MPI_ALLREDUCE in names):
+            raise InvalidArgument(f"--simulated: expected no --cluster and no --reducer {MPI_ALLREDUCE}")
+    except ValueError as error:
+        usage_error(str(error))
+    if cluster:
+        raise typer.Exit(pass_on(on_cluster(case, names, rate, timeout), as_json=as_json, show=show))
+    if simulated_ranks:
+        raise typer.Exit(report([on_simulated(case, names)], as_json=as_json, show=show))
+    with as_rank() as comm:
+        if comm.size > 1:
+            measured = measure_ranks(comm, case, names)
+        else:
+            from benchmarks.linear_alone import measure
+
+            measured = measure(comm, case, QUICK_ROWS if quick else ALONE_ROWS)
+        raise typer.Exit(report([measured], as_json=as_json, show=show, comm=comm))
+
+
+if __name__ == "__main__":
+    typer.run(main)

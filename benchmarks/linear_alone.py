@@ -1,4 +1,4 @@
-"""The part of ``cloudtrain bench linear`` in one process: against scikit-learn's solvers.
+"""Linear models in one process, against scikit-learn's solvers; see :mod:`benchmarks.linear`.
 
 All compute on one core. Seconds are the processor's: what else it does meanwhile does not count.
 """
@@ -13,23 +13,22 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from benchmarks.linear_ranks import LinearCase
+from benchmarks.linear import LinearCase
 from commlib import Communicator, Topology
-from training.bench.record import Record
-from training.bench.timing import Seconds
+from training.bench.record import Record, Seconds
 from training.linear.generated import SHAPES
 from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import Settings, checked
 from training.linear.sgd import SGD
 
-L2, RATE, ROWS, RUNS = 1e-6, 2.0, 20_000, 7
+L2, RATE, RUNS = 1e-6, 2.0, 7
 Fitted = tuple[Any, float]  # weights and intercept
 ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer
 
 
-def measure(comm: Communicator, case: LinearCase, rows: int = ROWS) -> Iterator[Record]:
+def measure(comm: Communicator, case: LinearCase, rows: int) -> Iterator[Record]:
     """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR."""
     given = case.rows(0, rows)
     matrix = _as_scipy(given)

@@ -11,9 +11,8 @@ benchmarks/convergence.py; those that are timed are processes.
 import argparse
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -22,20 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks import convergence
-from benchmarks.cluster import EmulatedCluster, Layout, cluster_until_end, environment, note
 from benchmarks.convergence import Case
 from benchmarks.drawing import local_step_times
 from benchmarks.drawing.local_steps import Runs, draw_against_bytes, draw_against_h
 from benchmarks.drawing.pages import with_block
+from benchmarks.jobs import Layout, cluster_until_end, environment, module
 from benchmarks.race_plan import HOROVOD_RING, RING
-from training.bench.timing import Seconds
+from training.bench.record import Seconds
 from training.callbacks.callback import Callback, Event
-from training.process.hosts import Ranks
-from training.process.launch import command_line
 
 if TYPE_CHECKING:
     from training.results import Step
@@ -156,21 +150,12 @@ def time_cells(names: Sequence[str]) -> None:
             file = Path(folder) / "job.json"
             file.write_text(json.dumps(job_of(content, layout)))
             cluster.up(layout.nodes, rate)
+            # All nodes are on this machine, whose cores their ranks share.
+            threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+            words, variables = module("benchmarks.race_job", str(file)), environment(RING) | threads
             with TIMES.open("a") as records:
-                for told in timed(cluster, layout, file, name):
+                for told in cluster.records(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
                     records.write(json.dumps(time_record(name, told)) + "\n")
-
-
-def timed(cluster: EmulatedCluster, layout: Layout, job: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Yield what the ranks of a job tell of each subject."""
-    note(f"{name}: steps")
-    words = [sys.executable, "-m", "benchmarks.race_job", str(job)]
-    # All nodes are on this machine, whose cores their ranks share.
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    command = command_line(Ranks(layout.ranks, layout.hosts), words)
-    for line in cluster.lines(command, environment(RING) | threads, TIMEOUT_SECONDS):
-        if line.startswith("{"):
-            yield json.loads(line)
 
 
 def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Ok-Topk's algorithm 1 in plain NumPy, line by line: the peer of the reducer ``oktopk``."""
+"""Ok-Topk's algorithm 1 in plain NumPy, line by line: the peer of the reducer ``oktopk``.
+
+python -m benchmarks.oktopk_numpy [--json]   # processor time of both, on simulated ranks
+"""
+
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +13,8 @@ from commlib.arrays import Array
 from commlib.density import entries
 from commlib.reducers import Outcome, Reducer
 from commlib.vectors import Float32, partition
+from training.bench.record import report
+from training.bench.reducers import CPU, Candidate, Options, Plan, measure, table_of
 
 REPARTITION_EVERY, REEVALUATE_EVERY = 64, 32  # τ and τ′
 IMBALANCE = 4
@@ -101,3 +108,16 @@ class PlainOkTopK(Reducer):
 def _kth_largest(magnitudes: Float32, k: int) -> np.float32:
     k = min(k, len(magnitudes))
     return np.partition(magnitudes, -k)[-k] if k else np.float32(0)
+
+
+def main() -> int:
+    """Print the record of ``oktopk`` beside the transcription; return the exit status."""
+    options = Options(
+        size=14_728_266, reducers=["oktopk"], steps=8
+    )  # VGG-16, which Ok-Topk was published with
+    records = measure(Plan.of(options, None, CPU), Candidate("oktopk_numpy", kind=PlainOkTopK))
+    return report([records], as_json="--json" in sys.argv, show=lambda each: table_of(each).print())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

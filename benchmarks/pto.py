@@ -1,25 +1,34 @@
-"""``cloudtrain bench pto``: norms in parts on real ranks, against every rank computing all of them."""
+"""Norms in parts on real ranks, against every rank computing all of them; and whole steps of LARS with them.
 
-import json
+python -m benchmarks.pto                # starts two and four ranks on this machine
+mpirun -np 2 python -m benchmarks.pto   # on the ranks of this job
+"""
+
+import math
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from statistics import fmean
+from typing import Annotated, Any
 
-from benchmarks.interleaved import Interleaved, interleave
-from benchmarks.jobs import lines
-from benchmarks.norms import Tensors, check_squares
-from benchmarks.shapes import SHAPES
-from commlib import Topology
+import numpy as np
+import numpy.typing as npt
+import typer
+from typer import Option
+
+from benchmarks.jobs import JSONRecord, module, on_this_machine, pass_on
+from benchmarks.shapes import SHAPES, Shape
+from commlib import Communicator, LinkBytes, Topology
+from commlib.agreement import differing, digest
 from commlib.errors import InvalidArgument, look_up
+from commlib.tuning.gradients import SEED
+from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way
-from training.bench.plan import has_ranks
-from training.bench.record import Record, command
-from training.bench.reporting import JSONRecord, pass_on, report
-from training.bench.timing import WARM_UP_RUNS
+from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, cache_bytes, command, report
+from training.bench.reducers import has_ranks
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
@@ -39,6 +48,145 @@ LARS_PEERS: Mapping[str, Sequence[str]] = {SLICES: (LOCAL, GRAPH), LOCAL: (GRAPH
 OPERATIONS = {"norms": "norms of weights and gradients", "lars": "a whole step of LARS"}
 # The paper's way is not one of ``Norms``: it is here to be compared with.
 PARTITIONS = {SLICES: by_slices, LAYERS: by_tensor, "by layer": by_layer}
+BLOCK_ENTRIES = 1 << 20
+EPSILON = 2.0**-53  # the relative error of one float64 operation
+# Of a sum that NumPy adds in pairs of halves down to 128 entries, which it adds eight at a time.
+REFERENCE_OPERATIONS = 40
+
+Float64 = npt.NDArray[np.float64]
+
+
+# ---- Calls that all ranks make together ----
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call on one rank: seconds from barrier to barrier, of the processor, and bytes of payload sent."""
+
+    wall: float
+    cpu: float
+    sent: LinkBytes
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """The calls of one candidate, ``[call][rank]``."""
+
+    calls: Sequence[Sequence[Call]]
+
+    @property
+    def wall(self) -> Seconds:
+        """Return the seconds of a call, from barrier to barrier, on the slowest rank."""
+        return Seconds.of([max(rank.wall for rank in call) for call in self.calls])
+
+    @property
+    def cpu(self) -> Seconds:
+        """Return the processor's seconds in a call, the mean over ranks."""
+        return Seconds.of([fmean(rank.cpu for rank in call) for call in self.calls])
+
+    @property
+    def cpu_of_busiest(self) -> Seconds:
+        """Return the processor's seconds in a call, on the rank that uses most."""
+        return Seconds.of([max(rank.cpu for rank in call) for call in self.calls])
+
+    @property
+    def bytes(self) -> LinkBytes:
+        """Return the bytes, in the last call, of the rank that sends most between nodes, else inside."""
+        return max((rank.sent for rank in self.calls[-1]), key=lambda sent: (sent.inter, sent.intra))
+
+
+def interleave(
+    topology: Topology, candidates: Mapping[str, Callable[[], object]], calls: int
+) -> dict[str, Interleaved]:
+    """Return ``calls`` calls of each candidate, after the first ones, which do not count.
+
+    All ranks call it together, and get the calls of all ranks.
+    """
+    taken: dict[str, list[Call]] = {name: [] for name in candidates}
+    # In training the caches hold other data in between. Else the small part of a rank would stay in them.
+    between = np.zeros(2 * cache_bytes() // 4, np.float32)
+    for _ in range(WARM_UP_RUNS + calls):
+        for name, candidate in candidates.items():
+            between += 1
+            taken[name].append(_called(topology, candidate))
+    world = topology.world
+    reported = {name: world.allgather_objects(own[WARM_UP_RUNS:]) for name, own in taken.items()}
+    return {name: Interleaved(list(zip(*each, strict=True))) for name, each in reported.items()}
+
+
+def _called(topology: Topology, candidate: Callable[[], object]) -> Call:
+    world, before = topology.world, topology.traffic
+    world.barrier()
+    start, used = world.now(), time.process_time()
+    candidate()
+    cpu = time.process_time() - used
+    world.barrier()
+    return Call(world.now() - start, cpu, (topology.traffic - before).sent)
+
+
+def raise_if_wrong(comm: Communicator, name: str, problem: str) -> None:
+    """Raise :class:`WrongResult` on all ranks where one of them has a problem."""
+    if found := next(filter(None, comm.allgather_objects(problem)), ""):
+        raise WrongResult(f"{name}: {found}")
+
+
+# ---- Tensors ----
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Weights and gradients, float32, the same on all ranks."""
+
+    weights: Sequence[Float32]
+    gradients: Sequence[Float32]
+
+    @classmethod
+    def of(cls, shapes: Sequence[Shape]) -> "Tensors":
+        """Draw them; each has a scale of its own."""
+        generator = np.random.default_rng(SEED)
+        block = generator.standard_normal(BLOCK_ENTRIES, np.float32)
+
+        def drawn() -> list[Float32]:
+            tensors = [np.resize(block, shape) for shape in shapes]
+            for tensor in tensors:
+                tensor *= np.float32(10 ** generator.uniform(-3, 0))
+            return tensors
+
+        return cls(drawn(), drawn())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the entries of each."""
+        return [weight.size for weight in self.weights]
+
+    def squares(self) -> Float64:
+        """Return the sums of squares, independent of the candidates: float64 ``(2, tensors)``."""
+        return np.array([[_sum_of_squares(each) for each in own] for own in (self.weights, self.gradients)])
+
+
+def _sum_of_squares(tensor: Float32) -> float:
+    flat = tensor.reshape(-1)
+    blocks = (flat[low : low + BLOCK_ENTRIES] for low in range(0, flat.size, BLOCK_ENTRIES))
+    return math.fsum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
+
+
+def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Tensors) -> None:
+    """Raise ``WrongResult`` on all ranks where sums are wrong, or not the same on all ranks."""
+    expected = tensors.squares() if comm.rank == 0 else None
+    # The bound of the kernel, then a sum over ranks, and the error of the reference.
+    operations = np.array(tensors.sizes) / 64 + 7 + comm.size + REFERENCE_OPERATIONS
+    for name, norms in candidates.items():
+        squares = norms.squares(tensors.weights, tensors.gradients)
+        others = differing(comm.allgather_ints([digest([squares.tobytes()])])[:, 0])
+        problem = f"ranks {others} hold other sums of squares than rank 0" if others else ""
+        if expected is not None and not problem:
+            is_right = np.abs(squares - expected) <= operations * EPSILON * expected
+            wrong = np.count_nonzero(~is_right)  # ~: a NaN is wrong, too
+            problem = f"{wrong} of {squares.size} sums of squares are wrong" if wrong else ""
+        raise_if_wrong(comm, name, problem)
+
+
+# ---- What is measured ----
 
 
 @dataclass(frozen=True)
@@ -72,48 +220,7 @@ class Sweep:
         """Return the arguments of a job that measures it on its ranks."""
         networks = [each for name in self.networks for each in ("--network", name)]
         quick = ["--quick"] if self.quick else []
-        return ["bench", "pto", "--json", *networks, "--steps", str(self.calls), *quick]
-
-
-def bench(
-    as_json: bool, *, ranks: Sequence[int], networks: Sequence[str], steps: int | None, quick: bool
-) -> int:
-    """Print what was measured, on rank 0, and return the exit status."""
-    try:
-        sweep = Sweep.of(ranks, networks, steps, quick)
-    except ValueError as error:
-        usage_error(str(error))
-    return _as_rank(sweep, ranks, as_json) if has_ranks() else _start(sweep, as_json)
-
-
-def _start(sweep: Sweep, as_json: bool) -> int:
-    """Start jobs of each number of ranks, and print their records."""
-    return pass_on(
-        _measured(sweep),
-        as_json=as_json,
-        show=lambda reported: _print([Record.of(each) for each in reported]),
-    )
-
-
-def _measured(sweep: Sweep) -> Generator[JSONRecord, None, None]:
-    for ranks in sweep.ranks:
-        with closing(lines(ranks, sweep.arguments)) as printed:
-            for line in printed:
-                if line.startswith("{"):
-                    yield json.loads(line) | {"command": command()}
-
-
-def _as_rank(sweep: Sweep, wanted: Sequence[int], as_json: bool) -> int:
-    """Measure as one rank of a job."""
-    with as_rank() as comm:
-        all_or_exit(comm, lambda: _expect_ranks(wanted, comm.size))
-        return report(measure(sweep, Topology(comm)), as_json=as_json, show=_print, comm=comm)
-
-
-def _expect_ranks(wanted: Sequence[int], size: int) -> None:
-    if any(each != size for each in wanted):
-        got = ", ".join(map(str, wanted))
-        raise InvalidArgument(f"--ranks: expected the {size} ranks of this job, got {got}")
+        return ["--json", *networks, "--steps", str(self.calls), *quick]
 
 
 @dataclass(frozen=True)
@@ -208,6 +315,9 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     yield from setting.records("lars", setting.interleave(steps), LARS_PEERS)
 
 
+# ---- Tables and the command ----
+
+
 def tables(records: Sequence[Record]) -> Iterator[Table]:
     """Yield a table for each operation and number of ranks."""
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
@@ -218,7 +328,8 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
         yield Table(title, header, [_row(each) for each in own], list(_notes(own)))
 
 
-def _print(records: Sequence[Record]) -> None:
+def show(records: Sequence[Record]) -> None:
+    """Print the tables."""
     for table in tables(records):
         table.print()
 
@@ -249,3 +360,37 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
             loads = ", ".join(f"{name} {each:.3f}" for name, each in record.more["balance"].items())
             yield f"{record.case['network']}: {record.more['choice']['reason']}"
             yield f"{record.case['network']}: largest load over the mean: {loads}"
+
+
+def records(sweep: Sweep) -> Generator[JSONRecord, None, None]:
+    """Start a job of each number of ranks and yield its records."""
+    for ranks in sweep.ranks:
+        for each in on_this_machine(ranks, module("benchmarks.pto", *sweep.arguments)):
+            yield each | {"command": command()}
+
+
+def main(
+    ranks: Annotated[
+        list[int] | None, Option("-np", "--ranks", help="ranks to start; may be repeated [2, 4]")
+    ] = None,
+    network: Annotated[list[str] | None, Option(help="whose shapes to take; may be repeated [all]")] = None,
+    steps: Annotated[int | None, Option(help="steps to time, after two to warm up [21]")] = None,
+    as_json: Annotated[bool, Option("--json")] = False,
+    quick: bool = False,
+) -> None:
+    """Time norms that ranks share, and steps of LARS with them; see the module's docstring."""
+    try:
+        sweep = Sweep.of(ranks or (), network or (), steps, quick)
+    except ValueError as error:
+        usage_error(str(error))
+    if not has_ranks():
+        raise typer.Exit(pass_on(records(sweep), as_json=as_json, show=show))
+    with as_rank() as comm:
+        if ranks and comm.size not in ranks:
+            usage_error(f"--ranks: expected the {comm.size} ranks of this job, got {ranks}")
+        topology = all_or_exit(comm, lambda: Topology(comm))
+        raise typer.Exit(report([measure(sweep, topology)], as_json=as_json, show=show, comm=comm))
+
+
+if __name__ == "__main__":
+    typer.run(main)

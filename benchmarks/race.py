@@ -1,4 +1,6 @@
-"""``cloudtrain bench train --cluster``: reducers and Horovod, step by step and to an accuracy.
+"""Whole training steps with each reducer and with Horovod's own all-reduce, and runs to an accuracy.
+
+    python -m benchmarks.race --model mlp --rate 0.2gbit    # as root
 
 On emulated clusters. A job measures all subjects of one algorithm of MPI's all-reduce, turn after turn:
 Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other. The two alternate.
@@ -6,51 +8,40 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import json
 import os
-import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
-from benchmarks.cluster import EmulatedCluster, cluster_until_end, environment, note
-from benchmarks.jobs import Failed
-from benchmarks.race_plan import AUTO, Cell, Race, RaceOptions, Subject, called
-from benchmarks.race_tables import A_STEP, TO_ACCURACY, race_tables
+import typer
+from typer import Option
+
+from benchmarks.jobs import (
+    EmulatedCluster,
+    Failed,
+    JSONRecord,
+    cluster_until_end,
+    environment,
+    module,
+    pass_on,
+)
+from benchmarks.race_plan import AUTO, DENSITY, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
-from training.bench.record import Record, command
-from training.bench.reporting import JSONRecord, pass_on
-from training.bench.timing import Seconds
-from training.process.hosts import Ranks
+from training.bench.record import Record, Seconds, command
+from training.bench.reducers import NOTHING
+from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
-from training.process.launch import cloudtrain, command_line
+from training.process.launch import cloudtrain
 
 BENCH = "race"
+A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
 
 
-def bench(as_json: bool, **options: Any) -> int:
-    """Print the records of all cells, and return the exit status."""
-    try:
-        race = Race.of(RaceOptions(**options))
-    except ValueError as error:
-        usage_error(str(error))
-    return pass_on(_measured(race), as_json=as_json, show=show)
-
-
-def show(reported: Sequence[JSONRecord]) -> None:
-    """Print the tables of what was measured."""
-    for table in race_tables(map(Record.of, reported)):
-        table.print()
-
-
-def refuse(option: str) -> NoReturn:
-    """End where an option of the race was given without it."""
-    usage_error(f"{called(option)}: has an effect only with --cluster")
-
-
-def _measured(race: Race) -> Generator[JSONRecord, None, None]:
+def measured(race: Race) -> Generator[JSONRecord, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with cluster_until_end() as cluster:
         for cell in race.cells[1:]:  # a rate that tc refuses is reported now, not after hours
@@ -67,10 +58,8 @@ def _measured_cell(cell: "CellRace") -> Iterator[JSONRecord]:
     try:
         for result in cell.results():
             results.append(result)
-    except (Failed, KeyboardInterrupt, SystemExit) as error:
+    except (Failed, KeyboardInterrupt, SystemExit):
         yield from records(cell.race, cell.cell, results)
-        if isinstance(error, Failed):
-            raise Failed(f"--cluster: {error}") from None
         raise
     yield from records(cell.race, cell.cell, results)
 
@@ -108,10 +97,8 @@ class CellRace:
         file.write_text(json.dumps(job))
         runs = f", {len(running)} runs with seed {seed}" if running else ""
         what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
-        words = [sys.executable, "-m", "benchmarks.race_job", str(file)]
-        for line in self._lines(words, algorithm, f"{what}: steps of {len(stepping)} subjects{runs}"):
-            if line.startswith("{"):
-                yield json.loads(line)
+        words = module("benchmarks.race_job", str(file))
+        yield from self._results(words, algorithm, f"{what}: steps of {len(stepping)} subjects{runs}")
 
     def subjects_of(self, algorithm: str, seed: int) -> tuple[list[Subject], list[Subject]]:
         """Return whose steps are timed in a job, and who is raced; each seed begins with another one."""
@@ -139,23 +126,21 @@ class CellRace:
         file = self.folder / "tune.yaml"
         file.write_text(json.dumps(config))  # which is YAML, too
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
-        for _ in self._lines(words, auto.algorithm, "cloudtrain tune"):
-            pass
+        list(self._results(words, auto.algorithm, "cloudtrain tune"))
 
-    def _lines(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[str]:
+    def _results(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
-        what = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
-        note(what)
-        job = command_line(Ranks(layout.ranks, layout.hosts), words)
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
         threads = max(1, len(os.sched_getaffinity(0)) // layout.ranks)
         # A bucket is submitted by an operation of TensorFlow's: with one thread, when all others are through.
         sharing = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(max(2, threads))}
-        try:
-            yield from self.cluster.lines(job, environment(algorithm) | sharing, self.race.timeout)
-        except Failed as failure:
-            raise Failed(f"{what}: {failure}") from None
+        variables = environment(algorithm) | sharing
+        where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
+        yield from self.cluster.records(layout, words, variables, self.race.timeout, where)
+
+
+# ---- Records ----
 
 
 def records(race: Race, cell: Cell, results: Sequence[Result]) -> Iterator[JSONRecord]:
@@ -276,3 +261,144 @@ def _line(
     )
     line: JSONRecord = json.loads(record.line())
     return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
+
+
+# ---- Tables ----
+
+
+def race_tables(records: Iterable[Record]) -> Iterator[Table]:
+    """Yield a table of steps for each cell, and one of runs where there are some."""
+
+    def place(record: Record) -> tuple[str, ...]:
+        case = record.case
+        return case["model"], case["rate"], str(case["ranks_of_nodes"]), case["unit"]
+
+    for _, own in groupby(records, key=place):
+        yield (
+            steps_table(of_cell) if (of_cell := list(own))[0].case["unit"] == A_STEP else runs_table(of_cell)
+        )
+
+
+def title_of(record: Record) -> str:
+    """Return what distinguishes a cell from others."""
+    case = record.case
+    nodes = case["ranks_of_nodes"]
+    ranks = f"{len(nodes)} nodes × {nodes[0]} rank{'s' * (nodes[0] > 1)}"
+    return f"{case['model']} ({case['weights']:,} weights), {case['rate']}, {ranks}"
+
+
+def steps_table(records: Sequence[Record]) -> Table:
+    """Return the table of what steps took."""
+    header = ["", "steps/s", "ms", "min\nms", "max\nms", "peer", "× peer", "× horovod", "of best"]
+    header += ["× no\noverlap", "hidden", "sent inter\nkB", "card\nkB"]
+    notes = [
+        "ms: of a step, from barrier to barrier, median of turns. peer: the fastest that sends all;",
+        "of best: the fastest of all over it. hidden: share of the exchange behind computing.",
+        "sent: payload of the busiest rank; card: what the busiest node's card sent, headers and all",
+    ]
+    quick = "  (quick)" * records[0].case["quick"]
+    return Table(title_of(records[0]) + quick, header, list(step_rows(records)), notes)
+
+
+def step_rows(records: Sequence[Record]) -> Iterator[list[str]]:
+    """Yield a row a subject."""
+    medians = {record.subject: record.seconds.median for record in records}
+    for record in records:
+        seconds, more = record.seconds, record.more
+        yield [
+            record.subject,
+            f"{more['steps_a_second']:.3g}",
+            *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
+            record.peer or NOTHING,
+            times(record.ratio),
+            times(ratio(medians.get("horovod"), seconds.median)),
+            f"{more['of_best']:.2f}",
+            times(ratio(medians.get(f"{record.subject}, overlap off"), seconds.median)),
+            share(more["hidden_share"] if more["overlap"] else None),
+            f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
+            f"{more['card_bytes'] / 1e3:,.0f}",
+        ]
+
+
+def ratio(other: float | None, own: float) -> float | None:
+    """Return how many times as long another one takes, if there is one."""
+    return None if other is None else other / own
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent, or a dash.
+
+    >>> share(0.714), share(None)
+    ('71 %', '–')
+    """
+    return NOTHING if value is None else f"{value:.0%}".replace("%", " %")
+
+
+def runs_table(records: Sequence[Record]) -> Table:
+    """Return the table of how long runs took to the accuracy."""
+    header = ["", "reached", "s", "min\ns", "max\ns", "peer", "× peer", "steps", "last\naccuracy"]
+    notes = [
+        f"s: to a test accuracy of {records[0].more['target']:.1%}, median of seeds; a run that has not",
+        "reached it counts with all its seconds, and there is no ratio",
+    ]
+    title = f"{title_of(records[0])}: time to accuracy"
+    return Table(title, header, list(map(run_row, records)), notes)
+
+
+def run_row(record: Record) -> list[str]:
+    """Return the row of a subject."""
+    more, seconds = record.more, record.seconds
+    accuracies = sorted(more["final_accuracy"])
+    return [
+        record.subject,
+        f"{more['reached']} of {more['seeds']}",
+        *(f"{each:,.1f}" for each in (seconds.median, seconds.min, seconds.max)),
+        record.peer or NOTHING,
+        times(record.ratio),
+        f"{sorted(more['steps'])[len(more['steps']) // 2]:,}",
+        f"{accuracies[len(accuracies) // 2]:.1%}",
+    ]
+
+
+# ---- The command ----
+
+
+def show(records: Sequence[Record]) -> None:
+    """Print the tables of what was measured."""
+    for table in race_tables(records):
+        table.print()
+
+
+def main(
+    rate: Annotated[
+        list[str] | None, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")
+    ] = None,
+    layout: Annotated[
+        list[str] | None, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        Option(help="mlp, resnet20, vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]"),
+    ] = None,
+    reducer: Annotated[list[str] | None, Option(help="to race, or auto; may be repeated [all]")] = None,
+    seeds: Annotated[
+        int | None, Option(min=0, help="runs to the accuracy, at the first rate and layout; 0: none [3]")
+    ] = None,
+    density: Annotated[float, Option(help="share that sparse reducers select")] = DENSITY,
+    timeout: Annotated[float, Option(min=1, help="seconds that a job may take")] = TIMEOUT_SECONDS,
+    as_json: Annotated[bool, Option("--json")] = False,
+    quick: bool = False,
+) -> None:
+    """Race reducers and Horovod on emulated clusters; see the module's docstring. Needs root."""
+    try:
+        race = Race.of(
+            rate or (), layout or (), model or (), reducer or (), seeds=seeds, density=density,
+            timeout=timeout, quick=quick,
+        )  # fmt: skip
+    except ValueError as error:
+        usage_error(str(error))
+    raise typer.Exit(pass_on(measured(race), as_json=as_json, show=show))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,4 +1,4 @@
-"""One job of ``cloudtrain bench train --cluster``, on one of its ranks.
+"""One job of :mod:`benchmarks.race`, on one of its ranks.
 
 usage: python -m benchmarks.race_job JOB.json
 
@@ -11,108 +11,24 @@ has a ``name``, what it adds to the configuration, and whether it goes through H
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from dataclasses import fields, replace
-from itertools import count
 from pathlib import Path
-from statistics import fmean, median, median_low
 from typing import Any
 
-from commlib import Communicator, Report, Topology
-from commlib.reducers import StageSeconds
+from commlib import Communicator, Topology
 from training.bench.record import machine, settings
+from training.bench.train import TimedSteps, close, endless
 from training.config.config import Config
 from training.process.job import all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
 
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of the node that this rank is on
-LINKS = ("intra", "inter")
 Json = dict[str, Any]
 
 
-class Contestant:
-    """A subject whose steps are timed, on one rank.
-
-    Several share a trainer where only their reducers differ: its phase ``number`` is this one's.
-    """
-
-    def __init__(self, subject: Json, trainer: Any, number: int, batches: Iterator[Any]) -> None:
-        self.subject, self._trainer, self._batches = subject, trainer, batches
-        self._phase = trainer.phases[number]
-        self._world = trainer.topology.world
-        self.turns: list[float] = []
-        self._reports: list[Report] = []
-        self._card_bytes: list[float] = []
-
-    def turn(self, warm_up: int, counted: int) -> None:
-        """Take steps, of which the last ones count, or as many rounds as have them; collective.
-
-        Reports are those of exchanges.
-        """
-        learner, backward = self._trainer.learner, self._phase.backward
-        learner.begin(self._phase.phase)
-        local_steps = self._phase.phase.local_steps or 1
-        counted = -(-counted // local_steps) * local_steps
-        for number in range(warm_up + counted):
-            if number == warm_up:
-                self._world.barrier()
-                sent, start = _card_bytes(), self._world.now()
-            hyperparameters = self._hyperparameters(number, warm_up)
-            _, report = learner.step(backward, next(self._batches), hyperparameters)
-            if number >= warm_up and hyperparameters.round_steps:
-                self._reports.append(report)
-        self._world.barrier()
-        self.turns.append((self._world.now() - start) / counted)
-        self._card_bytes.append((_card_bytes() - sent) / counted)
-
-    def _hyperparameters(self, number: int, warm_up: int) -> Any:
-        """Return those of a step of a turn; with local steps, the warm-up is a round."""
-        first = self._phase.hyperparameters(0)
-        if self._phase.phase.local_steps is None:
-            return first
-        if number < warm_up:
-            return replace(first, round_steps=warm_up if number == warm_up - 1 else 0)
-        return self._phase.hyperparameters(number - warm_up)
-
-    def result(self) -> Json:
-        """Return what was measured, equal on all ranks; collective."""
-        own = {
-            "turns": self.turns,
-            "card": median(self._card_bytes),
-            "sent": [
-                median_low(getattr(each.traffic.sent, link) for each in self._reports) for link in LINKS
-            ],
-            "stages": {
-                stage.name: median(getattr(each.seconds, stage.name) for each in self._reports)
-                for stage in fields(StageSeconds)
-            },
-            "busy": sum(each.busy for each in self._reports),
-            "hidden": sum(each.hidden for each in self._reports),
-        }
-        ranks = self._world.allgather_objects(own)
-        busy, gradients = sum(rank["busy"] for rank in ranks), self._trainer.learner.gradients
-        intra, inter = max((rank["sent"] for rank in ranks), key=lambda sent: (sent[1], sent[0]))
-        is_known = not self.subject["horovod"]
-        return {
-            "seconds": [max(turns) for turns in zip(*(rank["turns"] for rank in ranks), strict=True)],
-            "bytes": {"intra": intra, "inter": inter} if is_known else None,
-            "card_bytes": max(rank["card"] for rank in ranks),
-            "stages": _means([rank["stages"] for rank in ranks]) if is_known else None,
-            "hidden_share": sum(rank["hidden"] for rank in ranks) / busy if busy else None,
-            "overlaps": gradients.overlaps,
-            "buckets": gradients.buckets,
-            "reducer": self._trainer.config.reducer_config(self._phase.phase),
-            "weights": gradients.size,
-        }
-
-
-def _means(stages: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: fmean(rank[name] for rank in stages) for name in stages[0]}
-
-
-def _card_bytes() -> int:
-    return int(CARD.read_text()) if CARD.exists() else 0
+def _card_bytes() -> float:
+    return float(CARD.read_text()) if CARD.exists() else 0.0
 
 
 def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
@@ -122,23 +38,28 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     groups: dict[str, list[Json]] = {}
     for subject in job["steps"]:
         groups.setdefault(json.dumps([subject["config"], subject["horovod"]]), []).append(subject)
-    trainers, contestants = [], []
+    trainers, timed = [], []
     for group in groups.values():
         phases = {"phases": [subject["phase"] for subject in group]}
         trainer = _trainer(job["config"] | group[0]["config"] | phases, group[0], topology, dataset)
         trainers.append(trainer)
-        batches = _endless(trainer.phases[0].data.training_batches)
-        contestants += [Contestant(each, trainer, number, batches) for number, each in enumerate(group)]
+        batches = endless(trainer.phases[0].data.training_batches)
+        timed += [
+            (each, TimedSteps(trainer, number, batches, _card_bytes)) for number, each in enumerate(group)
+        ]
     for group, trainer in zip(groups.values(), trainers, strict=True):
         with _horovod_of(group[0], topology.world):
             trainer.phases[0].backward.prepare()
     taken = job["turns"]
     for _ in range(taken["turns"]):
-        for contestant in contestants:
-            with _horovod_of(contestant.subject, topology.world):
-                contestant.turn(taken["warm_up"], taken["counted"])
-    for contestant in contestants:
-        yield {"part": "steps", "subject": contestant.subject["name"], **contestant.result()}
+        for subject, steps in timed:
+            with _horovod_of(subject, topology.world):
+                steps.turn(taken["warm_up"], taken["counted"])
+    for subject, steps in timed:
+        result = steps.result()
+        unknown = {"bytes": None, "stages": None} if subject["horovod"] else {}
+        result["card_bytes"] = result.pop("count")
+        yield {"part": "steps", "subject": subject["name"], **result, **unknown}
     for trainer in trainers:
         _close(trainer)
 
@@ -191,15 +112,8 @@ def _close(trainer: Any) -> None:
     """Free what a trainer holds: there are many in this process."""
     import keras
 
-    for phase in trainer.phases:
-        phase.close()
-    trainer.learner.gradients.close()
+    close(trainer)
     keras.utils.clear_session()
-
-
-def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
-    for epoch in count():
-        yield from batches_of(epoch)
 
 
 def main(path: str) -> None:

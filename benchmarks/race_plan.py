@@ -1,14 +1,14 @@
-"""What ``cloudtrain bench train --cluster`` races: subjects, models and clusters."""
+"""What :mod:`benchmarks.race` races: subjects, models and clusters."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cluster import DEFAULT, Layout
+from benchmarks.jobs import DEFAULT, Layout
 from commlib import REDUCERS
 from commlib.density import check_density
-from commlib.errors import InvalidArgument, look_up
+from commlib.errors import look_up
 
 RATES, QUICK_RATES = ("0.2gbit", "1gbit", "10gbit"), ("1gbit",)
 LAYOUTS, QUICK_LAYOUTS = ("4x1", "4x2"), ("2x1",)
@@ -114,33 +114,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class RaceOptions:
-    """The command's options; ``None`` and empty sequences stand for the defaults."""
-
-    rates: Sequence[str] = ()
-    layouts: Sequence[str] = ()
-    models: Sequence[str] = ()
-    reducers: Sequence[str] = ()
-    seeds: int | None = None
-    density: float = DENSITY
-    timeout: float | None = None
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        check_density(self.density)
-        for text in self.layouts:
-            Layout.of(text)
-        for name in self.models:
-            look_up(RACED, "model", name)
-        for name in self.reducers:
-            look_up({**REDUCERS, AUTO: None}, "reducer", name)
-        if self.seeds is not None and self.seeds < 0:
-            raise InvalidArgument(f"--seeds: expected at least 0, got {self.seeds}")
-        if self.timeout is not None and not self.timeout >= 1:
-            raise InvalidArgument(f"--timeout: expected at least 1, got {self.timeout:g}")
-
-
-@dataclass(frozen=True)
 class Race:
     """All that is measured, with the defaults filled in."""
 
@@ -151,26 +124,41 @@ class Race:
     quick: bool
 
     @classmethod
-    def of(cls, options: RaceOptions) -> "Race":
-        """Return it. Accuracies are raced to in the first cell of each model only: they take hours."""
-        quick = options.quick
-        rates = options.rates or (QUICK_RATES if quick else RATES)
-        layouts = [Layout.of(text) for text in options.layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
-        models = [RACED[name] for name in options.models or (QUICK_MODELS if quick else MODELS)]
-        seeds = (QUICK_SEEDS if quick else SEEDS) if options.seeds is None else options.seeds
+    def of(
+        cls,
+        rates: Sequence[str] = (),
+        layouts: Sequence[str] = (),
+        models: Sequence[str] = (),
+        reducers: Sequence[str] = (),
+        *,
+        seeds: int | None = None,
+        density: float = DENSITY,
+        timeout: float = TIMEOUT_SECONDS,
+        quick: bool = False,
+    ) -> "Race":
+        """Return it; empty sequences stand for the defaults, and a wrong name is an ``InvalidArgument``.
+
+        Accuracies are raced to in the first cell of each model only: they take hours.
+        """
+        check_density(density)
+        raced = [look_up(RACED, "model", name) for name in models or (QUICK_MODELS if quick else MODELS)]
+        for name in reducers:
+            look_up({**REDUCERS, AUTO: None}, "reducer", name)
+        rates = rates or (QUICK_RATES if quick else RATES)
+        places = [Layout.of(text) for text in layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
+        seeds = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
 
         def at_first(rate: str, layout: Layout) -> bool:
-            return (rate, layout) == (rates[0], layouts[0])
+            return (rate, layout) == (rates[0], places[0])
 
         cells = [
             Cell(rate, layout, model, seeds if model.target and at_first(rate, layout) else 0)
             for rate in rates
-            for layout in layouts
-            for model in models
+            for layout in places
+            for model in raced
         ]
-        reducers = options.reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
-        timeout = options.timeout or TIMEOUT_SECONDS
-        return cls(cells, list(subjects(reducers, quick=quick)), options.density, timeout, quick)
+        names = reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
+        return cls(cells, list(subjects(names, quick=quick)), density, timeout, quick)
 
     def jobs(self, cell: Cell) -> int:
         """Return how many jobs each of MPI's algorithms has in a cell: at least one for each seed."""
@@ -254,14 +242,3 @@ def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
             yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)
     if SWITCHES in names and not quick:
         yield Subject(f"{SWITCHES} then dense", SWITCHES, steps=False, phases=2)
-
-
-def called(name: str) -> str:
-    """Return what an option is called on the command line.
-
-    >>> called("rates"), called("seeds")
-    ('--rate', '--seeds')
-    """
-    return (
-        f"--{name.removesuffix('s')}" if name in ("rates", "layouts", "models", "reducers") else f"--{name}"
-    )

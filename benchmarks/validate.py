@@ -3,7 +3,7 @@
     python -m benchmarks.validate --predict     # from benchmarks/results: some minutes of both cores
     python -m benchmarks.validate               # the tables and pictures of docs/validation.md, from the last
 
-Measured: the records of ``cloudtrain bench reducers --cluster``. Predicted from the profile that
+Measured: the records of ``benchmarks.reducers --cluster``. Predicted from the profile that
 ``cloudtrain tune`` measured on the same cluster: in closed form, and by the same code on simulated ranks that
 share as many cores. What the tuner picks from that profile is compared with the fastest that was measured.
 """
@@ -28,8 +28,7 @@ from commlib.tuning import tuner
 from commlib.tuning.gradients import Gradients
 from commlib.tuning.profile import Profile
 from training.bench.record import command, machine
-from training.bench.steps import CLOCKS, interleave
-from training.bench.tables import NOTHING
+from training.bench.reducers import NOTHING, WALL, interleave
 from training.commands.printing import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,8 +155,8 @@ def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -
 
     def body(comm: Communicator) -> float:
         reducers = {subject: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
-        gradients, clock = gradients_of(cell.size), CLOCKS["wall"]
-        return interleave(comm, reducers, gradients, STEPS, clock, unchecked=reducers)[subject].seconds.median
+        gradients = gradients_of(cell.size)
+        return interleave(comm, reducers, gradients, STEPS, WALL, unchecked=reducers)[subject].seconds.median
 
     ranks = list(cell.ranks_of_nodes)
     return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]

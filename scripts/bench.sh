@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
-# then makes benchmarks/README.md, docs/pto.md, docs/linear.md, docs/validation.md and their pictures again. On an otherwise idle machine.
+# then makes the pages that show them, and their pictures, again. On an otherwise idle machine.
 # The emulated clusters take two hours, and the race of training some more; they need root on Linux.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
 results="benchmarks/results/$(date +%F)"
-keep() {
-    echo "cloudtrain: bench ${*:2}, into $results-$1.jsonl" >&2
-    .venv/bin/cloudtrain bench "${@:2}" --json >>"$results-$1.jsonl"
+keep() { # name of the records, module, arguments
+    echo "cloudtrain: $2 ${*:3}, into $results-$1.jsonl" >&2
+    .venv/bin/python -m "$2" "${@:3}" --json >>"$results-$1.jsonl"
 }
 rm -f "$results"-*.jsonl "$results"-profile-*.json
-keep selection selection
-keep reducers reducers
-keep oktopk-numpy reducers --peers --size 14700000 --steps 8
-keep cache cache
-keep pto pto
-keep train train
+keep selection training bench selection
+keep reducers training bench reducers
+keep oktopk-numpy benchmarks.oktopk_numpy
+keep cache benchmarks.cache
+keep pto benchmarks.pto
+keep train benchmarks.loop
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
-    echo "cloudtrain: bench reducers --cluster and train --cluster are left out: they need root on Linux" >&2
+    echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2
     .venv/bin/python -m benchmarks.draw_benchmarks
     exit
 fi
@@ -30,7 +30,7 @@ profile() {                  # rate, ranks a node
     .venv/bin/python -m benchmarks.emulated run --timeout 300 -- .venv/bin/cloudtrain tune -np $((4 * $2)) \
         -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
 }
-on_cluster() { keep "$1" reducers --cluster "${@:2}"; }
+on_cluster() { keep "$1" benchmarks.reducers --cluster "${@:2}"; }
 # What the tuner chooses from, in one run each.
 choices=(--reducer dense --reducer torus2d --reducer allgather --reducer gtopk --reducer ssar_doubling
     --reducer ssar_split --reducer oktopk --reducer hitopk --reducer hioktopk --wire fp32 --wire gap+fp16
@@ -52,13 +52,13 @@ for rate in 500mbit 1gbit 5gbit 10gbit; do
 done
 for rate in 1gbit 10gbit; do on_cluster cluster-4x2-tuner --rate $rate --size $resnet "${choices[@]}"; done
 for shape in url webspam; do
-    for loss in logistic hinge; do keep linear linear --cluster --shape $shape --loss $loss; done
+    for loss in logistic hinge; do keep linear benchmarks.linear --cluster --shape $shape --loss $loss; done
 done
-keep linear linear --cluster --batch-size 125 --steps 40
-keep linear linear --simulated
-keep linear linear --cluster --solver coordinate --steps 1 --passes 1
-for loss in logistic hinge; do keep linear linear --loss $loss; done
-keep race train --cluster --seeds 0
-keep race-accuracy train --cluster --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
+keep linear benchmarks.linear --cluster --batch-size 125 --steps 40
+keep linear benchmarks.linear --simulated
+keep linear benchmarks.linear --cluster --solver coordinate --steps 1 --passes 1
+for loss in logistic hinge; do keep linear benchmarks.linear --loss $loss; done
+keep race benchmarks.race --seeds 0
+keep race-accuracy benchmarks.race --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
 .venv/bin/python -m benchmarks.draw_benchmarks
 .venv/bin/python -m benchmarks.validate --predict

@@ -37,7 +37,7 @@ facts() { { nvidia-smi; "$python" --version; "$python" -m pip list; } > "$out/fa
 kernels() { tests kernels 170 tests/gpu --ignore tests/gpu/test_on_a_gpu.py; }
 
 bench() {
-    within 300 "$python" -c 'from training.commands.main import main; main()' bench selection --device gpu --json \
+    within 300 "$python" -m benchmarks.gpu --json \
         2> >(tee "$out/bench.txt" >&2) > "$out/gpu-selection.jsonl"
     # The longest vectors come last: what the limit cuts off is theirs, perhaps in the middle of a line.
     [ -z "$(tail -c 1 "$out/gpu-selection.jsonl")" ] || sed -i '$d' "$out/gpu-selection.jsonl"

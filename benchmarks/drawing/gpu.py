@@ -27,13 +27,6 @@ COLORS = {
 }
 UNITS = ((1 << 20, "M"), (1 << 10, "K"))
 
-TEXT = """## Selection on a GPU
-
-Selecting exactly, against the alternatives and the paper's thirty passes. "Of a read": times
-the time of reading the vector once, at the rate of a copy. The sweep adds the residual, selects, and leaves
-the next residual.
-"""
-
 
 @dataclass(frozen=True)
 class Curve:

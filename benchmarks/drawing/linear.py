@@ -1,4 +1,4 @@
-"""What is shown of ``cloudtrain bench linear``: SparCML's table 2, all of it, objectives against time."""
+"""What is shown of ``benchmarks.linear``: SparCML's table 2, all of it, objectives against time."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from benchmarks.drawing.results import Results, fingerprint
 from benchmarks.drawing.style import PALETTE, picture
-from benchmarks.linear import of_one_rank, of_ranks
-from benchmarks.linear_ranks import DENSE
+from benchmarks.linear import DENSE, of_one_rank, of_ranks
 from training.bench.record import Record
 from training.commands.printing import markdown, times
 
@@ -22,6 +21,13 @@ PAPER = {
 PAPER_COORDINATE = {("url", "logistic"): (49.0, 24.0, 26.0, 4.5)}
 ROWS_OF_RANK = 1000  # in a step there, and in the picture
 MOST_LINES = 4  # of a picture
+
+
+def is_first_case(record: Record) -> bool:
+    """Return whether it is of the first case that is shown: url, logistic, on the cluster."""
+    case = record.case
+    own = (case["shape"], case["loss"], case["solver"], case["batch_size"])
+    return own == ("url", "logistic", "sgd", ROWS_OF_RANK) and not {"until", "clock"} & case.keys()
 
 
 def groups(results: Results) -> Iterator[list[Record]]:

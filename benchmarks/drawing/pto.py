@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from benchmarks import pto as bench
-from benchmarks.drawing.results import Results
+from benchmarks.drawing.results import Results, fingerprint
 from benchmarks.drawing.style import WHOLE, legend, name_rows, note, open_up, picture
 from training.bench.record import Record
 
@@ -15,15 +15,6 @@ from training.bench.record import Record
 WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
 PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
 NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
-
-TEXT = """## Norms in parts
-
-Sums of squares of all weights and gradients of a network, on real ranks of one machine, whose cores they
-share: every rank has all tensors. CPU is the processor's time of a rank, the mean over ranks, and ms is from
-barrier to barrier, slowest rank. `local`: every rank computes everything, with the same kernel; `in graph`:
-TensorFlow computes the norms of a step of LARS, in float32, on every rank. `by layer` is the partition of
-HiTopKComm.
-"""
 
 
 def tables(results: Results, folder: str = "") -> Iterator[str]:
@@ -45,11 +36,11 @@ def network_of(record: Record) -> str:
     return NETWORKS.get(name, name)
 
 
-def draw(results: Results, path: Path) -> None:
+def draw(records: Sequence[Record], path: Path) -> None:
     """Write the picture of norms in parts: for each number of ranks CPU time, time of a call, and balance."""
-    norms = of_operation(results.records, "norms")
+    norms = of_operation(records, "norms")
     ranks = sorted({each.case["ranks"] for each in norms})
-    with picture(path, 0.8 + 4.1 * len(ranks), 7.2, results.fingerprint) as figure:
+    with picture(path, 0.8 + 4.1 * len(ranks), 7.2, fingerprint(records)) as figure:
         rows = figure.subplots(3, len(ranks), sharey="row", squeeze=False)
         for number, cpu, wall, balance in zip(ranks, *rows, strict=True):
             own = [each for each in norms if each.case["ranks"] == number]

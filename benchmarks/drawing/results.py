@@ -4,9 +4,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.jobs import record_of
 from training.bench.record import Record
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
@@ -14,12 +15,11 @@ NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 
 @dataclass(frozen=True)
 class Results:
-    """The records of one file; ``kind``: its name without the day; ``earlier``: others of that kind."""
+    """The records of one file; ``kind``: its name without the day."""
 
     kind: str
     path: Path
     records: Sequence[Record]
-    earlier: "Sequence[Results]" = ()
 
     @classmethod
     def of(cls, path: Path) -> "Results":
@@ -27,7 +27,7 @@ class Results:
         named = NAMED.fullmatch(path.name)
         if named is None:
             raise ValueError(f"{path}: expected a name as 2026-11-21-reducers.jsonl")
-        records = [Record.of(json.loads(line)) for line in path.read_text().splitlines()]
+        records = [record_of(json.loads(line)) for line in path.read_text().splitlines()]
         return cls(named[1], path, records)
 
     @property
@@ -39,13 +39,9 @@ class Results:
     def source(self) -> str:
         """Return where the records are from, as Markdown."""
         commands = dict.fromkeys(record.more["command"] for record in self.records)
-        return f"`{'`, `'.join(commands)}` on {self.where} ({self.link}).\n"
-
-    @property
-    def where(self) -> str:
-        """Return the machine."""
         machine = self.records[0].more["machine"]
-        return f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
+        where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
+        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).\n"
 
     @property
     def link(self) -> str:
@@ -60,10 +56,6 @@ def fingerprint(records: Iterable[Record]) -> str:
 
 
 def newest(folder: Path) -> dict[str, Results]:
-    """Return the newest file of each kind that is not empty, with the earlier ones, the oldest first."""
-    found: dict[str, list[Results]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        if path.stat().st_size:
-            results = Results.of(path)
-            found.setdefault(results.kind, []).append(results)
-    return {kind: replace(last, earlier=before) for kind, (*before, last) in found.items()}
+    """Return the newest file of each kind that is not empty."""
+    found = [Results.of(path) for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size]
+    return {results.kind: results for results in found}

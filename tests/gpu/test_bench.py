@@ -1,4 +1,4 @@
-"""``cloudtrain bench selection --device gpu``, as far as it goes without a GPU."""
+"""Selectors on a GPU beside their peers, as far as it goes without a GPU."""
 
 import json
 import sys
@@ -9,37 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import gpu
 from benchmarks.gpu import ENTRY_BYTES, SUBJECTS, SWEEP, _check, _floors, _seconds, paper_select
 from commlib.gpu import make_device_selector
 from commlib.selection.exact import paper_search
 from tests.gpu.vectors import normal
-from training.bench.checks import WrongResult
-from training.bench.selection import Options
-from training.bench.timing import WARM_UP_RUNS, alternate
-from training.commands.main import app
-
-
-def run(*arguments):
-    result = CliRunner().invoke(app, ["bench", "selection", *arguments])
-    return result.exit_code, result.output + (result.stderr if result.stderr_bytes else "")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--device", "gpu", "--json"), "CuPy is not installed"),
-        (("--device", "tpu"), "expected cpu or gpu, got tpu"),
-        (("--device", "gpu", "--size", "0"), "--size: expected at least 1, got 0"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(monkeypatch, words, message):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    status, said = run(*words)
-    assert status == 2
-    assert message in " ".join(said.split())
+from training.bench.record import WARM_UP_RUNS, WrongResult, alternate
 
 
 @pytest.mark.parametrize("k", [1, 10, 500])
@@ -124,7 +100,7 @@ def emulated(monkeypatch, emulate):
 
 
 def test_every_selector_is_beside_every_peer_for_both_types_of_entries(emulated):
-    cases = list(gpu.measure(Options(sizes=[1000], quick=True), ADevice(), []))
+    cases = list(gpu.measure([1000], [], True, ADevice(), []))
     assert [records[0].case["entry"] for records in cases] == ["float32", "float16"]
     for records in cases:
         asked = {(record.subject, record.peer) for record in records}
@@ -146,7 +122,7 @@ def test_a_selector_that_is_wrong_is_told_and_the_others_go_on(emulated, monkeyp
 
     monkeypatch.setattr(gpu, "_check", check)
     wrong = []
-    for records in gpu.measure(Options(sizes=[1000], quick=True), ADevice(), wrong):
+    for records in gpu.measure([1000], [], True, ADevice(), wrong):
         assert {record.subject for record in records} == {*SUBJECTS, SWEEP} - {"dgc"}
     assert [str(error) for error in wrong] == ["dgc: expected another result"] * 2
 
@@ -159,7 +135,7 @@ def test_a_peer_that_fails_is_missing_and_says_why(emulated, monkeypatch):
         return gpu.Peer(select)
 
     monkeypatch.setitem(gpu.PEERS, "cupy.argpartition", make)
-    (records, _) = gpu.measure(Options(sizes=[1000], quick=True), ADevice(), [])
+    (records, _) = gpu.measure([1000], [], True, ADevice(), [])
     missing = {record.peer: record.missing for record in records}
     assert missing["cupy.argpartition"] == "it failed: MemoryError: out of memory"
     assert missing["mstopk, 30 passes"] is None

@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.memory import Meter, MeteredCommunicator, traced
 from commlib import REDUCERS, SparseVector, Topology
 from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
-from training.bench.memory import Meter, MeteredCommunicator, traced
 from training.linear.gradients import Gradients
 from training.linear.losses import LOSSES, value_and_slope
 from training.linear.model import Model

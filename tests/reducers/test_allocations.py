@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.memory import Meter, MeteredCommunicator, traced
 from commlib import REDUCERS, Topology, make_reducer
 from commlib.transport import simulated
 from tests.extent import more
-from training.bench.memory import Meter, MeteredCommunicator, traced
 
 SIZE = 1_000_000
 SHARE = 0.05  # of a dense vector

@@ -7,12 +7,12 @@ residual are to the bit those of the same gradient given as a dense vector.
 import numpy as np
 import pytest
 
+from benchmarks.memory import Meter, MeteredCommunicator, traced
 from commlib import REDUCERS, Engine, InvalidArgument, SparseVector, Topology, bytes_sent, make_reducer
 from commlib.fusion import Buckets
 from commlib.transport import simulated
 from commlib.vectors import delta, index_dtype
 from tests.extent import more
-from training.bench.memory import Meter, MeteredCommunicator, traced
 
 ALL = {"selector": "all", "density": 1.0}
 SPLIT = ["ssar_split", "dsar_split", "oktopk"]

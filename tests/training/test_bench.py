@@ -1,6 +1,8 @@
 """The benches: what they print, that they measure fairly, and that they refuse to time what is wrong."""
 
 import json
+import os
+import platform
 import sys
 from functools import partial
 
@@ -8,25 +10,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.oktopk_numpy import PlainOkTopK
-from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, bytes_sent, make_reducer, predict
-from commlib.reducers import Outcome, Reducer, SparseReducer
+from benchmarks.pictures import generate
+from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
+from commlib.reducers import Outcome, SparseReducer
 from commlib.selection import Selector
-from commlib.transport import simulated
 from commlib.tuning.gradients import Gradients
 from tests.launching import mpirun, run, tail
-from training.bench import memory, timing
-from training.bench.checks import WrongResult, check_selection, ranking
-from training.bench.record import Record
-from training.bench.selection import partition_and_compare
-from training.bench.timing import Seconds, alternate, elapsed, rotations
+from training.bench import record as records
+from training.bench.record import Record, Seconds, WrongResult, alternate, elapsed, rotations, settings
+from training.bench.selection import check_selection, partition_and_compare, ranking
 from training.commands.main import app
 
 KEYS = {
     *("bench", "case", "subject", "peer", "seconds", "peer_seconds", "ratio", "bytes"),
     *("machine", "settings", "command"),
 }
-REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction", "memory"}
+REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction"}
 SMALL = ("--size", "5003", "--density", "0.01")
 
 
@@ -49,7 +48,7 @@ def test_candidates_alternate_and_each_call_gets_the_next_input():
     calls = []
     candidates = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
     alternate(candidates, [10, 20], runs=2)
-    rounds = timing.WARM_UP_RUNS + 2
+    rounds = records.WARM_UP_RUNS + 2
     assert "".join(name for name, _ in calls) == "ABC" * rounds
     assert [given for _, given in calls] == ([10, 20] * 3 * rounds)[: 3 * rounds]
 
@@ -70,7 +69,7 @@ def test_the_first_runs_do_not_count():
 
 
 def test_inputs_are_rotations_that_together_exceed_the_caches(monkeypatch):
-    monkeypatch.setattr(timing, "cache_bytes", lambda: 10_000)
+    monkeypatch.setattr(records, "cache_bytes", lambda: 10_000)
     vector = np.arange(700, dtype=np.float32)  # 2,800 bytes: eight of them are more than twice the cache
     turned = rotations(vector)
     assert len(turned) == 8
@@ -137,30 +136,6 @@ def test_bench_selection_prints_every_selector_with_every_peer(monkeypatch):
         assert line["case"].get("state") == ("reused threshold" if line["subject"] == "reused" else None)
         assert line["seconds"]["runs"] == 11
     assert {line["missing"] for line in told if "missing" in line} == {"torch is not installed"}
-
-
-def test_torch_is_measured_where_it_is_installed(monkeypatch):
-    class Tensor(np.ndarray):
-        def abs(self):
-            return np.abs(self)
-
-    class Torch:
-        threads = []
-        set_num_threads = threads.append
-
-        @staticmethod
-        def from_numpy(vector):
-            return vector.view(Tensor)
-
-        @staticmethod
-        def topk(tensor, k, sorted):  # noqa: A002 - torch's name for it
-            return type("Result", (), {"indices": np.argsort(tensor)[-k:]})
-
-    monkeypatch.setitem(sys.modules, "torch", Torch)
-    told = [line for line in lines("selection", *SMALL, "--quick") if line["peer"] == "torch.topk"]
-    assert len(told) == 2 * len(SELECTORS)
-    assert all(line["peer_seconds"]["runs"] == 5 and line["case"]["quick"] for line in told)
-    assert set(Torch.threads) == {1}
 
 
 def test_the_peer_in_numpy_selects_what_exact_does():
@@ -269,15 +244,6 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert set(line["stages"]) == {"select", "intra", "inter", "combine"}
         prediction = predict(name, nodes, 4000, **density)
         assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
-        assert line["memory"]["dense_vectors"] >= 1  # the result
-
-
-def test_no_reducer_holds_more_than_four_dense_vectors():
-    """At density 0.01 on eight ranks, residual and result included."""
-    lines("reducers", "--size", "2000", "--steps", "1")  # kernels are compiled, which takes memory too
-    # Long enough for the selectors' histograms, 64 KiB whatever the size, not to count.
-    for line in lines("reducers", "--size", "300000", "--steps", "1"):
-        assert 1 <= line["memory"]["dense_vectors"] <= 4, line["subject"]
 
 
 def test_the_links_given_are_those_of_the_virtual_clock_and_of_the_prediction():
@@ -354,131 +320,72 @@ def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     assert "999 entries, 3 ranks on 1 nodes, clock: virtual  (quick)" in result.stdout
 
 
-class Hungry(Reducer):
-    """Holds one vector and the memory of the mean, and for a moment two more vectors."""
-
-    sparse = False
-
-    def __init__(self, topology, size):
-        super().__init__(topology, size)
-        self.held = np.ones(size, np.float32)
-
-    def _reduce(self, gradient):
-        comm = self.topology.world
-        outgoing, incoming = gradient + self.held, gradient - self.held
-        request = comm.receive(incoming, (comm.rank - 1) % comm.size)
-        comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
-        request.wait()
-        mean = np.add(outgoing, incoming, out=self.step_mean.overwrite())
-        return Outcome(mean, self.size, self.size)
-
-
-def test_memory_is_counted_a_rank_and_without_what_the_transport_copies():
-    gradients = Gradients(250_007)
-
-    def step(comm):
-        return memory.dense_vectors(comm, lambda metered: Hungry(Topology(metered), 250_007), gradients)
-
-    with memory.traced():
-        held = simulated.run(step, world_size=3)
-    # held, outgoing, incoming and the mean; all small objects are less than a hundredth of a vector
-    assert held == [held[0]] * 3
-    assert held[0] == pytest.approx(4, abs=0.02)
-
-
-# ------------------------------------------------------------- the transcription of Ok-Topk
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 6])
-def test_the_transcription_of_ok_topk_loses_nothing_and_its_ranks_agree(world_size):
-    size, steps = 1013, 70  # thresholds are found again at 32 and 64, regions at 64
-    given = np.random.default_rng().standard_t(3, (steps, world_size, size)).astype(np.float32)
-    given[1:, :, : size // 10] *= 30  # the regions of step 0 become uneven: of six, one has nearly all
-
-    def body(comm):
-        reducer = PlainOkTopK(Topology(comm), size, density=0.05)
-        return [reducer.reduce(step[comm.rank]) for step in given], reducer.residual
-
-    results = simulated.run(body, world_size)
-    for means, _ in results[1:]:
-        assert np.array_equal(means, results[0][0])
-    accounted = world_size * np.sum(results[0][0], axis=0, dtype=np.float64)
-    accounted += np.sum([residual for _, residual in results], axis=0, dtype=np.float64)
-    # in each step P sums, a division and a product, rounded to 24 bits of at most all magnitudes together
-    allowed = steps * (world_size + 2) * 2.0**-24 * np.abs(given).sum(axis=(0, 1), dtype=np.float64)
-    assert (np.abs(accounted - given.sum(axis=(0, 1), dtype=np.float64)) <= allowed).all()
-
-
-def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
-    size = 2011
-    gradients = Gradients(size)
-
-    def body(comm):
-        topology, gradient = Topology(comm), gradients.of(comm.rank, 0)
-        plain = PlainOkTopK(topology, size, density=0.02)
-        return plain.reduce(gradient), make_reducer("oktopk", topology, size, density=0.02).reduce(gradient)
-
-    # each of both adds four values in an order of its own and divides, rounding to 24 bits
-    allowed = 2 * 4 * 2.0**-24 * sum(np.abs(gradients.of(rank, 0)) for rank in range(4))
-    for plain, reducer in simulated.run(body, world_size=4):
-        np.testing.assert_array_equal(np.flatnonzero(plain), np.flatnonzero(reducer))
-        assert (np.abs(plain - reducer) <= allowed).all()
-
-
-def test_bench_reducers_peers_alternates_with_the_transcription():
-    own, plain = lines("reducers", "--peers", "-np", "3", "--size", "3001", "--steps", "2")
-    assert (own["subject"], own["peer"]) == ("oktopk", "oktopk_numpy")
-    assert (plain["subject"], plain["peer"]) == ("oktopk_numpy", None)
-    assert own["peer_seconds"] == plain["seconds"]
-    assert own["case"]["clock"] == plain["case"]["clock"] == "cpu"
-    assert own["stages"] is plain["stages"] is plain["prediction"] is None
-    assert plain["entries"]["selected"] >= 1
-    assert plain["bytes"]["inter"] == 0  # three ranks on one node of up to four
-
-
-# ------------------------------------------------------------- training
-
-
-@pytest.mark.large
-def test_bench_train_compares_the_loop_with_bare_steps():
-    result = run("cloudtrain", "bench", "train", "--quick", "--json")
-    assert result.returncode == 0, tail(result)
-    loop, reading, flat = (json.loads(line) for line in result.stdout.splitlines())
-    assert [(each["subject"], each["peer"]) for each in (loop, reading, flat)] == [
-        ("loop", "bare step"),
-        ("loop that reads", "bare step"),
-        ("flat and back", "two copies"),
-    ]
-    assert loop["peer_seconds"] == reading["peer_seconds"]
-    assert flat["case"]["entries"] == 64_000
-
-
 # ------------------------------------------------------------- the command
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "word"),
     [
-        (("selection", "--size", "0"), "--size: expected at least 1, got 0"),
-        (("selection", "--density", "2"), "density: expected a number in (0, 1], got 2.0"),
-        (("reducers", "--density", "nan"), "density: expected a number in (0, 1], got nan"),
-        (("reducers", "-np", "0"), "-np: expected at least 1, got 0"),
-        (("reducers", "--ranks-per-node", "-1"), "--ranks-per-node: expected at least 1, got -1"),
-        (("reducers", "--steps", "0"), "--steps: expected at least 1, got 0"),
-        (("reducers", "--inter-gbit", "0"), "--inter-microseconds, --inter-gbit: gbit_per_second: expected"),
-        (("reducers", "--reducer", "hitopkk"), 'unknown reducer "hitopkk" (known: dense, '),
-        (
-            ("reducers", "--peers", "--reducer", "dense"),
-            "--reducer: expected one with --peers (oktopk), got dense",
-        ),
+        (("selection", "--density", "2"), "density"),
+        (("reducers", "--density", "nan"), "density"),
+        (("reducers", "-np", "0"), "--ranks"),
+        (("reducers", "--size", "0"), "--size"),
+        (("reducers", "--inter-gbit", "0"), "gbit_per_second"),
+        (("reducers", "--reducer", "hitopkk"), '"hitopkk"'),
+        (("reducers", "--wire", "zip"), '"zip"'),
+        (("reducers", "--wire", "gap", "--reducer", "dense"), "--wire"),
+        (("cache", "/nowhere"), "/nowhere"),
     ],
 )
-def test_a_bad_value_is_one_line_and_status_2(words, message):
+def test_a_bad_value_is_one_line_and_status_2(words, word):
     result = bench(*words)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"cloudtrain: {message}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert word in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_every_codec_is_measured_with_every_sparse_reducer():
+    words = ("--reducer", "dense", "--reducer", "hitopk", "--wire", "fp32", "--wire", "gap+fp16")
+    told = lines("reducers", "-np", "4", "--ranks-per-node", "2", "--size", "3001", "--steps", "1", *words)
+    subjects = [(line["subject"], line["case"]["wire"]) for line in told]
+    assert subjects == [("dense", None), ("hitopk", "fp32"), ("hitopk", "gap+fp16")]
+    assert told[2]["bytes"]["inter"] < 0.6 * told[1]["bytes"]["inter"]
+
+
+def test_a_record_says_under_which_settings_it_was_measured(monkeypatch):
+    for name in [name for name in os.environ if records.SETTING.match(name)]:
+        monkeypatch.delenv(name)
+    given = {"MALLOC_MMAP_MAX_": "0", "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    for name, value in {**given, "OMPI_COMM_WORLD_RANK": "0", "MY_MALLOC_": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert settings()["environment"] == given
+    assert settings()["allocator"].startswith(platform.libc_ver()[0])
+
+
+def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
+    generate(tmp_path / "pictures", 300)
+    levels, first = lines("cache", str(tmp_path / "pictures"), "--quick")
+    assert [(each["subject"], each["peer"]) for each in (levels, first)] == [
+        ("levels", "storage"),
+        ("first epoch", "first epoch without a cache"),
+    ]
+    assert levels["case"]["samples"] == 300
+    assert levels["seconds"]["runs"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_steps_of_a_configuration_are_timed_with_each_reducer():
+    words = ("digits", "ranks_per_node=1", "--reducer", "dense", "--reducer", "hitopk", "--quick", "--json")
+    result = mpirun(2, "cloudtrain", "bench", "train", *words)
+    assert result.returncode == 0, tail(result)
+    dense, hitopk = (json.loads(line) for line in result.stdout.splitlines())
+    assert (dense["subject"], dense["peer"]) == ("dense", None)
+    assert (hitopk["subject"], hitopk["peer"]) == ("hitopk", "dense")
+    assert hitopk["peer_seconds"] == dense["seconds"]
+    assert hitopk["bytes"]["inter"] < 0.1 * dense["bytes"]["inter"]
+    assert hitopk["case"]["ranks_of_nodes"] == [1, 1]
+    assert hitopk["weights"] > 10_000
 
 
 def test_the_benches_load_no_framework_and_start_no_mpi():

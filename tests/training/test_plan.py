@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.memory import dense_vectors, traced
 from benchmarks.shapes import entries_of, resnet50
 from commlib import REDUCERS, Link, Network, Topology, bytes_of_nodes, make_reducer, transport
 from commlib.tuning.gradients import Gradients
@@ -18,7 +19,6 @@ from datacache import CacheDirs
 from datacache.capacity import store_bytes
 from tests.launching import DIGITS, ROOT
 from tests.test_tuner import SPEEDS
-from training.bench.memory import dense_vectors, traced
 from training.commands import plan as command
 from training.commands.main import app
 from training.config.config import load

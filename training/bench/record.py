@@ -1,28 +1,126 @@
-"""The records of a bench: printed as one JSON object a line, or as tables."""
+"""Seconds of candidates that alternate, on inputs that no cache holds, and the records made of them.
+
+Records are printed as one JSON object a line as soon as they are measured, or as tables.
+"""
 
 import json
+import math
 import os
 import platform
 import re
 import shlex
+import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from commlib import LinkBytes
+import numpy as np
+
+from commlib import Communicator, LinkBytes
 from commlib.tuning.profile import processor
-from training.bench.timing import Seconds
+from commlib.vectors import Float32
 from training.commands.printing import Table, times
+from training.process.job import FAILURE, exit_all, log_error
 
+Input = TypeVar("Input")
+Candidate = TypeVar("Candidate")
+
+WARM_UP_RUNS, FEWEST_RUNS = 2, 3
+SHORTEST_SECONDS = 1e-6
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_CACHE_BYTES = 32 << 20  # where the machine does not report it
+MOST_INPUTS = 256
 # Variables that change how fast a process computes, allocates or exchanges.
 SETTING = re.compile(
     r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|(OMP|NUMBA)_NUM_THREADS$|TF_NUM_(INTRA|INTER)OP_THREADS$"
     r"|OMPI_MCA_(coll|btl|mpi_yield_when_idle)"
 )
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The seconds of several runs."""
+
+    median: float
+    min: float
+    max: float
+    runs: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Seconds":
+        """Return the summary of one sample or more.
+
+        >>> Seconds.of([3.0, 1.0, 2.0])
+        Seconds(median=2.0, min=1.0, max=3.0, runs=3)
+        """
+        return cls(statistics.median(samples), min(samples), max(samples), len(samples))
+
+    def per(self, count: int) -> "Seconds":
+        """Return the seconds of one of ``count`` parts of a run."""
+        return Seconds(self.median / count, self.min / count, self.max / count, self.runs)
+
+
+def elapsed(
+    candidate: Callable[[Input], object], given: Input, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the seconds of one call."""
+    start = clock()
+    result = candidate(given)
+    seconds = clock() - start
+    del result  # only now: freeing memory is not part of the work
+    return seconds
+
+
+def alternate(
+    candidates: Mapping[str, Candidate],
+    inputs: Sequence[Input],
+    runs: int,
+    measure: Callable[[Candidate, Input], float] = elapsed,  # type: ignore[assignment]
+    *,
+    limit_seconds: float = math.inf,
+) -> dict[str, Seconds]:
+    """Return the seconds of each candidate; in every run each is called once, in the order given.
+
+    So other load of the machine affects all of them. Each call gets the next of ``inputs``, round and round.
+    The first runs are not counted. A candidate that would take more than ``limit_seconds`` has fewer runs.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    left = dict.fromkeys(candidates, WARM_UP_RUNS + runs)
+    rotated = cycle(inputs)
+    for _ in range(WARM_UP_RUNS + runs):
+        for name in [name for name in candidates if left[name]]:
+            samples[name].append(measure(candidates[name], next(rotated)))
+            left[name] -= 1
+            if len(samples[name]) == WARM_UP_RUNS:
+                affordable = limit_seconds / max(samples[name][-1], SHORTEST_SECONDS)
+                left[name] = int(min(left[name], max(FEWEST_RUNS, affordable)))
+    return {name: Seconds.of(own[WARM_UP_RUNS:]) for name, own in samples.items()}
+
+
+def rotations(vector: Float32) -> list[Float32]:
+    """Return ``vector`` and rotated copies of it: two or more, together twice as large as the caches."""
+    count = min(MOST_INPUTS, max(2, -(-2 * cache_bytes() // vector.nbytes)))
+    return [np.roll(vector, number * len(vector) // count) for number in range(count)]
+
+
+def cache_bytes() -> int:
+    """Return the size of the processor's largest cache."""
+    sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=USUAL_CACHE_BYTES)
+
+
+# ---- Records ----
+
+
+class WrongResult(Exception):
+    """A candidate has a wrong result; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +167,9 @@ class Record:
         }
         return json.dumps(keys, allow_nan=False, ensure_ascii=False)
 
-    @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> "Record":
-        """Return the record whose ``line`` holds these keys; machine, settings and command go to ``more``."""
-        peer_seconds, sent = keys["peer_seconds"], keys["bytes"]
-        own = {"bench", "case", "subject", "peer", "missing", "seconds", "peer_seconds", "ratio", "bytes"}
-        return cls(
-            bench=keys["bench"],
-            case=keys["case"],
-            subject=keys["subject"],
-            seconds=Seconds(**keys["seconds"]),
-            peer=keys["peer"],
-            peer_seconds=peer_seconds and Seconds(**peer_seconds),
-            missing=keys.get("missing"),
-            bytes=sent and LinkBytes(**sent),
-            more={key: value for key, value in keys.items() if key not in own},
-        )
+    def beside(self, peer: str, seconds: Seconds, **more: Any) -> "Record":
+        """Return the record against a peer, with further keys."""
+        return replace(self, peer=peer, peer_seconds=seconds, more=self.more | more)
 
 
 @cache
@@ -123,10 +208,34 @@ def command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def print_lines(records: Iterable[Record]) -> None:
-    """Print each record as a line of JSON as soon as it is measured."""
-    for record in records:
-        print(record.line(), flush=True)
+def report(
+    groups: Iterable[Iterable[Record]],
+    *,
+    as_json: bool,
+    show: Callable[[list[Record]], None],
+    comm: Communicator | None = None,
+) -> int:
+    """Measure on all ranks of ``comm``, if there is one, and print on rank 0; return the exit status.
+
+    ``groups`` measures while it is iterated. ``show`` prints the table of a group.
+    """
+    prints = comm is None or comm.rank == 0
+    try:
+        for group in groups:
+            if as_json and prints:
+                for record in group:
+                    print(record.line(), flush=True)
+            else:
+                records = list(group)
+                if prints:
+                    show(records)
+    except WrongResult as error:  # on all ranks, in the same step
+        if prints:
+            log_error(str(error))
+        if comm is not None:
+            exit_all(comm, FAILURE)
+        return FAILURE
+    return 0
 
 
 def against_baseline(

@@ -1,140 +1,451 @@
-"""``cloudtrain bench reducers``: seconds, bytes, entries and memory of a step, on simulated or real ranks."""
+"""``cloudtrain bench reducers``: seconds, bytes and entries of a step, on simulated or real ranks.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+Reducers alternate on the same gradients, and the result of the first step is checked in float64.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, partial
+from operator import attrgetter, methodcaller
+from statistics import fmean, median, median_low
 from typing import Any
 
-from commlib import REDUCERS, Communicator, Reducer, predict
-from training.bench.allreduce import BUSY, FLOOR, PEERS
-from training.bench.memory import dense_vectors, traced
-from training.bench.options import TRANSCRIPTIONS, BenchCandidate, Options
-from training.bench.plan import Plan, has_ranks
-from training.bench.record import Record
-from training.bench.reporting import report
-from training.bench.steps import CLOCKS, Measurement, interleave
-from training.bench.tables import table_of
+import numpy as np
+import numpy.typing as npt
+
+from commlib import (
+    REDUCERS,
+    Communicator,
+    Link,
+    LinkBytes,
+    Network,
+    Reducer,
+    Report,
+    Topology,
+    make_reducer,
+    predict,
+    transport,
+)
+from commlib.agreement import differing, digest
+from commlib.density import check_density
+from commlib.errors import InvalidArgument, look_up
+from commlib.reducers import StageSeconds
+from commlib.transport.mpi import WORLD_SIZES
+from commlib.tuning.gradients import Gradients
+from commlib.vectors import Float32
+from commlib.wire import make_codec
+from training.bench.record import Record, Seconds, WrongResult, report
+from training.commands.printing import Table, milliseconds, times
 from training.process.job import all_or_exit, as_rank, usage_error
+
+SIZE, QUICK_SIZE = 1_000_000, 100_000
+STEPS, WARM_UP_STEPS = 5, 2
+DENSITY = 0.01
+RANKS, RANKS_PER_NODE = 8, 4  # simulated
+BASELINE = "dense"
+NOTHING = "–"
+FLOAT32_ROUNDING = 2.0**-24
 
 Nodes = Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A reducer, its codec if it is not its own, and its class if it is none of ``REDUCERS``."""
+
+    name: str
+    wire: str | None = None
+    kind: type[Reducer] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.wire}" if self.wire else self.name
+
+    @property
+    def sparse(self) -> bool:
+        """Return whether it has a density."""
+        return (self.kind or REDUCERS[self.name]).sparse
+
+    def make(self, topology: Topology, size: int, density: float) -> Reducer:
+        """Return a reducer of this size and density, else with its defaults."""
+        wire = {"wire": self.wire} if self.wire else {}
+        options = {"density": density, **wire} if self.sparse else wire
+        constructor: Callable[..., Reducer] = self.kind or partial(make_reducer, self.name)
+        return constructor(topology, size, **options)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options; ``None`` and empty sequences stand for the defaults.
+
+    ``wires``: codecs of sparse reducers. The links are those of simulated ranks and of the cost model.
+    """
+
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    size: int | None = None
+    density: float = DENSITY
+    reducers: Sequence[str] = ()
+    wires: Sequence[str] = ()
+    steps: int | None = None
+    inter_gbit: float = 25
+    inter_microseconds: float = 30
+    intra_gbit: float = 1200
+    intra_microseconds: float = 10
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "ranks_per_node", "size", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        check_density(self.density)
+        for wire in self.wires:
+            make_codec(wire)
+        for name in self.reducers:
+            look_up(REDUCERS, "reducer", name)
+        if self.wires and not any(each.sparse for each in self.candidates()):
+            raise InvalidArgument(f"--wire: expected a sparse --reducer, got {', '.join(self.reducers)}")
+        _ = self.network
+
+    @property
+    def network(self) -> Network:
+        """Return the links that the virtual clock and the cost model predict for."""
+        intra = Link.of(microseconds=self.intra_microseconds, gbit_per_second=self.intra_gbit)
+        return Network(intra, Link.of(microseconds=self.inter_microseconds, gbit_per_second=self.inter_gbit))
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield the reducers to measure, sparse ones with each of the codecs."""
+        for name in self.reducers or REDUCERS:
+            for wire in (self.wires if REDUCERS[name].sparse else ()) or (None,):
+                yield Candidate(name, wire)
+
+
+# ---- Steps ----
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How the seconds of a step are read on a rank, and combined over ranks; a barrier ``closes`` a step."""
+
+    name: str
+    read: Callable[[Communicator], float]
+    over_ranks: Callable[[Iterable[float]], float]
+    closes: bool
+    meaning: str
+
+
+NOW = methodcaller("now")
+VIRTUAL = Clock("virtual", NOW, max, False, "of the messages, as the α-β model predicts, slowest rank")
+WALL = Clock("wall", NOW, max, True, "from barrier to barrier, slowest rank")
+CPU = Clock("cpu", lambda comm: time.thread_time(), fmean, False, "processor time, mean over ranks")
+CLOCKS = {clock.name: clock for clock in (VIRTUAL, WALL, CPU)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of ``reduce`` on one rank."""
+
+    seconds: float
+    report: Report
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The steps of one reducer, ``[step][rank]``."""
+
+    steps: Sequence[Sequence[Step]]
+    clock: Clock
+
+    @property
+    def seconds(self) -> Seconds:
+        """Return the seconds of the steps."""
+        return Seconds.of([self.clock.over_ranks([rank.seconds for rank in step]) for step in self.steps])
+
+    @property
+    def bytes(self) -> LinkBytes:
+        """Return the bytes of the rank that sends most between nodes, else inside."""
+        return _median_bytes([max(sent, key=lambda each: (each.inter, each.intra)) for sent in self._sent()])
+
+    @property
+    def bytes_of_all_ranks(self) -> LinkBytes:
+        """Return the bytes that all ranks send together."""
+        return _median_bytes([sum(sent, LinkBytes()) for sent in self._sent()])
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """Return the entries selected, on the average rank, and applied."""
+        return {name: round(self._over_steps(name, fmean)) for name in ("selected", "applied")}
+
+    @property
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Return the seconds of each stage by the transport's clock: minimum, mean and maximum over ranks."""
+        over: dict[str, Callable[[Sequence[float]], float]] = {"min": min, "mean": fmean, "max": max}
+        return {
+            stage.name: {name: self._over_steps(f"seconds.{stage.name}", each) for name, each in over.items()}
+            for stage in fields(StageSeconds)
+        }
+
+    def _sent(self) -> list[list[LinkBytes]]:
+        return [[rank.report.traffic.sent for rank in step] for step in self.steps]
+
+    def _over_steps(self, name: str, over_ranks: Callable[[Sequence[float]], float]) -> float:
+        read = attrgetter(name)
+        return median(over_ranks([read(rank.report) for rank in step]) for step in self.steps)
+
+
+def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
+    return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in ("intra", "inter")))
+
+
+def interleave(
+    comm: Communicator,
+    reducers: Mapping[Candidate, Reducer],
+    gradients: Gradients,
+    steps: range,
+    clock: Clock,
+    *,
+    unchecked: Collection[Candidate] = (),
+) -> dict[Candidate, Measurement]:
+    """Let each reducer reduce the gradient of each step; return the measurements of ``steps``.
+
+    The steps before ``steps.start`` are the warm-up; the result of the very first is checked, except of
+    ``unchecked`` candidates. All ranks call it together, and all get the measurements of all ranks.
+    """
+    taken: dict[Candidate, list[Step]] = {candidate: [] for candidate in reducers}
+    for number in range(steps.stop):
+        gradient = gradients.of(comm.rank, number)
+        for candidate, reducer in reducers.items():
+            comm.barrier()
+            start = clock.read(comm)
+            mean = reducer.reduce(gradient)
+            if clock.closes:
+                comm.barrier()
+            seconds = clock.read(comm) - start
+            if number == 0 and candidate not in unchecked:
+                check_first_step(str(candidate), comm, reducer, mean, gradients)
+            if number in steps:
+                assert reducer.last is not None
+                taken[candidate].append(Step(seconds, reducer.last))
+    reported = {candidate: comm.allgather_objects(own) for candidate, own in taken.items()}
+    return {name: Measurement(list(zip(*each, strict=True)), clock) for name, each in reported.items()}
+
+
+def check_first_step(
+    name: str, comm: Communicator, reducer: Reducer, mean: Float32, gradients: Gradients
+) -> None:
+    """Raise :class:`WrongResult` on all ranks where step 0 lost something or the ranks disagree.
+
+    ``P·mean + Σ residual = Σ gradients``, with no residual for dense reducers, is compared on rank 0.
+    """
+    disagreeing = differing(comm.allgather_ints([digest([mean.tobytes()])])[:, 0])
+    problem = f"ranks {disagreeing} hold another mean than rank 0" if disagreeing else ""
+    residuals = _sum_on_root(comm, reducer.residual)
+    if residuals is not None and not problem:
+        problem = _loss(residuals + comm.size * mean.astype(np.float64), comm.size, gradients)
+    if problem := comm.allgather_objects(problem)[0]:
+        raise WrongResult(f"{name}: {problem}")
+
+
+def _sum_on_root(comm: Communicator, vector: Float32) -> npt.NDArray[np.float64] | None:
+    """Return the sum over ranks in float64, on rank 0; nothing on the others."""
+    if comm.rank != 0:
+        comm.send(vector, 0).wait()
+        return None
+    total, arriving = vector.astype(np.float64), np.empty_like(vector)
+    for source in range(1, comm.size):
+        comm.receive(arriving, source).wait()
+        total += arriving
+    return total
+
+
+def _loss(accounted: npt.NDArray[np.float64], world_size: int, gradients: Gradients) -> str:
+    """Return the fault of ``P·mean + Σ residual`` of step 0, an empty text if there is none."""
+    expected, magnitudes = gradients.sum_of(world_size)
+    # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at most
+    # the sum of the magnitudes.
+    allowed = (world_size + 2) * FLOAT32_ROUNDING * magnitudes
+    wrong = int(np.count_nonzero(~(np.abs(accounted - expected) <= allowed)))  # ~: a NaN is wrong, too
+    if not wrong:
+        return ""
+    return f"P·mean + Σ residual differs from Σ gradients in {wrong} of {gradients.size} entries"
+
+
+# ---- The command ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``options`` ask for, on the ranks of ``comm``, or on simulated ones without it."""
+
+    options: Options
+    comm: Communicator | None
+    clock: Clock
+
+    @classmethod
+    def of(cls, options: Options, comm: Communicator | None, clock: Clock = VIRTUAL) -> "Plan":
+        """Return the plan; real ranks have the wall clock, whatever ``clock`` is given."""
+        if comm is not None and options.ranks not in (None, comm.size):
+            raise InvalidArgument(f"-np: expected the {comm.size} ranks of this job, got {options.ranks}")
+        return cls(options, comm, clock if comm is None else WALL)
+
+    def run(self, function: Callable[[Communicator], Any]) -> Any:
+        """Call a function on all ranks; return rank 0's result, or on real ranks each its own."""
+        if self.comm is not None:
+            return function(self.comm)
+        options, own = self.options, self.options.ranks_per_node or RANKS_PER_NODE
+        return transport.simulated.run(function, options.ranks or RANKS, own, options.network)[0]
+
+    def topology(self, comm: Communicator) -> Topology:
+        """Return the nodes of the ranks."""
+        own = self.options.ranks_per_node
+        return Topology(comm, own or (RANKS_PER_NODE if self.comm is None else None))
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """Return the gradients of all steps."""
+        return Gradients(self.options.size or (QUICK_SIZE if self.options.quick else SIZE))
+
+    @property
+    def steps(self) -> range:
+        """Return the steps that count, after the warm-up."""
+        return range(WARM_UP_STEPS, WARM_UP_STEPS + (self.options.steps or STEPS))
+
+    def interleave(
+        self, candidates: Iterable[Candidate], unchecked: Collection[Candidate] = ()
+    ) -> tuple[Nodes, dict[Candidate, Measurement]]:
+        """Return the ranks of each node, and what was measured of each candidate."""
+
+        def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
+            topology = self.topology(comm)
+            reducers = {each: self.make(each, topology) for each in candidates}
+            taken = interleave(comm, reducers, self.gradients, self.steps, self.clock, unchecked=unchecked)
+            return topology.nodes, taken
+
+        found: tuple[Nodes, dict[Candidate, Measurement]] = self.run(body)
+        return found
+
+    def make(self, candidate: Candidate, topology: Topology) -> Reducer:
+        """Return a reducer of the plan's size and density."""
+        return candidate.make(topology, self.gradients.size, self.options.density)
+
+    def record(self, candidate: Candidate, nodes: Nodes, taken: Measurement, **case: Any) -> Record:
+        """Return the record of a candidate; ``case``: further keys of its case."""
+        own = {
+            "size": self.gradients.size,
+            "density": self.options.density if candidate.sparse else None,
+            "wire": candidate.wire,
+            "ranks_of_nodes": [len(node) for node in nodes],
+            "clock": self.clock.name,
+            "warm_up_steps": self.steps.start,
+            **case,
+            "quick": self.options.quick,
+        }
+        more = {
+            "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
+            "entries": taken.entries,
+            # Stages are of the transport's clock: next to the processor's they would not add up.
+            "stages": None if self.clock is CPU else taken.stages,
+        }
+        return Record("reducers", own, candidate.name, taken.seconds, bytes=taken.bytes, more=more)
+
+
+def has_ranks() -> bool:
+    """Return whether mpirun, horovodrun or srun has started this process with others."""
+    return any(os.environ.get(name, "1") != "1" for name in WORLD_SIZES)
+
+
 def bench(as_json: bool, **options: Any) -> int:
     """Print the records of all reducers, on rank 0, and return the exit status."""
+
+    def show(records: list[Record]) -> None:
+        table_of(records).print()
+
     if not has_ranks():
         try:
             plan = Plan.of(Options(**options), None)
         except ValueError as error:
             usage_error(str(error))
-        return _report(plan, as_json, None)
+        return report([measure(plan)], as_json=as_json, show=show)
     with as_rank() as comm:
-        return _report(all_or_exit(comm, lambda: Plan.of(Options(**options), comm)), as_json, comm)
+        plan = all_or_exit(comm, lambda: Plan.of(Options(**options), comm))
+        return report([measure(plan)], as_json=as_json, show=show, comm=comm)
 
 
-def _report(plan: Plan, as_json: bool, comm: Communicator | None) -> int:
-    return report(measure(plan), as_json=as_json, show=lambda records: table_of(records).print(), comm=comm)
+def measure(plan: Plan, peer: Candidate = Candidate(BASELINE)) -> Iterator[Record]:  # noqa: B008 - frozen
+    """Yield the record of one reducer after the other, each beside its peer."""
+    for candidate in plan.options.candidates():
+        nodes, taken = plan.interleave(dict.fromkeys((candidate, peer)))
+        record = plan.record(candidate, nodes, taken[candidate], network=asdict(plan.options.network))
+        record = replace(record, more=record.more | {"prediction": _prediction(plan, candidate, nodes)})
+        yield record if peer == candidate else record.beside(peer.name, taken[peer].seconds)
 
 
-def measure(plan: Plan) -> Iterator[Record]:
-    """Yield the record of one reducer after the other, and of its peer where that is no reducer itself."""
-    if plan.allreduces:
-        yield from _measure_against_allreduces(plan)
-        return
-    for candidate in plan.candidates:
-        peer = plan.peer_of(candidate)
-        nodes, taken = plan.run(partial(_interleave, plan, [candidate, *([peer] if peer else ())]))
-        yield replace(
-            _in_full(plan, candidate, nodes, taken[candidate]),
-            peer=peer.name if peer else None,
-            peer_seconds=taken[peer].seconds if peer else None,
-        )
-        if peer and peer.name in TRANSCRIPTIONS:
-            yield _in_full(plan, peer, nodes, taken[peer])
-
-
-def _measure_against_allreduces(plan: Plan) -> Iterator[Record]:
-    """Yield the records of all reducers, then those of the all-reduces.
-
-    The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their calls are
-    measured last, on their own.
-    """
-    interleaved = [each for each in plan.allreduces if each.name not in BUSY]
-    groups = [
-        (group, *plan.run(partial(_interleave, plan, [*group, *interleaved]))) for group in plan.groups()
-    ]
-    alone: dict[BenchCandidate, Measurement] = {}
-    for each in plan.allreduces:
-        if each.name in BUSY:
-            alone |= plan.run(partial(_interleave, plan, [each]))[1]
-    for group, nodes, taken in groups:
-        baselines = {each.name: (taken | alone)[each].seconds for each in plan.allreduces}
-        peer = min(PEERS.keys() & baselines, key=lambda name: baselines[name].median)
-        for candidate in group:
-            record = _record(plan, candidate, nodes, taken[candidate])
-            more = record.more | {"baselines": {name: asdict(each) for name, each in baselines.items()}}
-            yield replace(record, peer=peer, peer_seconds=baselines[peer], more=more)
-    _, nodes, taken = groups[0]
-    for each in plan.allreduces:
-        yield _of_allreduce(plan, each, nodes, (taken | alone)[each])
-
-
-def _interleave(
-    plan: Plan, candidates: Sequence[BenchCandidate], comm: Communicator
-) -> tuple[Nodes, dict[BenchCandidate, Measurement]]:
-    topology = plan.topology(comm)
-    reducers = {candidate: plan.make(candidate, topology) for candidate in candidates}
-    unchecked = [BenchCandidate(FLOOR)]  # it computes no mean
-    taken = interleave(comm, reducers, plan.gradients, plan.steps, plan.clock, unchecked=unchecked)
-    return topology.nodes, taken
-
-
-def _record(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
-    return Record(
-        bench="reducers",
-        case=plan.case(candidate, nodes),
-        subject=candidate.name,
-        seconds=taken.seconds,
-        bytes=taken.bytes,
-        more={
-            "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.entries,
-            # Stages are of the transport's clock: next to the processor's they would not add up.
-            "stages": None if plan.clock is CLOCKS["cpu"] else taken.stages,
-        },
-    )
-
-
-def _in_full(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
-    """Return the record with a prediction, and the memory that the reducer takes, for which it runs again."""
-    record = _record(plan, candidate, nodes, taken)
-    memory = {"dense_vectors": _dense_vectors(plan, candidate)}
-    more = {"prediction": _prediction(plan, candidate, nodes), "memory": memory}
-    return replace(record, more=record.more | more)
-
-
-def _of_allreduce(plan: Plan, candidate: BenchCandidate, nodes: Nodes, taken: Measurement) -> Record:
-    """Return the record of an all-reduce of MPI, whose bytes and stages are unknown."""
-    stages = taken.stages if candidate.name == FLOOR else None
-    more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
-    return replace(_record(plan, candidate, nodes, taken), bytes=None, more=more)
-
-
-def _dense_vectors(plan: Plan, candidate: BenchCandidate) -> float:
-    def make(comm: Communicator) -> Reducer:
-        return plan.make(candidate, plan.topology(comm))
-
-    with traced():
-        held: float = plan.run(lambda comm: dense_vectors(comm, make, plan.gradients))
-    return held
-
-
-def _prediction(plan: Plan, candidate: BenchCandidate, nodes: Nodes) -> dict[str, Any] | None:
+def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any] | None:
     """Return the prediction of the cost model, or ``None`` for a reducer that declares no cost."""
     reducer = REDUCERS.get(candidate.name)
     if reducer is None or reducer.cost is None:
         return None
     density = plan.options.density if candidate.sparse else None
     wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
-    prediction = predict(candidate.name, nodes, plan.options.size, density, plan.options.network, **wire)
-    seconds = {"intra": prediction.intra, "inter": prediction.inter, "seconds": prediction.seconds}
-    return seconds | {"sent": asdict(prediction.sent)}
+    found = predict(candidate.name, nodes, plan.gradients.size, density, plan.options.network, **wire)
+    seconds = {"intra": found.intra, "inter": found.inter, "seconds": found.seconds}
+    return seconds | {"sent": asdict(found.sent)}
+
+
+# ---- The table ----
+
+
+def table_of(records: Sequence[Record]) -> Table:
+    """Return the table of records of one size and the same ranks: a line a reducer."""
+    first = records[0]
+    case, clock = first.case, CLOCKS[first.case["clock"]]
+    peer = next((record.peer for record in records if record.peer), BASELINE)
+    header = ["reducer", "density", "ms", f"× {peer}", "intra\nms", "inter\nms", "predicted\nms"]
+    header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
+    links = [
+        f"{each['alpha'] * 1e6:g} µs and {8 / each['beta'] / 1e9:g} Gbit/s {where}"
+        for each, where in zip(case["network"].values(), ("inside nodes", "between them"), strict=True)
+    ]
+    notes = [
+        f"ms: {clock.meaning}; median of {first.seconds.runs} steps. × {peer}: how many times as fast.",
+        f"predicted: by the cost model, messages only. Links: {', '.join(links)}.",
+        "sent: payload of the busiest rank",
+    ]
+    nodes, quick = case["ranks_of_nodes"], "  (quick)" if case["quick"] else ""
+    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes, clock: {clock.name}{quick}"
+    return Table(title, header, [_row(record) for record in records], notes)
+
+
+def _row(record: Record) -> list[str]:
+    more = record.more
+    stages, prediction = more["stages"], more["prediction"]
+    return [
+        *(label(record), percent(record.case["density"]), milliseconds(record.seconds.median)),
+        times(record.ratio),
+        *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in ("intra", "inter")),
+        milliseconds(prediction["seconds"]) if prediction else NOTHING,
+        *sent_and_entries(record),
+    ]
+
+
+def label(record: Record) -> str:
+    """Return the name, and the codec if it is not the reducer's own."""
+    return " ".join(filter(None, (record.subject, record.case.get("wire"))))
+
+
+def percent(density: float | None) -> str:
+    """Return a density; dense reducers have none.
+
+    >>> percent(0.01), percent(0.001), percent(None)
+    ('1%', '0.1%', '–')
+    """
+    return NOTHING if density is None else f"{density * 100:g}%"
+
+
+def sent_and_entries(record: Record) -> list[str]:
+    """Return the cells of kB sent inside and between nodes, and of entries selected and applied."""
+    sent, entries = record.bytes, record.more["entries"]
+    bytes_of = [NOTHING] * 2 if sent is None else [f"{each / 1e3:,.0f}" for each in (sent.intra, sent.inter)]
+    return [*bytes_of, *(f"{entries[name]:,}" if entries else NOTHING for name in ("selected", "applied"))]

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib import SELECTORS
+from commlib import SELECTORS, SparseVector
 from commlib.compiled import compiled
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.selection import make_selector
 from commlib.tuning.gradients import SEED
 from commlib.vectors import Float32
-from training.bench.checks import Order, check_selection, ranking
-from training.bench.record import Record
-from training.bench.reporting import report_cases
-from training.bench.timing import WARM_UP_RUNS, Seconds, alternate, rotations
+from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, alternate, report, rotations
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
 
@@ -33,38 +30,24 @@ LAWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]] =
 # The state of a selector while it is timed, which its first calls, before the check, have brought about.
 STATES = {"reused": {"state": "reused threshold"}}
 
-BenchCandidate = Callable[[Float32], Any]
+Candidate = Callable[[Float32], Any]
+Order = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Sizes in entries and densities to measure; empty ones stand for the defaults."""
-
-    sizes: Sequence[int] = ()
-    densities: Sequence[float] = ()
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            if size < 1:
-                raise InvalidArgument(f"--size: expected at least 1, got {size}")
-        for density in self.densities:
-            check_density(density)
-
-
-def bench(as_json: bool, **options: Any) -> int:
+def bench(as_json: bool, *, sizes: Sequence[int], densities: Sequence[float], quick: bool) -> int:
     """Print the records of all cases and return the exit status."""
     try:
-        asked = Options(**options)
+        for density in densities:
+            check_density(density)
     except InvalidArgument as error:
         usage_error(str(error))
-    return report_cases(measure(asked), as_json=as_json, show=lambda records: case_table(records).print())
+    cases = measure(sizes or (QUICK_SIZES if quick else SIZES), densities or DENSITIES, quick)
+    return report(cases, as_json=as_json, show=lambda records: case_table(records).print())
 
 
-def measure(options: Options) -> Iterator[list[Record]]:
+def measure(sizes: Sequence[int], densities: Sequence[float], quick: bool) -> Iterator[list[Record]]:
     """Yield the records of one case after the other: size, input, density."""
-    densities = options.densities or DENSITIES
-    for size in options.sizes or (QUICK_SIZES if options.quick else SIZES):
+    for size in sizes:
         for law in LAWS:
             vector = LAWS[law](np.random.default_rng(SEED), size).astype(np.float32)
             inputs = rotations(vector)
@@ -72,12 +55,12 @@ def measure(options: Options) -> Iterator[list[Record]]:
             for density in densities:
                 k = entries(density, size)
                 case = {"size": size, "density": density, "k": k, "input": law, "inputs": len(inputs)}
-                yield _measure_case(case | {"quick": options.quick}, inputs, order[:k])
+                yield _measure_case(case | {"quick": quick}, inputs, order[:k])
 
 
 def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Order) -> list[Record]:
     k = len(largest)
-    subjects: dict[str, BenchCandidate] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
+    subjects: dict[str, Candidate] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
     peers = {name: find(k) for name, find in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     seconds = alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS)
@@ -86,15 +69,9 @@ def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Orde
 
 
 def records_of(
-    cases: Mapping[str, dict[str, Any]],
-    peers: Mapping[str, object],
-    seconds: Mapping[str, Seconds],
-    more: Callable[[str], dict[str, Any]] = lambda subject: {},
+    cases: Mapping[str, dict[str, Any]], peers: Mapping[str, object], seconds: Mapping[str, Seconds]
 ) -> list[Record]:
-    """Return the records of all subjects, which are the keys of ``cases``, against all peers.
-
-    A peer that is missing is a text that gives the reason. ``more(subject)``: further keys of its records.
-    """
+    """Return the records of all subjects, the keys of ``cases``, against all peers: texts, where missing."""
     return [
         Record(
             bench="selection",
@@ -104,14 +81,13 @@ def records_of(
             peer=name,
             peer_seconds=seconds.get(name),
             missing=peer if isinstance(peer, str) else None,
-            more=more(subject),
         )
         for subject, case in cases.items()
         for name, peer in peers.items()
     ]
 
 
-def _checked(name: str, vector: Float32, largest: Order) -> BenchCandidate:
+def _checked(name: str, vector: Float32, largest: Order) -> Candidate:
     """Return a selector whose third result, in the state that is timed, was right."""
     selector = make_selector(name)
     for _ in range(WARM_UP_RUNS):
@@ -120,7 +96,64 @@ def _checked(name: str, vector: Float32, largest: Order) -> BenchCandidate:
     return lambda given: selector.select(given, len(largest))
 
 
-def _torch_topk(k: int) -> BenchCandidate | str:
+# ---- Checks ----
+
+
+def ranking(vector: Float32, k: int) -> Order:
+    """Return the indices of the ``k`` largest magnitudes, the largest first, ties by lowest index."""
+    order: Order = np.argsort(-np.abs(vector.astype(np.float64)), kind="stable")[:k]
+    return order.copy()
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The promise of a selector that is not exact: it selects ``least·k`` to ``most·k`` entries.
+
+    Of every ``bucket`` entries, or of all, none that is left out is larger than one that is selected.
+    """
+
+    least: float
+    most: float
+    bucket: int | None = None
+
+
+INEXACT = {"gaussian": Promise(0.75, 2), "reused": Promise(0.5, 2), "bucketed": Promise(1, 1, bucket=512)}
+
+
+def check_selection(name: str, vector: Float32, largest: Order, selected: SparseVector) -> None:
+    """Raise :class:`WrongResult` where ``selected`` breaks the promise of the selector ``name``.
+
+    ``largest``: the ``ranking`` of ``vector``, ``k`` long, which exact selectors select.
+    """
+    if not np.array_equal(vector[selected.indices_or_range], selected.values):
+        raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
+    if name in INEXACT:
+        _check_inexact(name, INEXACT[name], vector, len(largest), selected)
+    elif not np.array_equal(np.sort(largest), selected.indices_or_range):
+        k, others = len(largest), len(np.setdiff1d(selected.indices_or_range, largest))
+        found = f"{selected.nnz} entries, {others} of them others"
+        raise WrongResult(f"{name}: expected the {k} largest entries, got {found}")
+
+
+def _check_inexact(name: str, promise: Promise, vector: Float32, k: int, selected: SparseVector) -> None:
+    least, most = promise.least * k, promise.most * k
+    if not least <= selected.nnz <= most:
+        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {selected.nnz}")
+    bucket = promise.bucket or len(vector)
+    magnitudes, starts = np.abs(vector), np.arange(0, len(vector), bucket)
+    is_selected = np.zeros(len(vector), bool)
+    is_selected[selected.indices_or_range] = True
+    left_out = np.maximum.reduceat(np.where(is_selected, 0, magnitudes), starts)
+    smallest = np.minimum.reduceat(np.where(is_selected, magnitudes, np.inf), starts)
+    if wrong := int(np.count_nonzero(left_out > smallest)):
+        text = f"expected the largest of every {bucket} entries, got smaller ones in {wrong} of {len(starts)}"
+        raise WrongResult(f"{name}: {text}")
+
+
+# ---- Peers ----
+
+
+def _torch_topk(k: int) -> Candidate | str:
     """Return ``torch.topk`` of the magnitudes on one thread, or why there is none."""
     try:
         import torch
@@ -136,20 +169,12 @@ def _torch_topk(k: int) -> BenchCandidate | str:
     return select
 
 
-def _np_partition(k: int) -> BenchCandidate:
-    return partial(partition_and_compare, k=k)
-
-
 def partition_and_compare(vector: Float32, k: int) -> tuple[npt.NDArray[np.int64], Float32]:
     """Return indices and values of the entries that reach the ``k``-th largest magnitude, in plain NumPy."""
     magnitudes = np.abs(vector)
     threshold = np.partition(magnitudes, len(vector) - k)[len(vector) - k]
     indices = np.flatnonzero(magnitudes >= threshold)
     return indices, vector[indices]
-
-
-def _read(k: int) -> BenchCandidate:
-    return lambda vector: largest_magnitude(vector.view(np.uint32))
 
 
 @compiled
@@ -161,37 +186,31 @@ def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
     return largest
 
 
-PEERS: dict[str, Callable[[int], BenchCandidate | str]] = {
+PEERS: dict[str, Callable[[int], Candidate | str]] = {
     "torch.topk": _torch_topk,
-    "np.partition": _np_partition,
-    "read": _read,
+    "np.partition": lambda k: partial(partition_and_compare, k=k),
+    "read": lambda k: lambda vector: largest_magnitude(vector.view(np.uint32)),
 }
 
 
 def case_table(records: Sequence[Record]) -> Table:
-    """Return a table: a line a selector, a column a peer; on a GPU also the least time of its bytes."""
-    case, has_floors = records[0].case, "floor_seconds" in records[0].more
-    entries = case["entry"] if has_floors else case["input"]
-    title = f"{case['size']:,} entries, {entries}, density {case['density']:.3%}, k = {case['k']:,}"
+    """Return a table: a line a selector, a column a peer."""
+    case = records[0].case
+    kind = case.get("input", case.get("entry"))
+    title = f"{case['size']:,} entries, {kind}, density {case['density']:.3%}, k = {case['k']:,}"
     rows = []
     for subject in dict.fromkeys(record.subject for record in records):
         own = [record for record in records if record.subject == subject]
         seconds = own[0].seconds
-        row = [subject, *map(milliseconds, (seconds.median, seconds.min, seconds.max))]
-        if has_floors:
-            floor = own[0].more["floor_seconds"]
-            row += [milliseconds(floor), f"{seconds.median / floor:.2f}"]
-        rows.append([*row, *(times(record.ratio) for record in own)])
+        found = map(milliseconds, (seconds.median, seconds.min, seconds.max))
+        rows.append([subject, *found, *(times(record.ratio) for record in own)])
     peers = {record.peer: record for record in records}
-    floors = ["floor ms", "ms/floor"] if has_floors else []
-    header = ["selector", "ms", "min ms", "max ms", *floors, *(f"× {name}" for name in peers)]
-    notes = ["floor: the bytes that must move, at the rate of the copy"] if has_floors else []
-    notes += map(note_of, peers.values())
+    header = ["selector", "ms", "min ms", "max ms", *(f"× {name}" for name in peers)]
+    notes = [_note_of(record) for record in peers.values()]
     return Table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
 
 
-def note_of(record: Record) -> str:
-    """Return the note on a record's peer."""
+def _note_of(record: Record) -> str:
     if record.peer_seconds is None:
         return f"× {record.peer}: {record.missing}"
     median, runs = milliseconds(record.peer_seconds.median), record.peer_seconds.runs

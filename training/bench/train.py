@@ -1,115 +1,162 @@
-"""``cloudtrain bench train``: the overhead of the loop over a bare step, and the cost of a flat gradient."""
+"""``cloudtrain bench train``: seconds of whole training steps with each reducer, on the ranks of this job."""
 
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count, islice, repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import count
+from statistics import fmean, median, median_low
 from typing import Any
 
-import numpy as np
-
-from benchmarks.shapes import SHAPES
-from training.bench.record import Record, against_baseline
-from training.bench.reporting import report
-from training.bench.timing import Seconds, alternate
-from training.config.config import Config
+from commlib import LinkBytes, Report, Topology
+from commlib.reducers import StageSeconds
+from training.bench.record import Record, Seconds, against_baseline, report
+from training.config.config import Config, load
+from training.process.job import all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
 
-RUNS, QUICK_RUNS = 21, 3
-STEPS, QUICK_STEPS = 8, 2  # of a run
-LOOP, READING, BARE = "loop", "loop that reads", "bare step"
-FLAT, COPIES = "flat and back", "two copies"
-RESNET20 = {
-    "name": "bench",
-    "dataset": {"name": "synthetic", "samples": 2048, "test_samples": 64, "side": 32},
-    "model": "resnet20",
-    "phases": [
-        {
-            "steps": 1_000_000,
-            "input_size": 32,
-            "batch_size": 64,
-            "learning_rate": {"start": 0.01, "end": 0.01},
-            "augmentation": {"area": [0.5, 1.0]},
+# Unless a configuration is given: ResNet-20 on generated pictures.
+CONFIG = "synthetic"
+OVERRIDES = ("model=resnet20", "dataset.side=32", "phases.0.input_size=32", "phases.0.batch_size=64")
+BASELINE = "dense"
+REDUCERS = (BASELINE, "hitopk", "oktopk")
+TURNS, WARM_UP_STEPS, COUNTED_STEPS = 4, 2, 6
+QUICK_TURNS, QUICK_COUNTED_STEPS = 2, 2
+LINKS = ("intra", "inter")
+
+
+class TimedSteps:
+    """Steps of a phase of a trainer on one rank: several turns, which alternate with those of others.
+
+    ``batches``: of the phase, without an end. ``counter``: is read before and after the steps that count.
+    """
+
+    def __init__(
+        self, trainer: Any, number: int, batches: Iterator[Any], counter: Callable[[], float] = float
+    ) -> None:
+        self._trainer, self._batches, self._counter = trainer, batches, counter
+        self._phase = trainer.phases[number]
+        self._world = trainer.topology.world
+        self._turns: list[float] = []
+        self._counts: list[float] = []
+        self._reports: list[Report] = []
+
+    def turn(self, warm_up: int, counted: int) -> None:
+        """Take steps, of which the last ones count, or as many rounds as have them; collective.
+
+        Reports are those of exchanges.
+        """
+        learner = self._trainer.learner
+        learner.begin(self._phase.phase)
+        local_steps = self._phase.phase.local_steps or 1
+        counted = -(-counted // local_steps) * local_steps
+        for number in range(warm_up + counted):
+            if number == warm_up:
+                self._world.barrier()
+                before, start = self._counter(), self._world.now()
+            hyperparameters = self._hyperparameters(number, warm_up)
+            _, taken = learner.step(self._phase.backward, next(self._batches), hyperparameters)
+            if number >= warm_up and hyperparameters.round_steps:
+                self._reports.append(taken)
+        self._world.barrier()
+        self._turns.append((self._world.now() - start) / counted)
+        self._counts.append((self._counter() - before) / counted)
+
+    def _hyperparameters(self, number: int, warm_up: int) -> Any:
+        """Return those of a step of a turn; with local steps, the warm-up is a round."""
+        first = self._phase.hyperparameters(0)
+        if self._phase.phase.local_steps is None:
+            return first
+        if number < warm_up:
+            return replace(first, round_steps=warm_up if number == warm_up - 1 else 0)
+        return self._phase.hyperparameters(number - warm_up)
+
+    def result(self) -> dict[str, Any]:
+        """Return what was measured, equal on all ranks; collective."""
+        own = {
+            "turns": self._turns,
+            "count": median(self._counts),
+            "sent": [
+                median_low(getattr(each.traffic.sent, link) for each in self._reports) for link in LINKS
+            ],
+            "stages": {
+                stage.name: median(getattr(each.seconds, stage.name) for each in self._reports)
+                for stage in fields(StageSeconds)
+            },
+            "busy": sum(each.busy for each in self._reports),
+            "hidden": sum(each.hidden for each in self._reports),
         }
-    ],
-    "cache": {"memory": "auto"},
-    "log_every": 1_000_000,
-}
+        ranks = self._world.allgather_objects(own)
+        busy, gradients = sum(rank["busy"] for rank in ranks), self._trainer.learner.gradients
+        intra, inter = max((rank["sent"] for rank in ranks), key=lambda sent: (sent[1], sent[0]))
+        return {
+            "seconds": [max(turns) for turns in zip(*(rank["turns"] for rank in ranks), strict=True)],
+            "bytes": {"intra": intra, "inter": inter},
+            "count": max(rank["count"] for rank in ranks),
+            "stages": {name: fmean(rank["stages"][name] for rank in ranks) for name in own["stages"]},
+            "hidden_share": sum(rank["hidden"] for rank in ranks) / busy if busy else None,
+            "overlaps": gradients.overlaps,
+            "buckets": gradients.buckets,
+            "reducer": self._trainer.config.reducer_config(self._phase.phase),
+            "weights": gradients.size,
+        }
 
 
-def bench(as_json: bool, *, quick: bool) -> int:
-    """Print what was measured and return the exit status."""
-    import_tensorflow()
-    runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
-    records = chain(_loop(runs, steps, quick), [_flat(runs, quick)])
-    return report(records, as_json=as_json, show=_print)
-
-
-def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
-    """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
-    from training.process.progress import Progress
-    from training.run.trainer import Trainer
-    from training.run_folder import RunFolder
-
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
-        trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
-        with RunFolder(trainer.config) as folder:
-            trainer.begin(folder, Progress(silent=True), folder.path)
-            seconds = _loop_seconds(trainer, runs, steps)
-    case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
-    case["unit"] = "seconds a step"
-    return [_record(case, subject, BARE, seconds, steps) for subject in (LOOP, READING)]
-
-
-def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
-    from benchmarks.bare import bare_step
-
-    (phase,) = trainer.phases
-    batches = _endless(phase.data.training_batches)
-    batch = next(batches)
-    bare = bare_step(trainer.learner, phase, batch)
-
-    def train(batches: Iterable[Any]) -> None:
-        for each in islice(batches, steps):
-            trainer.train_step(phase, each)
-
-    candidates: dict[str, Callable[[None], object]] = {
-        READING: lambda _: train(batches),
-        LOOP: lambda _: train(repeat(batch)),
-        BARE: lambda _: [bare() for _ in range(steps)],
-    }
-    seconds = alternate(candidates, [None], runs)
-    phase.close()
-    return seconds
-
-
-def _endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+def endless(batches_of: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other."""
     for epoch in count():
         yield from batches_of(epoch)
 
 
-def _flat(runs: int, quick: bool) -> Record:
-    """Compare making ResNet-50's gradient flat, and cutting it up again, with two copies of it."""
-    from benchmarks.bare import flat_and_back
-
-    name = "vgg_tiny" if quick else "resnet50"
-    shapes = [(64, 1000)] if quick else SHAPES["resnet50"]()
-    call = flat_and_back(shapes)
-    vector = np.ones(sum(int(np.prod(shape)) for shape in shapes), np.float32)
-    seconds = alternate(
-        {FLAT: lambda _: call(), COPIES: lambda _: (vector.copy(), vector.copy())}, [None], runs
-    )
-    case = {"shapes": name, "entries": len(vector), "quick": quick, "unit": "seconds"}
-    return _record(case, FLAT, COPIES, seconds, 1)
+def close(trainer: Any) -> None:
+    """Free what a trainer holds that was not run."""
+    for phase in trainer.phases:
+        phase.close()
+    trainer.learner.gradients.close()
 
 
-def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Seconds], steps: int) -> Record:
-    own, baseline = (seconds[name].per(steps) for name in (subject, peer))
-    return Record("train", case, subject, own, peer, baseline, bytes=None)
+def bench(
+    as_json: bool, *, config: str | None, overrides: Sequence[str], reducers: Sequence[str], quick: bool
+) -> int:
+    """Print the records of all reducers, on rank 0, and return the exit status."""
+
+    def configs() -> dict[str, Config]:
+        words = [*overrides] if config else [*OVERRIDES, *overrides]
+        names = reducers or REDUCERS
+        return {name: load(config or CONFIG, [*words, f"phases.0.reducer={name}"]) for name in names}
+
+    with as_rank() as comm:
+        checked = all_or_exit(comm, configs)
+        import_tensorflow()
+        topology = Topology(comm, next(iter(checked.values())).ranks_per_node)
+        return report([measure(topology, checked, quick)], as_json=as_json, show=_show, comm=comm)
 
 
-def _print(records: list[Record]) -> None:
-    notes = [
-        "loop: resnet20, 64 samples of 32 pixels a step, one rank",
-        f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
-    ]
-    against_baseline(records, "ms", 1e3, "ms", notes).print()
+def measure(topology: Topology, configs: Mapping[str, Config], quick: bool) -> Iterator[Record]:
+    """Yield a record a reducer, beside dense where that is measured; all ranks call it together."""
+    from training.run.trainer import Trainer
+
+    trainers = {name: Trainer(config, topology=topology) for name, config in configs.items()}
+    timed = {}
+    for name, trainer in trainers.items():
+        trainer.phases[0].backward.prepare()
+        timed[name] = TimedSteps(trainer, 0, endless(trainer.phases[0].data.training_batches))
+    turns, counted = (QUICK_TURNS, QUICK_COUNTED_STEPS) if quick else (TURNS, COUNTED_STEPS)
+    for _ in range(turns):
+        for each in timed.values():
+            each.turn(WARM_UP_STEPS, counted)
+    results = {name: each.result() for name, each in timed.items()}
+    for trainer in trainers.values():
+        close(trainer)
+    seconds = {name: Seconds.of(result["seconds"]) for name, result in results.items()}
+    for name, result in results.items():
+        case = {"model": configs[name].model.name, "batch_size": configs[name].phases[0].batch_size}
+        case |= {"ranks_of_nodes": [len(node) for node in topology.nodes], "quick": quick}
+        more = {key: result[key] for key in ("stages", "hidden_share", "buckets", "weights", "reducer")}
+        record = Record("train", case, name, seconds[name], bytes=LinkBytes(**result["bytes"]), more=more)
+        yield record.beside(BASELINE, seconds[BASELINE]) if name != BASELINE in seconds else record
+
+
+def _show(records: list[Record]) -> None:
+    case, nodes = records[0].case, records[0].case["ranks_of_nodes"]
+    what = f"{case['model']}, {records[0].more['weights']:,} weights, {case['batch_size']} samples of a rank"
+    notes = [f"{what} in a step, {sum(nodes)} ranks on {len(nodes)} nodes; a turn ends with its slowest rank"]
+    against_baseline(records, "a training step", 1e3, "ms", notes).print()

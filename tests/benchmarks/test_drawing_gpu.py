@@ -1,14 +1,12 @@
 """The picture of selections on a GPU, of records that are made up."""
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.drawing.gpu import COLORS, READ, SUBJECT, SWEEP, curves, draw, of_entry, tables
+from benchmarks.drawing.gpu import READ, SUBJECT, SWEEP, curves, of_entry, tables
 from benchmarks.drawing.results import newest
 
-SVG = "{http://www.w3.org/2000/svg}"
 PEERS = {"copy": 2.0, "torch.topk": 20.0, "mstopk, 30 passes": 30.0}  # times what a read takes
 PERIOD = 1e-9
 
@@ -31,7 +29,7 @@ def line(subject: str, peer: str, size: int, entry: str = "float32") -> dict:
         "floor_seconds": read if subject == SUBJECT else 3 * read,
         "gpu": {"name": "abacus"},
         "machine": {"cpu": "abacus", "cores": 2, "memory_gib": 4.0},
-        "command": "cloudtrain bench selection --device gpu --json",
+        "command": "gpu.py --json",
     }
 
 
@@ -66,35 +64,6 @@ def test_each_contender_has_a_curve_of_its_own_medians(folder):
     assert {name: curve.seconds for name, curve in drawn.items()} == {
         name: pytest.approx([factor * read for read in reads]) for name, factor in expected.items()
     }
-
-
-def test_a_point_stands_at_its_length_and_its_time(folder, tmp_path):
-    picture = tmp_path / "picture.svg"
-    draw(newest(folder)["gpu-selection"], picture)
-    tree = ElementTree.parse(picture)
-    texts = [each.text for each in tree.iter(f"{SVG}text")]
-    assert {"abacus", "float32, density 0.1%", "float16, density 0.1%", "256 K", "1 M"} <= set(texts)
-    assert {SUBJECT, READ, "torch.topk", "mstopk, 30 passes"} <= set(texts)
-    assert not {"jax.lax.approx_max_k", "512 M"} & set(texts)
-    heights = [marker_heights(tree, COLORS[name]) for name in (SUBJECT, "torch.topk", "mstopk, 30 passes")]
-    for earlier, later in zip(heights, heights[1:], strict=False):
-        assert all(
-            high < low for high, low in zip(later, earlier, strict=True)
-        )  # a longer time stands higher
-    by_name = dict(zip((SUBJECT, "torch.topk", "mstopk, 30 passes"), heights, strict=True))
-    # On a logarithmic axis equal ratios are equal distances: four times the length, four times the time.
-    rises = {round(own[0] - own[1], 2) for own in by_name.values()}
-    assert len(rises) == 1 and rises.pop() > 0
-
-
-def marker_heights(tree, color):
-    """Return the heights of a curve's points in the first panel, in points from the top of the picture."""
-    markers = [
-        each
-        for each in tree.iter(f"{SVG}use")
-        if color in each.get("style", "") and each.get("y") is not None
-    ]
-    return [float(each.get("y")) for each in markers[:2]]
 
 
 def test_the_table_has_a_row_a_length_and_type_of_entries(folder):

@@ -1,33 +1,21 @@
-"""``cloudtrain bench train --cluster``: who races whom, what jobs tell, and what is kept of it."""
+"""The race: who races whom, what jobs are told, and the records made of what they print."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks import race
+from benchmarks import jobs, race
 from benchmarks.jobs import Failed
-from benchmarks.race import records, seconds_to
-from benchmarks.race_plan import RACED, Layout, Race, RaceOptions
+from benchmarks.race import measured, records, seconds_to
+from benchmarks.race_plan import RACED, Race
 from commlib import REDUCERS
-from tests.launching import python_on_ranks, run, tail
+from tests.launching import ROOT, python_on_ranks, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
-from training.bench.record import Record
-from training.commands.main import app
 from training.config.config import Config
 
 DENSE_ONES = [name for name in REDUCERS if not REDUCERS[name].sparse]
-
-
-def bench(*words: str):
-    """Run ``cloudtrain bench train`` in this process."""
-    return CliRunner().invoke(app, ["bench", "train", *words])
-
-
-def plan(**given) -> Race:
-    return Race.of(RaceOptions(**given))
+plan = Race.of
 
 
 def names(subjects) -> list[str]:
@@ -50,11 +38,6 @@ def test_all_reducers_and_horovod_in_two_ways_take_part():
     assert {subject.algorithm for subject in subjects} == {"default", "ring"}
     assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
     assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
-
-
-def test_dense_peers_race_whatever_is_asked_for():
-    expected = ["horovod", "horovod, ring", "dense", "gtopk", "dense, overlap off"]
-    assert names(plan(reducers=["gtopk", "dense", "gtopk"]).subjects) == expected
 
 
 def test_without_overlap_only_steps_are_timed_and_with_a_switch_only_runs():
@@ -89,14 +72,6 @@ def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_th
     assert race.jobs(plan(seeds=5).cells[0]) == 5
 
 
-def test_quick_is_one_small_cell():
-    quick = plan(quick=True)
-    (cell,) = quick.cells
-    assert (cell.layout.ranks, cell.seeds, quick.jobs(cell)) == (2, 1, 1)
-    expected = ["dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
-    assert names(quick.subjects) == ["horovod", "horovod, ring", *expected]
-
-
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_a_run_is_told_is_a_configuration(quick):
     every_model = {} if quick else {"models": [*RACED], "rates": ["1gbit"], "layouts": ["4x1"]}
@@ -117,37 +92,6 @@ def test_what_a_run_is_told_is_a_configuration(quick):
                     assert first.learning_rate.end == last.learning_rate.start == pytest.approx(0.1 / 7)
                 assert last.reducer.name == ("dense" if len(config.phases) == 2 else subject.reducer)
                 assert config.target is None  # each runs to its end: its last accuracy counts, too
-
-
-def test_a_layout_is_nodes_and_ranks_on_each():
-    layout = Layout.of("3x2")
-    assert (layout.ranks, layout.hosts, str(layout)) == (6, "node1:2,node2:2,node3:2", "3x2")
-
-
-# ------------------------------------------------------------- the command
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--rate", "1gbit"), "--rate: has an effect only with --cluster"),
-        (("--seeds", "1"), "--seeds: has an effect only with --cluster"),
-        (("--cluster", "--layout", "4"), "--layout: expected nodes x ranks on each, as 4x2, got '4'"),
-        (("--cluster", "--layout", "1x1"), "--layout: expected two ranks or more, got 1x1"),
-        (("--cluster", "--layout", "255x1"), "--layout: expected at most 254 nodes, got 255x1"),
-        (("--cluster", "--model", "mpl"), 'unknown model "mpl" (known: mlp, resnet20'),
-        (("--cluster", "--reducer", "gtop"), 'unknown reducer "gtop"'),
-        (("--cluster", "--seeds", "-1"), "--seeds: expected at least 0, got -1"),
-        (("--cluster", "--density", "2"), "density: expected a number in (0, 1], got 2"),
-        (("--cluster", "--timeout", "0.5"), "--timeout: expected at least 1, got 0.5"),
-    ],
-    ids=" ".join,
-)
-def test_a_bad_value_is_one_line_and_status_2(words, message):
-    result = bench(*words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"cloudtrain: {message}")
-    assert result.stderr.count("\n") == 1
 
 
 # ------------------------------------------------------------- jobs, and what they tell
@@ -172,24 +116,21 @@ class FakeCluster:
     def down(self):
         self.calls.append(("down",))
 
-    def lines(self, job, environment, timeout):
-        *_, program, file = json.loads(job[-1])
+    def records(self, layout, words, environment, timeout, what):
+        file = words[-1]
         algorithm = environment.get("OMPI_MCA_coll_tuned_allreduce_algorithm")
-        if "tune" in json.loads(job[-1]):
+        if "tune" in words:
             self.calls.append(("tune", json.loads(Path(file).read_text())["phases"]))
-            Path(program).write_text("{}")
             return
         asked = json.loads(Path(file).read_text())
         assert int(environment["TF_NUM_INTEROP_THREADS"]) > 1  # with one, nothing overlaps
         self.calls.append((algorithm, names_of(asked["steps"]), names_of(asked["runs"])))
-        yield "mpirun says something\n"
         for subject in asked["steps"]:
-            yield json.dumps(step_told(subject["name"])) + "\n"
+            yield step_told(subject["name"])
         if self.fails_at == asked["config"]["seed"]:
             raise self.error
         for subject in asked["runs"]:
-            told = run_told(subject["name"], asked["config"]["seed"], late=self.late)
-            yield json.dumps(told) + "\n"
+            yield run_told(subject["name"], asked["config"]["seed"], late=self.late)
 
 
 def names_of(told: list[dict]) -> list[str]:
@@ -237,28 +178,27 @@ def run_told(name: str, seed: int, late: str | None) -> dict:
 @pytest.fixture
 def fake(monkeypatch):
     fake = type("Fake", (FakeCluster,), {"calls": []})
-    monkeypatch.setattr("benchmarks.cluster.EmulatedCluster", fake)
+    monkeypatch.setattr(jobs, "EmulatedCluster", fake)
     return fake
 
 
-WORDS = ("--cluster", "--rate", "1gbit", "--layout", "2x1", "--model", "mlp")
-FOUR = (*WORDS, "--reducer", "hitopk")
+def raced(*reducers: str, seeds: int = 0) -> list[dict]:
+    """Return the records of a race of an mlp on two nodes."""
+    return list(measured(plan(["1gbit"], ["2x1"], ["mlp"], reducers or ["hitopk"], seeds=seeds)))
 
 
 def test_jobs_of_both_algorithms_alternate_and_each_seed_begins_with_another_subject(fake):
-    result = bench(*FOUR, "--seeds", "2", "--json")
-    assert result.exit_code == 0, result.output
+    raced(seeds=2)
     (up, *jobs, down) = fake.calls
     assert (up, down) == (("up", 2, "1gbit"), ("down",))
     ours = ["horovod", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off"]
     assert [job[:2] for job in jobs] == [(None, ours), ("4", ["horovod, ring"])] * 3
-    raced, runs = ["hitopk", "hitopk then dense"], [job[2] for job in jobs]
-    assert runs == [raced, ["horovod, ring"], raced[::-1], ["horovod, ring"], [], []]
+    both, runs = ["hitopk", "hitopk then dense"], [job[2] for job in jobs]
+    assert runs == [both, ["horovod, ring"], both[::-1], ["horovod, ring"], [], []]
 
 
 def test_what_auto_chooses_from_is_measured_first_on_the_same_links(fake):
-    result = bench(*WORDS, "--reducer", "auto", "--seeds", "0")
-    assert result.exit_code == 0, result.output
+    raced("auto")
     assert fake.calls[0] == ("up", 2, "1gbit")
     kind, (phase,) = fake.calls[1]
     assert (kind, phase["reducer"], phase["density"]) == ("tune", "auto", 0.01)
@@ -274,10 +214,8 @@ def test_only_the_job_of_auto_has_the_profile(tmp_path):
     }
 
 
-def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["cloudtrain", "bench", "train", *FOUR])
-    result = bench(*FOUR, "--seeds", "0", "--json")
-    told = {record["subject"]: record for record in map(json.loads, result.stdout.splitlines())}
+def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake):
+    told = {record["subject"]: record for record in raced()}
     assert list(told) == [
         *("horovod", "horovod, ring", "dense", "hitopk", "dense, overlap off", "hitopk, overlap off")
     ]
@@ -305,20 +243,17 @@ def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake, monkeypatc
     for record in told.values():
         assert (record["bench"], record["machine"]["cpu"]) == ("race", "abacus")
         assert record["settings"] == {"allocator": "x"}
-        assert record["command"] == f"cloudtrain bench train {' '.join(FOUR)}"
-        assert Record.of(record).subject == record["subject"]
 
 
-def told_of_runs(*words: str) -> dict[str, dict]:
+def told_of_runs(*reducers: str) -> dict[str, dict]:
     """Return the records of runs with three seeds, by subject."""
-    result = bench(*words, "--seeds", "3", "--json")
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    lines = raced(*reducers, seeds=3)
     return {line["subject"]: line for line in lines if line["case"]["unit"] == "seconds to the accuracy"}
 
 
 def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fake):
     fake.late = "gtopk"
-    told = told_of_runs(*FOUR, "--reducer", "gtopk")
+    told = told_of_runs("hitopk", "gtopk")
     hitopk, gtopk = told["hitopk"], told["gtopk"]
     assert hitopk["seconds"] == {"median": 12.0, "min": 11.0, "max": 13.0, "runs": 3}
     assert (hitopk["peer"], hitopk["ratio"]) == ("horovod, ring", 42.0 / 12.0)
@@ -335,7 +270,7 @@ def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fak
 
 def test_one_that_has_not_reached_the_accuracy_with_all_seeds_is_nobodys_peer(fake):
     fake.late = "horovod, ring"
-    told = told_of_runs(*FOUR)
+    told = told_of_runs()
     assert (told["horovod, ring"]["reached"], told["horovod, ring"]["seconds"]["median"]) == (1, 42.0)
     assert (told["hitopk"]["reached"], told["hitopk"]["peer"], told["hitopk"]["ratio"]) == (3, None, None)
     switching = told["hitopk then dense"]
@@ -347,43 +282,13 @@ def test_the_time_to_an_accuracy_is_that_of_the_first_test_that_reaches_it():
     assert [seconds_to(target, curve) for target in (0.5, 0.9, 0.91, 0.96)] == [1.0, 2.0, 4.0, None]
 
 
-def test_without_json_there_are_tables(fake):
-    result = bench(*FOUR, "--seeds", "1")
-    assert result.exit_code == 0, result.output
-    assert "mlp (10 weights), 1gbit, 2 nodes × 1 rank\n" in result.stdout
-    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("hitopk ")]
-    assert rows[0] == [
-        *("hitopk", "1.6", "625.0", "500.0", "750.0", "dense,", "overlap", "off", "2", "8", "1.00"),
-        *("2", "50", "%", "1", "1"),
-    ]
-    assert rows[1][:9] == ["hitopk", "1", "of", "1", "11.0", "11.0", "11.0", "horovod,", "ring"]
-
-
-def test_a_job_that_fails_ends_the_race_and_what_was_measured_is_kept(fake):
-    fake.fails_at = 2
-    result = bench(*FOUR, "--seeds", "2", "--json")
-    assert result.exit_code == 1
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert {line["subject"]: line["seconds"]["runs"] for line in lines[:4]} == {
-        "horovod": 4,
-        "horovod, ring": 2,
-        "dense": 4,
-        "hitopk": 4,
-    }
-    assert lines[-1]["seeds"] == 1
-    assert result.stderr.splitlines()[-1] == (
-        "cloudtrain: --cluster: mlp, 1gbit, 2x1: job 2 of 3, all-reduce of MPI: default: steps of 5 subjects,"
-        " 2 runs with seed 2: status 1: node3 is on fire"
-    )
-    assert fake.calls[-1] == ("down",)
-
-
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
-def test_what_was_measured_before_an_interrupt_is_kept(fake, error, status):
+@pytest.mark.parametrize("error", [Failed("node3 is on fire"), KeyboardInterrupt(), SystemExit(143)])
+def test_what_was_measured_before_a_failure_is_kept(fake, error):
     fake.fails_at, fake.error = 2, error
-    result = bench(*FOUR, "--seeds", "0", "--json")
-    assert result.exit_code == status
-    runs = {line["subject"]: line["seconds"]["runs"] for line in map(json.loads, result.stdout.splitlines())}
+    runs = {}
+    with pytest.raises(type(error)):
+        for record in measured(plan(["1gbit"], ["2x1"], ["mlp"], ["hitopk"], seeds=0)):
+            runs[record["subject"]] = record["seconds"]["runs"]
     assert (runs["hitopk"], runs["horovod, ring"]) == (4, 2)
     assert fake.calls[-1] == ("down",)
 
@@ -443,8 +348,9 @@ def test_horovod_s_own_path_trains_as_dense_does(tmp_path):
 def test_on_a_real_cluster_the_quick_race_ends_and_nothing_is_left(tmp_path):
     skip_where_no_cluster_can_be_made()
     result = run(
-        *("env", f"TMPDIR={tmp_path}", "cloudtrain", "bench", "train", "--cluster", "--quick", "--json"),
+        *("env", f"TMPDIR={tmp_path}", "python", "-m", "benchmarks.race", "--quick", "--json"),
         *("--rate", "10gbit"),  # the links are not what is looked at
+        cwd=ROOT,
     )
     assert result.returncode == 0, tail(result)
     told = [json.loads(line) for line in result.stdout.splitlines()]

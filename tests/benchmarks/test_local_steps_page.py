@@ -5,10 +5,10 @@ import re
 import pytest
 
 from benchmarks import convergence, local_steps
-from benchmarks.cluster import Layout
 from benchmarks.drawing import local_step_times
 from benchmarks.drawing.local_steps import Runs, draw_against_bytes, draw_against_h, families, steps_to
 from benchmarks.drawing.pages import with_block
+from benchmarks.jobs import Layout
 from training.config.config import Config
 
 

@@ -1,27 +1,26 @@
-"""``cloudtrain bench linear``: the same models, sparse against dense, and one rank against scikit-learn."""
+"""Linear models: the same models, sparse against dense, and one rank against scikit-learn."""
 
 import json
 
 import pytest
 
-from benchmarks import linear_ranks
+from benchmarks import linear as linear_bench
 from benchmarks.drawing import linear
 from benchmarks.drawing.results import newest
-from benchmarks.linear import LinearOptions, bench, of_one_rank, of_ranks
+from benchmarks.jobs import record_of
+from benchmarks.linear import LinearCase, measure_ranks, of_one_rank, of_ranks
 from benchmarks.linear_alone import MOST_PASSES
 from benchmarks.linear_alone import measure as measure_alone
-from benchmarks.linear_ranks import LinearCase, measure
 from commlib.transport import simulated
 from tests.launching import ROOT
-from training.bench.checks import WrongResult
-from training.bench.record import Record
+from training.bench.record import WrongResult
 
 SMALL = LinearCase("url", "logistic", "sgd", steps=2, passes=2, batch_size=20)
 
 
 def records(reducers, case=SMALL):
-    seen = simulated.run(lambda comm: list(measure(comm, case, reducers)), 4, 2)
-    return [Record.of(json.loads(each.line())) for each in seen[0]]
+    seen = simulated.run(lambda comm: list(measure_ranks(comm, case, reducers)), 4, 2)
+    return [record_of(json.loads(each.line())) for each in seen[0]]
 
 
 def test_what_stays_sparse_is_against_the_fastest_dense_one():
@@ -50,12 +49,12 @@ def test_what_stays_sparse_is_against_the_fastest_dense_one():
 
 def test_another_objective_is_an_error(monkeypatch):
     wrong = {"loss": "squared_hinge"}
-    given = linear_ranks.checked
+    given = linear_bench.checked
 
     def checked(keys):
         return given(keys | wrong if keys["reducer"] == "torus2d" else keys)
 
-    monkeypatch.setattr(linear_ranks, "checked", checked)
+    monkeypatch.setattr(linear_bench, "checked", checked)
     with pytest.raises(WrongResult, match="^torus2d: expected the objective of dense after pass 1, "):
         records(["dense", "torus2d"])
 
@@ -81,34 +80,6 @@ def test_one_rank_is_against_scikit_learn(monkeypatch):
         assert is_reached or each.case["passes"] == MOST_PASSES
         assert ("not reached" in of_one_rank([each], "objective").markdown()) == (not is_reached)
     assert "to the peer's objective" in of_one_rank([sgd], "objective").markdown()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"shape": "ulr"}, 'unknown shape "ulr"'),
-        ({"loss": "squared"}, 'unknown loss "squared"'),
-        ({"reducers": ["ssar"]}, 'unknown reducer "ssar"'),
-        ({"rate": "2gbit"}, "--rate: has an effect only with --cluster"),
-        ({"simulated": True, "cluster": True}, "--simulated: expected none with --cluster"),
-        ({"simulated": True, "reducers": ["mpi_allreduce"]}, "expected none with --reducer mpi_allreduce"),
-        ({"passes": 0}, "--passes: expected at least 1, got 0"),
-    ],
-    ids=str,
-)
-def test_options_are_checked(given, message, capsys):
-    with pytest.raises(SystemExit):
-        bench(as_json=True, **given)
-    told = capsys.readouterr().err
-    assert message in told and told.count("\n") == 1
-
-
-def test_the_job_on_the_cluster_has_the_options():
-    options = LinearOptions(shape="webspam", loss="hinge", reducers=["hitopk gap"], steps=3, quick=True)
-    words = options.arguments()
-    assert words[:3] == ["bench", "linear", "--json"]
-    assert words[words.index("--reducer") + 1] == "hitopk gap"
-    assert words[words.index("--steps") + 1] == "3" and words[-1] == "--quick"
 
 
 def test_the_picture_is_of_the_newest_results():

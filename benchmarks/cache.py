@@ -1,0 +1,172 @@
+"""Batches from the levels of the cache, beside throttled storage, ``tf.data``, and on one core.
+
+python -m benchmarks.cache [--samples 10000] [--quick] [--json]
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.pictures import generate
+from benchmarks.throttled import serve
+from datacache import Augmentation, ImageFolder, Manifest, management
+from training.bench.cache import (
+    BATCH,
+    CROP,
+    LEVELS,
+    QUICK_RUNS,
+    RUNS,
+    SIDE,
+    Run,
+    Setting,
+    measure,
+    record,
+    seconds_a_sample,
+    table,
+    temporary_levels,
+)
+from training.bench.record import Record, report
+
+SAMPLES, QUICK_SAMPLES = 10_000, 600
+RATE, LATENCY_SECONDS = "1gbit", 2e-3
+FILES, CACHED, ONE_CORE = "tf.data from files", "tf.data cached in memory", "levels, one core"
+CHANNELS = 3
+PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
+
+
+def records(folder: Path, setting: Setting) -> Iterator[Record]:
+    """Yield the records of the levels, beside storage and ``tf.data``, and of the levels on one core."""
+    files = decoded_each_time(folder, setting.manifest, CROP, BATCH)
+    cached = decoded_once(folder, setting.manifest, SIDE, CROP, BATCH)
+    size = len(setting.manifest)
+    more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
+    throttled = {"rate": RATE, "latency_seconds": LATENCY_SECONDS}
+    for each in measure(setting, more):
+        memory = _memory(setting) if each.subject == LEVELS else {}
+        yield replace(each, case=each.case | throttled, more=memory)
+    with one_core():
+        alone = setting.cache(setting.dirs, threads=1)
+        run = setting.reading(lambda: alone, setting.cached_batches)
+        seconds = seconds_a_sample({ONE_CORE: run}, QUICK_RUNS if setting.quick else RUNS)[ONE_CORE]
+    found = record(setting, ONE_CORE, seconds)
+    yield replace(found, case=found.case | throttled)
+
+
+def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
+    """Return runs over a data set that never ends, after the first samples."""
+    batches = iter(dataset)
+    for _ in range(-(-skip // BATCH)):
+        next(batches)
+    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
+
+
+def _memory(setting: Setting) -> dict[str, float]:
+    """Return the bytes of level 2, for all ranks of the node, and those of its samples."""
+    (folder,) = management.list_folders(setting.dirs.memory)
+    cache = setting.cache(setting.dirs)
+    samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
+    return {"memory_bytes": folder.bytes, "sample_bytes": samples, "memory_ratio": folder.bytes / samples}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and the threads it makes, to one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# ---- Input pipelines of tf.data, as its guides recommend ----
+
+
+def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batch: int) -> Any:
+    """Return batches of crops, each decoded from its file: only the part that is cropped."""
+
+    def picture(path: Any, label: Any) -> Any:
+        encoded = tf.io.read_file(path)
+        box = _box(tf.image.extract_jpeg_shape(encoded), crop)
+        return _finished(tf.image.decode_and_crop_jpeg(encoded, box, channels=CHANNELS), crop), label
+
+    return _batches(_files(folder, manifest).repeat().map(picture, tf.data.AUTOTUNE), batch)
+
+
+def decoded_once(folder: Path, manifest: Manifest, side: int, crop: Augmentation, batch: int) -> Any:
+    """Return batches of crops of pictures that are shrunk once and stored by ``cache()``."""
+
+    def small(path: Any, label: Any) -> Any:
+        pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=CHANNELS)
+        height, width = tf.shape(pixels)[0], tf.shape(pixels)[1]
+        scale = side / tf.minimum(height, width)
+        sides = [tf.cast(tf.round(tf.cast(each, tf.float64) * scale), tf.int32) for each in (height, width)]
+        return tf.cast(tf.image.resize(pixels, sides, antialias=True), tf.uint8), label
+
+    def cut(pixels: Any, label: Any) -> Any:
+        top, left, height, width = tf.unstack(_box(tf.shape(pixels), crop))
+        return _finished(pixels[top : top + height, left : left + width], crop), label
+
+    small_pictures = _files(folder, manifest).map(small, tf.data.AUTOTUNE).cache()
+    return _batches(small_pictures.shuffle(2048).repeat().map(cut, tf.data.AUTOTUNE), batch)
+
+
+def _files(folder: Path, manifest: Manifest) -> Any:
+    paths = [str(folder / manifest.files[file]) for file in manifest.file.tolist()]
+    order = np.random.default_rng(1).permutation(len(paths))
+    return tf.data.Dataset.from_tensor_slices((np.array(paths)[order], manifest.labels[order]))
+
+
+def _box(shape: Any, crop: Augmentation) -> Any:
+    """Return top, left, height and width of a random crop."""
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        shape,
+        tf.zeros((1, 0, 4)),
+        min_object_covered=0.0,
+        aspect_ratio_range=crop.aspect,
+        area_range=crop.area,
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    return tf.stack([begin[0], begin[1], size[0], size[1]])
+
+
+def _finished(pixels: Any, crop: Augmentation) -> Any:
+    image = tf.image.resize(pixels, (crop.input_size, crop.input_size))
+    image = tf.image.random_flip_left_right(image)
+    assert crop.mean is not None
+    assert crop.std is not None
+    return (image - tf.constant(crop.mean)) / tf.constant(crop.std)
+
+
+def _batches(pictures: Any, batch: int) -> Any:
+    return pictures.batch(batch, drop_remainder=True).prefetch(PREFETCH)
+
+
+def main() -> int:
+    """Measure, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--samples", type=int, help="pictures to generate")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
+        folder = Path(name) / "pictures"
+        generate(folder, given.samples or (QUICK_SAMPLES if given.quick else SAMPLES))
+        with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
+            setting = Setting(url, ImageFolder(url).scan(), dirs, given.quick)
+            measured = records(folder, setting)
+            return report([measured], as_json=given.json, show=lambda each: table(each).print())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

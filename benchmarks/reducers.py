@@ -1,0 +1,340 @@
+"""Reducers beside MPI's and Horovod's all-reduces, on ranks of mpirun or on emulated clusters of set rates.
+
+    mpirun -np 4 python -m benchmarks.reducers --size 1000000
+    python -m benchmarks.reducers --cluster --size 14728266 --size 1000000 --rate 1gbit      # as root
+    python -m benchmarks.reducers --memory      # what each reducer allocates, on simulated ranks
+
+On a cluster a job for each of MPI's algorithms is timed first, and the best of them is what all-reduces use.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from benchmarks.allreduce import ALLREDUCES, BUSY, FLOOR, KEEP_MEMORY, PEERS
+from benchmarks.jobs import (
+    ALGORITHMS,
+    EmulatedCluster,
+    JSONRecord,
+    Layout,
+    cluster_until_end,
+    environment,
+    module,
+    pass_on,
+)
+from benchmarks.memory import dense_vectors, traced
+from commlib import Communicator, Reducer
+from commlib.errors import InvalidArgument, look_up
+from commlib.vectors import partition
+from training.bench import reducers
+from training.bench.record import Record, command, report
+from training.bench.reducers import (
+    BASELINE,
+    NOTHING,
+    WALL,
+    Candidate,
+    Measurement,
+    Options,
+    Plan,
+    has_ranks,
+    label,
+    percent,
+    sent_and_entries,
+)
+from training.commands.printing import Table, milliseconds, times
+from training.process.job import all_or_exit, as_rank, usage_error
+
+# Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
+LARGEST_GROUP_ENTRIES = 5 * 25_600_000
+RATES, QUICK_RATES = ("1gbit", "10gbit"), ("1gbit",)
+SIZES, QUICK_SIZES = (1_000_000, 14_728_266, 25_557_032), (1_000_000,)  # and VGG-16, ResNet-50
+DENSITIES, QUICK_DENSITIES = (0.01, 0.001), (0.01,)
+STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
+STAGES = ("select", "intra", "inter", "combine")
+
+
+# ---- On the ranks of a job ----
+
+
+def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
+    """Yield the records of all reducers, then those of the all-reduces.
+
+    The peer of a reducer is the fastest all-reduce. Those that keep processors busy between their calls are
+    measured last, on their own.
+    """
+    allreduces = [
+        Candidate(name, kind=kind) for name, kind in ALLREDUCES.items() if horovod or name not in BUSY
+    ]
+    interleaved = [each for each in allreduces if each.name not in BUSY]
+    floor = [each for each in allreduces if each.name == FLOOR]  # it computes no mean
+    groups = [(group, *plan.interleave([*group, *interleaved], floor)) for group in groups_of(plan)]
+    alone: dict[Candidate, Measurement] = {}
+    for each in allreduces:
+        if each.name in BUSY:
+            alone |= plan.interleave([each])[1]
+    for group, nodes, taken in groups:
+        baselines = {each.name: (taken | alone)[each].seconds for each in allreduces}
+        peer = min(PEERS.keys() & baselines, key=lambda name: baselines[name].median)
+        more = {name: asdict(each) for name, each in baselines.items()}
+        for candidate in group:
+            record = plan.record(candidate, nodes, taken[candidate])
+            yield record.beside(peer, baselines[peer], baselines=more)
+    _, nodes, taken = groups[0]
+    for each in allreduces:  # whose bytes and entries are unknown, and the stages but for the floor
+        record = plan.record(each, nodes, (taken | alone)[each])
+        stages = record.more["stages"] if each.name == FLOOR else None
+        more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
+        yield replace(record, bytes=None, more=more)
+
+
+def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
+    """Yield the candidates in groups of about one length, each of which fits into memory."""
+    candidates = list(plan.options.candidates())
+    count = -(-len(candidates) * plan.gradients.size // LARGEST_GROUP_ENTRIES)
+    for low, high in pairwise(partition(len(candidates), count)):
+        yield candidates[low:high]
+
+
+def with_peers(reported: JSONRecord, peers: Sequence[JSONRecord]) -> JSONRecord:
+    """Return a reducer's record against these peers as well; the fastest of all becomes its peer.
+
+    Records of anything else are returned as they are.
+    """
+    if "baselines" not in reported:
+        return reported
+    baselines = reported["baselines"] | {each["subject"]: each["seconds"] for each in peers}
+    names = [reported["peer"], *(each["subject"] for each in peers)]
+    peer = min(names, key=lambda name: baselines[name]["median"])
+    seconds, own = baselines[peer], reported["seconds"]["median"]
+    ratio = seconds["median"] / own if own else None
+    return reported | {"baselines": baselines, "peer": peer, "peer_seconds": seconds, "ratio": ratio}
+
+
+def table_of(records: Sequence[Record]) -> Table:
+    """Return the table of one size and the same ranks: a line a reducer, the all-reduces at the end."""
+    if not any("baselines" in record.more for record in records):
+        return reducers.table_of(records)
+    records = sorted(records, key=lambda record: "baselines" not in record.more)
+    case, runs = records[0].case, records[0].seconds.runs
+    header = ["reducer", "density", "ms", "min\nms", "max\nms", "peer", "× peer", "× bare"]
+    header += [f"{stage}\nms" for stage in STAGES]
+    header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
+    notes = [
+        f"ms: {WALL.meaning}; median of {runs} steps. Of stages: mean over ranks.",
+        "peer: the fastest of MPI's and Horovod's all-reduces; × peer, × bare: how many times as fast.",
+        "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
+    ]
+    nodes = case["ranks_of_nodes"]
+    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes"
+    if "rate" in case:
+        title += f", {case['rate']}, all-reduce of MPI: {case['mpi_algorithm']}"
+    return Table(f"{title}{'  (quick)' * case['quick']}", header, [_row(each) for each in records], notes)
+
+
+def _row(record: Record) -> list[str]:
+    stages, bare = record.more["stages"] or {}, record.more.get("baselines", {}).get("bare")
+    return [
+        *(label(record), percent(record.case["density"])),
+        *(milliseconds(getattr(record.seconds, which)) for which in ("median", "min", "max")),
+        *(record.peer or NOTHING, times(record.ratio)),
+        times(bare["median"] / record.seconds.median if bare else None),
+        *(milliseconds(stages[stage]["mean"]) if stages else NOTHING for stage in STAGES),
+        *sent_and_entries(record),
+    ]
+
+
+def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
+    """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
+    for candidate in plan.options.candidates():
+
+        def make(comm: Communicator, candidate: Candidate = candidate) -> Reducer:
+            return candidate.make(plan.topology(comm), plan.gradients.size, plan.options.density)
+
+        with traced():
+            yield candidate, plan.run(lambda comm, make=make: dense_vectors(comm, make, plan.gradients))
+
+
+# ---- On emulated clusters ----
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cases, and clusters to measure them on. ``algorithms``: of MPI's all-reduce; the best is used."""
+
+    layout: Layout
+    rates: Sequence[str]
+    sizes: Sequence[int]
+    densities: Sequence[float]
+    steps: int
+    reducers: Sequence[str] = ()
+    wires: Sequence[str] = ()
+    algorithms: Sequence[str] = tuple(ALGORITHMS)
+    horovod: bool = True
+    timeout: float = 3600.0
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for algorithm in self.algorithms:
+            look_up(ALGORITHMS, "algorithm", algorithm)
+        if self.layout.ranks < 2:
+            raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
+        for size in self.sizes:
+            for density in self.densities:
+                Options(size=size, density=density, reducers=self.reducers, wires=self.wires)
+
+    def probing(self, size: int) -> list[str]:
+        """Return the arguments of a job that times MPI's all-reduce against ours, without TensorFlow."""
+        return self._arguments(size, PROBE_STEPS, "--reducer", BASELINE, "--no-horovod")
+
+    def retaining(self, size: int) -> list[str]:
+        """Return the arguments of a job that measures the all-reduces, whose freed memory is retained."""
+        return self._arguments(size, self.steps, "--reducer", BASELINE, *self._without_horovod)
+
+    def measuring(self, size: int, density: float) -> list[str]:
+        """Return the arguments of a job that measures candidates of this density; none if there are none.
+
+        Dense candidates are measured with the first density.
+        """
+        candidates = list(Options(reducers=self.reducers, wires=self.wires).candidates())
+        if density != self.densities[0]:
+            candidates = [each for each in candidates if each.sparse]
+        if not candidates:
+            return []
+        names = dict.fromkeys(each.name for each in candidates)
+        wires = self.wires if any(each.sparse for each in candidates) else ()
+        repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
+        given = [each for option in repeated for each in option]
+        return self._arguments(size, self.steps, "--density", str(density), *given, *self._without_horovod)
+
+    @property
+    def _without_horovod(self) -> list[str]:
+        return [] if self.horovod else ["--no-horovod"]
+
+    def _arguments(self, size: int, steps: int, *more: str) -> list[str]:
+        return ["--size", str(size), "--steps", str(steps), *more, *(["--quick"] if self.quick else [])]
+
+    def records(self) -> Generator[JSONRecord, None, None]:
+        """Yield the records; however this ends, the cluster is gone."""
+        with cluster_until_end() as cluster:
+            for rate in self.rates[1:]:  # one that tc refuses is reported now, not after an hour
+                cluster.up(self.layout.nodes, rate)
+            for rate in self.rates:
+                cluster.up(self.layout.nodes, rate)
+                for size in self.sizes:
+                    for reported in self._of_size(cluster, size):
+                        reported["case"] |= {"rate": rate}
+                        yield reported | {"command": command()}
+
+    def _of_size(self, cluster: EmulatedCluster, size: int) -> Iterator[JSONRecord]:
+        """Yield the records of probing MPI's algorithms, then those with the best of them."""
+        probed = []
+        for algorithm in self.algorithms if len(self.algorithms) > 1 else ():
+            for reported in self._run(cluster, self.probing(size), algorithm):
+                if reported["subject"] == BASELINE:
+                    probed.append(reported)
+                    yield reported | {"bench": "probe"}
+        algorithm = best_algorithm(probed) if probed else self.algorithms[0]
+        retained = [
+            reported | {"subject": f"{reported['subject']}, memory kept"}
+            for reported in self._run(cluster, self.retaining(size), algorithm, KEEP_MEMORY)
+            if reported["subject"] in PEERS
+        ]
+        for density in self.densities:
+            arguments = self.measuring(size, density)
+            for reported in self._run(cluster, arguments, algorithm) if arguments else ():
+                if density == self.densities[0] or reported["subject"] not in PEERS:
+                    yield with_peers(reported, retained)
+        yield from retained
+
+    def _run(
+        self,
+        cluster: EmulatedCluster,
+        arguments: Sequence[str],
+        algorithm: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> Iterator[JSONRecord]:
+        """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
+        words = module("benchmarks.reducers", "--json", *arguments)
+        kept = ", memory kept" if settings else ""
+        what = f"{' '.join(arguments)} (all-reduce of MPI: {algorithm}{kept})"
+        variables = {**environment(algorithm), **settings}
+        for reported in cluster.records(self.layout, words, variables, self.timeout, what):
+            reported["case"] |= {"mpi_algorithm": algorithm}
+            yield reported
+
+
+def best_algorithm(probed: Iterable[JSONRecord]) -> str:
+    """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
+    fastest = min(probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"])
+    return str(fastest["case"]["mpi_algorithm"])
+
+
+def show_by_place(records: Sequence[Record]) -> None:
+    """Print a table for each rate and size."""
+    measured = [record for record in records if record.bench != "probe"]
+    for _, own in groupby(measured, key=lambda record: (record.case["rate"], record.case["size"])):
+        table_of(list(own)).print()
+
+
+def main(
+    cluster: Annotated[bool, Option(help="on emulated clusters (needs root)")] = False,
+    nodes: Annotated[int, Option(help="of the cluster")] = 4,
+    ranks_per_node: Annotated[int | None, Option(help="[--cluster: 2; else by host name]")] = None,
+    rate: Annotated[list[str] | None, Option(help="of its links; may be repeated [1gbit, 10gbit]")] = None,
+    algorithm: Annotated[str | None, Option(help="MPI's all-reduce on it [the fastest, probed]")] = None,
+    timeout: Annotated[float, Option(help="seconds that a job on it may take")] = 3600.0,
+    size: Annotated[list[int] | None, Option(help="entries; --cluster: may be repeated")] = None,
+    density: Annotated[list[float] | None, Option(help="to select; --cluster: may be repeated")] = None,
+    reducer: Annotated[list[str] | None, Option(help="may be repeated [all]")] = None,
+    wire: Annotated[list[str] | None, Option(help="codec of sparse reducers; may be repeated")] = None,
+    steps: Annotated[int | None, Option(help="to time, after two to warm up [20]")] = None,
+    horovod: Annotated[bool, Option(help="start TensorFlow and Horovod")] = True,
+    memory_of: Annotated[bool, Option("--memory", help="allocations only, on simulated ranks")] = False,
+    as_json: Annotated[bool, Option("--json")] = False,
+    quick: bool = False,
+) -> None:
+    """Measure reducers beside MPI's and Horovod's all-reduces; see the module's docstring."""
+    names, wires = reducer or (), wire or ()
+    try:
+        if cluster:
+            sweep = Sweep(
+                layout=Layout(nodes, ranks_per_node or 2),
+                rates=rate or (QUICK_RATES if quick else RATES),
+                sizes=size or (QUICK_SIZES if quick else SIZES),
+                densities=density or (QUICK_DENSITIES if quick else DENSITIES),
+                steps=steps or (QUICK_STEPS if quick else STEPS),
+                reducers=names,
+                wires=wires,
+                algorithms=[algorithm] if algorithm else list(ALGORITHMS),
+                horovod=horovod,
+                timeout=timeout,
+                quick=quick,
+            )
+            raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
+        sizes, densities = size or [None], density or [DENSITIES[0]]
+        options = Options(
+            ranks_per_node=ranks_per_node, size=sizes[0], density=densities[0], reducers=names, wires=wires,
+            steps=steps or STEPS, quick=quick,
+        )  # fmt: skip
+    except ValueError as error:
+        usage_error(str(error))
+    if memory_of:
+        for each, vectors in memory(Plan.of(options, None)):
+            print(f"{each}: {vectors:.2f} vectors of the gradient's size")
+        return
+    if not has_ranks():
+        usage_error("expected ranks of mpirun or horovodrun, --cluster or --memory")
+    with as_rank() as comm:
+        plan = all_or_exit(comm, lambda: Plan.of(options, comm))
+        records = measure(plan, horovod=horovod)
+        show = lambda each: table_of(each).print()  # noqa: E731
+        raise typer.Exit(report([records], as_json=as_json, show=show, comm=comm))
+
+
+if __name__ == "__main__":
+    typer.run(main)

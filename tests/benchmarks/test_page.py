@@ -1,0 +1,106 @@
+"""benchmarks/README.md, the pages of docs/ with records, and their pictures show the newest records."""
+
+import doctest
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
+from benchmarks.drawing import style
+from benchmarks.drawing.cluster import bars, draw
+from benchmarks.drawing.pages import BEGIN, END
+from benchmarks.drawing.results import newest
+from tests.launching import DIGITS, ROOT
+from training.bench.record import Record, Seconds
+from training.config.config import load
+
+README = FOLDER / "README.md"
+DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
+FOUND = newest(FOLDER / "results")
+PTO = (ROOT / "docs" / "pto.md").read_text()
+
+
+# ------------------------------------------------------------- the records that are there
+
+
+def test_the_page_shows_the_newest_records_and_stays_short():
+    # To write it again: python -m benchmarks.draw_benchmarks
+    text = README.read_text()
+    assert text == page(text, FOUND)
+    assert len(text.split()) <= 5000
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert table.count("\n") <= ROWS + 2
+
+
+def test_every_picture_shows_the_newest_records_and_is_shown():
+    for name, digest in fingerprints(FOUND).items():
+        (description,) = ElementTree.parse(FOLDER / name).iter(DESCRIPTION)
+        assert description.text == digest, name
+    shown = {path.name for path in FOLDER.glob("*.svg")}
+    assert shown == set(fingerprints(FOUND)) == set(re.findall(r"\]\(([^/)]*\.svg)\)", README.read_text()))
+
+
+@pytest.mark.parametrize("measured", PAGES, ids=lambda measured: measured.kind)
+def test_pages_of_docs_show_the_newest_records(measured):
+    text = (ROOT / measured.path).read_text()
+    assert measured.with_measured(text, FOUND) == text
+
+
+def test_without_records_a_page_says_so_and_without_marks_it_is_refused():
+    measured = PAGES[0]
+    assert "Nothing has been measured yet" in measured.with_measured(f"{BEGIN}{END}", {})
+    for text in ("", END + BEGIN, BEGIN):
+        with pytest.raises(ValueError, match=measured.path):
+            measured.with_measured(text, {})
+
+
+def test_every_file_of_records_is_named_by_its_day_and_holds_records():
+    for path in (FOLDER / "results").glob("*.jsonl"):
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}-[a-z0-9-]+\.jsonl", path.name)
+    for results in FOUND.values():
+        assert all(record.subject and record.seconds.runs > 0 for record in results.records)
+
+
+@pytest.mark.slow
+def test_the_examples_of_norms_in_parts_print_what_the_page_shows():
+    examples = doctest.DocTestParser().get_doctest(PTO, {}, "docs/pto.md", "docs/pto.md", 0)
+    assert len(examples.examples) == PTO.count("\n>>> ")
+    assert doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples).failed == 0
+
+
+def test_the_configuration_that_the_page_of_norms_shows_is_one():
+    (block,) = re.findall(r"```yaml\noptimizer:\n(.*?)```", PTO, re.DOTALL)
+    keys = [re.sub(r"\s*#.*", "", row).strip().replace(": ", "=") for row in block.splitlines()]
+    optimizer = load(DIGITS, [f"optimizer.{key}" for key in keys]).optimizer
+    assert (optimizer.name, optimizer.weight_decay, optimizer.norms) == ("lars", 5e-5, "auto")
+
+
+# ------------------------------------------------------------- the picture of a cluster
+
+
+def record(subject: str, median: float, stage: float | None, **keys) -> Record:
+    """Return a record of a cluster, each of whose stages takes so long."""
+    stages = stage and dict.fromkeys(style.STAGES, {"min": 0.0, "mean": stage, "max": median})
+    case = {"size": 1000, "density": None, "wire": None, "ranks_of_nodes": [2, 2], "rate": "1gbit"}
+    return Record(
+        "reducers", case, subject, Seconds(median, median, median, 5), more={"stages": stages}, **keys
+    )
+
+
+def test_a_bar_is_as_high_as_the_step_took():
+    parts = list(bars(record("hitopk", 0.2, 0.025)))
+    assert [round(high - low, 9) for _, low, high in parts] == [25, 25, 25, 25, 100]
+    assert [color for color, _, _ in parts] == [*style.STAGES.values(), style.WAITING]
+    # medians of parts that add up to more are cut at the end of the step
+    assert [high for _, _, high in bars(record("hitopk", 0.2, 0.15))] == [150, 200, 200, 200, 200]
+    assert list(bars(record("mpi", 0.8, None))) == [(style.WHOLE, 0, 800)]
+
+
+def test_a_picture_is_the_same_to_the_byte_when_it_is_drawn_again(tmp_path):
+    records = [record("hitopk", 0.2, 0.025), record("mpi", 0.8, None, bytes=None)]
+    for name in ("one.svg", "other.svg"):
+        draw(records, tmp_path / name)
+    first = (tmp_path / "one.svg").read_text()
+    assert first == (tmp_path / "other.svg").read_text()
+    assert "hitopk" in first
