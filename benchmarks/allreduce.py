@@ -11,6 +11,7 @@ from commlib import Topology
 from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.reducers import Outcome, Reducer
+from commlib.reducers.mean import MeanBuffer
 from commlib.vectors import Float32
 
 ENTRY_BYTES = 8  # an index and a value
@@ -26,7 +27,7 @@ class MPIAllReduce(Reducer):
         self._mean = np.empty(size, np.float32)
         super().__init__(topology, size)
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         self._comm.Allreduce(gradient, self._mean)
         self._mean /= np.float32(self._comm.size)
         return Outcome(self._mean, selected=self.size, applied=self.size)
@@ -41,7 +42,7 @@ class HorovodAllReduce(Reducer):
         self._horovod, self._tensorflow = _horovod()
         super().__init__(topology, size)
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         tensor = self._tensorflow.experimental.dlpack.from_dlpack(gradient.__dlpack__())
         mean = np.asarray(self._horovod.allreduce(tensor, op=self._horovod.Average))
         return Outcome(mean, selected=self.size, applied=self.size)
@@ -69,7 +70,7 @@ class BareExchange(Reducer):
         self._gathered = np.empty((len(counts), payload), np.uint8)
         super().__init__(topology, size)
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         used = len(self._shard) * self._node.size
         with self.measure("intra"):
             self._node.Reduce_scatter_block(gradient[:used], self._shard)

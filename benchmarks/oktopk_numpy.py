@@ -12,6 +12,7 @@ from commlib import Topology
 from commlib.arrays import Array
 from commlib.density import entries
 from commlib.reducers import Outcome, Reducer
+from commlib.reducers.mean import MeanBuffer
 from commlib.vectors import Float32, partition
 from training.bench.record import report
 from training.bench.reducers import CPU, Candidate, Options, Plan, measure, table_of
@@ -39,7 +40,7 @@ class PlainOkTopK(Reducer):
         """See :attr:`Reducer.residual`."""
         return super().residual + self._residual
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         accumulated = self._residual + gradient
         magnitudes = np.abs(accumulated)
         is_due = self.steps % REEVALUATE_EVERY == 0

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.fusion import Buckets
 from commlib.reducers.base import Reducer
-from commlib.reducers.mean import Means
+from commlib.reducers.mean import MeanBuffers
 from commlib.vectors import Float32, SparseVector
 
 Found = TypeVar("Found")
@@ -78,7 +78,7 @@ class Engine:
         self.order: list[int] = []
         self.busy_seconds = self.waited_seconds = 0.0
         self._numbers = {id(reducer): number for number, reducer in enumerate(buckets.reducers)}
-        self._means = [Means(reducer.size, reducer.arrays) for reducer in buckets.reducers]
+        self._means = [MeanBuffers(reducer.size, reducer.arrays) for reducer in buckets.reducers]
         self._submitted: dict[int, _Submission] = {}  # of the step that is under way, in the order of arrival
         self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = 0  # that are over

@@ -12,6 +12,7 @@ from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.reducers import make_reducer, part_of_wrapper
 from commlib.reducers.arguments import added_residual
 from commlib.reducers.base import Reducer
+from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds
 from commlib.topology import Topology, Traffic
 from commlib.trace import Recorder
@@ -147,21 +148,21 @@ class Buckets(Reducer):
         """See :attr:`commlib.Reducer.takes_entries`: each reducer is given those of its bucket."""
         return True
 
-    def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
+    def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         if isinstance(gradient, SparseVector):
-            return self._reduce_entries(gradient)
-        mean = self.step_mean.overwrite()
+            return self._reduce_entries(gradient, buffer)
+        mean = buffer.dense()
         for number, part in reversed(list(enumerate(self.slices))):
             self.propose_bucket(number, gradient[part], out=mean[part])
         report = self._merged()
         return Outcome(mean if report.finite else None, report.selected, report.applied, report.forgotten)
 
-    def _reduce_entries(self, gradient: SparseVector) -> Outcome:
+    def _reduce_entries(self, gradient: SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         means: list[tuple[int, SparseVector]] = []
         for number, part in reversed(list(enumerate(self.slices))):
             means.insert(0, (part.start, self.propose_bucket(number, gradient.slice(part.start, part.stop))))
         report = self._merged()
-        mean = self.step_mean.write(means) if report.finite else None
+        mean = buffer.scatter(means) if report.finite else None
         return Outcome(mean, report.selected, report.applied, report.forgotten)
 
     def _merged(self) -> Report:
@@ -169,20 +170,19 @@ class Buckets(Reducer):
         self._stopwatch.seconds, self._flags = report.seconds, report.flags
         return report
 
-    def _together(self, gradient: Float32 | SparseVector) -> Outcome:
-        return self._reduce(gradient)  # each bucket compares its own settings
+    def _together(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
+        return self._reduce(gradient, buffer)  # each bucket compares its own settings
 
-    def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
-        return self._reduce(gradient)
+    def _alone(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
+        return self._reduce(gradient, buffer)
 
     def propose_bucket(self, number: int, gradient: Any, out: Float32 | None = None) -> Any:
-        """Propose the step of one bucket; arguments and mean as of :meth:`commlib.Reducer.propose`."""
-        now, recorder = self.topology.world.now, self._stopwatch.recorder
-        if recorder is None:
-            return self.reducers[number].propose(gradient, out)
-        start = now()
-        mean = self.reducers[number].propose(gradient, out)
-        recorder.add(f"bucket {number}", start, now())
+        """Return the proposed mean of one bucket; arguments as of :meth:`commlib.Reducer.propose`."""
+        now, recorder, reducer = self.topology.world.now, self._stopwatch.recorder, self.reducers[number]
+        start = 0.0 if recorder is None else now()
+        mean, reducer.last = reducer.propose(gradient, out)
+        if recorder is not None:
+            recorder.add(f"bucket {number}", start, now())
         return mean
 
     def record(self, recorder: Recorder | None) -> None:

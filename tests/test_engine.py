@@ -205,10 +205,10 @@ def test_two_jobs_in_one_process_have_engines_of_their_own():
 class Failing(REDUCERS["dense"]):
     """Fails in its second step, on rank 1 alone."""
 
-    def _reduce(self, gradient):
+    def _reduce(self, gradient, buffer):
         if self.steps == 1 and self.topology.world.rank == 1:
             raise MemoryError("no room for a message")
-        return super()._reduce(gradient)
+        return super()._reduce(gradient, buffer)
 
 
 def test_an_exception_in_the_thread_is_raised_where_the_step_is_waited_for_and_ends_the_other_ranks():

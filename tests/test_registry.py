@@ -43,10 +43,10 @@ class Everything(Reducer):
         super().__init__(topology, size)
         self._factor = np.float32(factor)
 
-    def _reduce(self, gradient):
+    def _reduce(self, gradient, buffer):
         gathered = [np.empty(self.size, np.float32) for _ in range(self.topology.world.size)]
         self.topology.world.allgather(gradient, gathered)
-        mean = self.step_mean.overwrite()
+        mean = buffer.dense()
         mean[...] = self._factor * sum(gathered) / np.float32(len(gathered))
         return Outcome(mean if self.synchronize_step(True) is not None else None)
 

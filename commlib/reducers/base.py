@@ -28,7 +28,7 @@ from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.memory import Workspace
 from commlib.reducers.arguments import added_residual, as_entries, as_gradient, as_size, checked_out
-from commlib.reducers.mean import Mean, Means, SparseMean
+from commlib.reducers.mean import AnyMeanBuffer, MeanBuffer, MeanBuffers, SparseMeanBuffer
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds, Stopwatch
 from commlib.topology import Topology
@@ -66,12 +66,11 @@ class Reducer(ABC):
         self.last: Report | None = None
         self.workspace = Workspace(self.arrays)
         self._stopwatch = Stopwatch(topology.world.now, StageSeconds)
-        self._means = Means(self.size, self.arrays)
-        self._step_mean: Mean | SparseMean | None = None  # of the step that is under way
+        self._means = MeanBuffers(self.size, self.arrays)
         self._carried: Float32 | None = None  # the residual of a predecessor
         self._is_synchronized = False
-        self._shared: str | None = None  # the settings, written out once and not in every step
-        self._comparison: Callable[[], npt.NDArray[np.int64]] | None = None  # that is under way
+        self._shared: str | None = None  # the settings as text, which every step compares
+        self._comparison: Callable[[], npt.NDArray[np.int64]] | None = None  # of the step under way
         self._flags = 0  # of any rank, in the step that is under way
 
     @property
@@ -104,24 +103,25 @@ class Reducer(ABC):
         above holds for its values. Of a skipped step it has a NaN at index 0. Reducers without
         ``takes_entries`` make such a gradient dense.
         """
-        mean: Float32 | SparseVector = self.propose(gradient, out)  # type: ignore[arg-type]
-        if self.last is not None and self.last.finite:
+        mean: Float32 | SparseVector
+        mean, self.last = self.propose(gradient, out)  # type: ignore[arg-type]
+        if self.last.finite:
             self.commit()
         return mean
 
     @overload
-    def propose(self, gradient: SparseVector) -> SparseVector: ...
+    def propose(self, gradient: SparseVector) -> tuple[SparseVector, Report]: ...
 
     @overload
-    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> Float32: ...
+    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> tuple[Float32, Report]: ...
 
     def propose(
         self, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None
-    ) -> Float32 | SparseVector:
-        """Return the mean as ``reduce`` does, and leave the change of state to ``commit`` or ``discard``.
+    ) -> tuple[Float32 | SparseVector, Report]:
+        """Return the mean and the report of a step whose change of state ``commit`` or ``discard`` decides.
 
-        For steps of several parts, each with a reducer, that count only if all of them are finite. A step
-        that is not finite, by ``last.finite``, is discarded already.
+        For a gradient in several parts, each with a reducer, whose step counts only if all parts are finite.
+        A step with ``report.finite`` false is discarded already.
         """
         if isinstance(gradient, SparseVector):
             if out is not None:
@@ -129,19 +129,20 @@ class Reducer(ABC):
             return self._propose_entries(as_entries(gradient, self.size, self.arrays))
         return self._propose_dense(as_gradient(gradient, self.size, self.arrays, self.workspace), out)
 
-    def _propose_dense(self, vector: Float32, out: Float32 | None) -> Float32:
-        made = self._means.take() if out is None else Mean(checked_out(out, vector, self.arrays))
-        mean = self._step(vector, made)
+    def _propose_dense(self, vector: Float32, out: Float32 | None) -> tuple[Float32, Report]:
+        buffer = self._means.take() if out is None else MeanBuffer(checked_out(out, vector, self.arrays))
+        mean, report = self._step(vector, buffer)
         assert not isinstance(mean, SparseVector)
-        return made.result(mean, out)
+        return buffer.result(mean, out), report
 
-    def _propose_entries(self, vector: SparseVector) -> SparseVector:
+    def _propose_entries(self, vector: SparseVector) -> tuple[SparseVector, Report]:
         if not self.takes_entries:
-            return SparseVector.trusted(self.size, None, self._propose_dense(vector.to_dense(), None))
-        made = SparseMean(self._means.take)
-        mean = self._step(vector, made)
+            dense, report = self._propose_dense(vector.to_dense(), None)
+            return SparseVector.trusted(self.size, None, dense), report
+        buffer = SparseMeanBuffer(self._means.take)
+        mean, report = self._step(vector, buffer)
         assert mean is None or isinstance(mean, SparseVector)
-        return non_finite(self.size, self.arrays) if mean is None else made.result(mean)
+        return non_finite(self.size, self.arrays) if mean is None else buffer.result(mean), report
 
     def commit(self) -> None:
         """Take over the state that the proposed step leads to; once, after a ``propose`` that was finite."""
@@ -154,15 +155,8 @@ class Reducer(ABC):
         if self.topology.world.size > 1:
             self._discard()
 
-    def _step(self, vector: Any, made: Mean | SparseMean) -> Float32 | SparseVector | None:
-        """Propose a step and report it; return the mean, or ``None`` where the step is skipped."""
-        self._step_mean = made
-        try:
-            return self._step_with_mean(vector)
-        finally:
-            self._step_mean = None
-
-    def _step_with_mean(self, vector: Any) -> Float32 | SparseVector | None:
+    def _step(self, vector: Any, buffer: AnyMeanBuffer) -> tuple[Float32 | SparseVector | None, Report]:
+        """Return the mean, ``None`` where the step is skipped, and the report of a proposed step."""
         if not self._is_synchronized:
             self.synchronize()
         before = self.topology.traffic
@@ -171,7 +165,8 @@ class Reducer(ABC):
         with np.errstate(invalid="ignore", over="ignore"), memory_errors(self):
             if self._carried is not None:
                 vector = _sum_of(vector, self._carried)
-            outcome = self._alone(vector) if self.topology.world.size == 1 else self._together(vector)
+            run = self._alone if self.topology.world.size == 1 else self._together
+            outcome = run(vector, buffer)
         self.steps += 1
         finite = outcome.mean is not None
         if not finite:
@@ -179,16 +174,10 @@ class Reducer(ABC):
         traffic = self.topology.traffic - before
         seconds, flags = self._stopwatch.seconds, self._flags
         forgotten = outcome.forgotten if finite else Forgotten()
-        self.last = Report(
+        report = Report(
             finite, outcome.selected, outcome.applied, traffic, seconds, flags=flags, forgotten=forgotten
         )
-        return outcome.mean
-
-    @property
-    def step_mean(self) -> Mean | SparseMean:
-        """Where the mean of the step that is under way is made."""
-        assert self._step_mean is not None, "a step is under way"
-        return self._step_mean
+        return outcome.mean, report
 
     def measure(self, stage: str) -> AbstractContextManager[None]:
         """Add the time of the body to ``stage`` of the report, without what is measured inside of it."""
@@ -198,21 +187,21 @@ class Reducer(ABC):
         """Give a span of each stage to ``recorder`` from the next step on, or to none."""
         self._stopwatch.recorder = recorder
 
-    def _together(self, gradient: Any) -> Outcome:
+    def _together(self, gradient: Any, buffer: AnyMeanBuffer) -> Outcome:
         """Run the algorithm on two ranks or more; meanwhile compare settings, and exchange flags."""
         own = with_flags(self._digest(), self.topology.flags())
         self._comparison = self.topology.world.start_allgather_ints([own])
-        outcome = self._reduce(gradient)
+        outcome = self._reduce(gradient, buffer)
         self.wait_for_comparison()
         return outcome
 
     @abstractmethod
-    def _reduce(self, gradient: Float32) -> Outcome:
-        """Run the algorithm on two ranks or more, up to its change of state.
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
+        """Run the algorithm on two ranks or more, and leave its change of state to ``_commit``.
 
-        The mean is made in ``self.step_mean``; the gradient is not changed. It is a ``SparseVector`` only
-        where the reducer has ``takes_entries``. All ranks return a mean, or none does. Nothing has to be
-        exchanged for that: a NaN that a rank sends makes the sums of all a NaN.
+        ``buffer`` holds the memory of the mean: write to ``buffer.dense()``. The gradient must not change; it
+        is a ``SparseVector`` only if the reducer has ``takes_entries``. Either all ranks return a mean, or
+        none does. That needs no exchange: a NaN that one rank sends makes the sums of all ranks a NaN.
         """
 
     def _commit(self) -> None:  # noqa: B027 - not every reducer has state of its own
@@ -221,15 +210,15 @@ class Reducer(ABC):
     def _discard(self) -> None:  # noqa: B027
         """Undo what the latest ``_reduce`` has changed of the state, if anything."""
 
-    def _alone(self, gradient: Float32 | SparseVector) -> Outcome:
+    def _alone(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         """Apply everything: the step of a single rank."""
         self._flags = self.topology.flags()
         if isinstance(gradient, SparseVector):
-            mean = self.step_mean.write([(0, gradient)]) if gradient.is_finite else None
+            mean = buffer.scatter([(0, gradient)]) if gradient.is_finite else None
             return Outcome(mean, selected=gradient.nnz, applied=gradient.nnz)
         if not is_finite(gradient):
             return Outcome(None)
-        mean = self.step_mean.overwrite()
+        mean = buffer.dense()
         mean[...] = gradient
         return Outcome(mean, selected=self.size, applied=self.size)
 

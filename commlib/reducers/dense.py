@@ -6,6 +6,7 @@ import numpy as np
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, ring_bytes
 from commlib.reducers.base import Reducer
+from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
@@ -58,9 +59,9 @@ class Dense(Reducer):
         self._bounds = partition(size, topology.world.size)
         self._first_entries = self.arrays.asarray(np.unique(self._bounds[:-1]))  # of the parts
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         ring, link = self._ring, self.topology.slowest_link
-        mean = self.step_mean.overwrite()
+        mean = buffer.dense()
         parts = np.split(mean, self._bounds[1:-1])
         with self.measure(link):
             ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)

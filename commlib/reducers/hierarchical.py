@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
 from commlib.reducers.selecting import Flat, SelectingReducer
@@ -58,11 +59,13 @@ class Shards(Flat):
                 room=lambda name, length, dtype: workspace.get(f"shard's {name}", length, dtype),
             )
 
-    def spread(self, reducer: SelectingReducer, combined: SparseVector, selected: int) -> Outcome:
+    def spread(
+        self, reducer: SelectingReducer, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
+    ) -> Outcome:
         """All-gather the shards inside the node, only what was selected."""
         node, world = reducer.topology.node, reducer.topology.world
         if node.size == 1:
-            return super().spread(reducer, combined, selected)
+            return super().spread(reducer, combined, selected, buffer)
         if combined.is_finite:
             shard = combined.divided_by(world.size, out=combined.values)
         else:  # on all owners of this shard: all nodes get the NaN
@@ -74,5 +77,5 @@ class Shards(Flat):
             decoded = list(map(reducer.lossless.decode, messages, self._sizes))
             if is_one_non_finite(decoded):
                 return Outcome(None)
-            mean = reducer.step_mean.write(list(zip(self._lows, decoded, strict=True)))
+            mean = buffer.scatter(list(zip(self._lows, decoded, strict=True)))
         return Outcome(mean, selected, sum(each.nnz for each in decoded))

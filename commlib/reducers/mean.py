@@ -1,4 +1,4 @@
-"""Where a reducer's mean is made: memory that is used again once nobody holds the mean of a step before."""
+"""Buffers for the mean of a step, used again when nobody refers to the mean of an earlier step."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -14,11 +14,10 @@ MOST_MEANS = 2
 ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
 
 
-class Mean:
-    """An array for the mean, and where its entries may be other than 0.
+class MeanBuffer:
+    """An array for the mean, which remembers where it was written to, so that clearing it is cheap.
 
-    ``array``: float32, contiguous, of whatever values at first. What others write into it has to be told by
-    ``overwrite``, or stays there.
+    ``array``: float32, contiguous, uninitialized at first. Call ``dense`` before writing to any entry.
     """
 
     def __init__(self, array: Float32) -> None:
@@ -26,15 +25,15 @@ class Mean:
         self._places = np.empty(0, index_dtype(len(array)))
         self._written: int | None = None  # at so many of the places, or anywhere
 
-    def overwrite(self) -> Float32:
-        """Return the array, for any of its entries to be written."""
+    def dense(self) -> Float32:
+        """Return the whole array, uninitialized, for the caller to write every entry."""
         self._written = None
         return self.array
 
-    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> Float32:
-        """Hold the entries of ``parts``, which begin at their numbers and leave no gap; 0 everywhere else.
+    def scatter(self, parts: Sequence[tuple[int, SparseVector]]) -> Float32:
+        """Return the array with the entries of ``parts`` at their places, and 0 everywhere else.
 
-        Return the array.
+        ``parts``: pairs of a first index and a vector, which together cover the array without a gap.
         """
         written, self._written = self._written, None
         if written is not None:
@@ -69,7 +68,7 @@ class Mean:
         read-only.
         """
         if mean is None:
-            self.overwrite().fill(np.nan)
+            self.dense().fill(np.nan)
         elif mean is not self.array:
             if out is None:
                 return mean
@@ -82,33 +81,33 @@ class Mean:
         return view
 
 
-class SparseMean:
-    """The mean of a step that was given a ``SparseVector``, and is one.
+class SparseMeanBuffer:
+    """The buffer of a step whose gradient, and so whose mean, is a ``SparseVector``.
 
-    ``take`` gives the :class:`Mean` that it is made in where it is dense; one is taken only for that.
+    ``take`` returns the :class:`MeanBuffer` for a mean that turns out dense; it is called only then.
     """
 
-    def __init__(self, take: Callable[[], Mean]) -> None:
+    def __init__(self, take: Callable[[], MeanBuffer]) -> None:
         self._take = take
-        self._taken: Mean | None = None
+        self._taken: MeanBuffer | None = None
 
-    def overwrite(self) -> Float32:
-        """See :meth:`Mean.overwrite`."""
-        return self._dense().overwrite()
+    def dense(self) -> Float32:
+        """See :meth:`MeanBuffer.dense`."""
+        return self._buffer().dense()
 
-    def _dense(self) -> Mean:
+    def _buffer(self) -> MeanBuffer:
         if self._taken is None:
             self._taken = self._take()
         return self._taken
 
-    def write(self, parts: Sequence[tuple[int, SparseVector]]) -> SparseVector:
-        """Return the vector of the entries of ``parts``, which follow each other; see :meth:`Mean.write`.
+    def scatter(self, parts: Sequence[tuple[int, SparseVector]]) -> SparseVector:
+        """Return the vector of the entries of ``parts``, as of :meth:`MeanBuffer.scatter`.
 
-        Its arrays are copies, or where one of the parts is dense, a mean.
+        Its arrays are copies; if a part is dense, the vector is dense, in a buffer.
         """
         if not any(vector.is_dense for _, vector in parts):
             return concatenate([vector for _, vector in parts])  # which copies, also a single one
-        array = self._dense().write(parts)
+        array = self._buffer().scatter(parts)
         return SparseVector.trusted(len(array), None, array)
 
     def result(self, mean: SparseVector) -> SparseVector:
@@ -118,26 +117,29 @@ class SparseMean:
         return SparseVector.trusted(mean.size, None, self._taken.result(mean.values, None))
 
 
-class Means:
-    """Means of ``size`` entries in turn: one that the caller holds while the next is made, and that one.
+AnyMeanBuffer = MeanBuffer | SparseMeanBuffer
 
-    On a GPU each is a new one: CuPy keeps what was freed by itself.
+
+class MeanBuffers:
+    """Up to two buffers of ``size`` entries: the caller holds one mean while the next one is computed.
+
+    On a GPU each buffer is new: CuPy keeps freed memory by itself.
     """
 
     def __init__(self, size: int, arrays: ModuleType = np) -> None:
         self._size, self._arrays = size, arrays
-        self._made: list[tuple[Mean, int]] = []  # and the references to the memory of one that nobody holds
+        self._made: list[tuple[MeanBuffer, int]] = []  # with the reference count of a free one
 
-    def take(self) -> Mean:
-        """Return a mean of whose memory nobody holds an array or a tensor: one made before, or a new one."""
+    def take(self) -> MeanBuffer:
+        """Return a buffer to whose memory no array or tensor refers: an earlier one, or a new one."""
         for mean, references in self._made:
             if sys.getrefcount(mean.array.base) == references:
                 return mean
-        mean = Mean(empty(self._size, self._arrays))
+        mean = MeanBuffer(empty(self._size, self._arrays))
         if self._arrays is np:
             self._made = [*self._made, (mean, sys.getrefcount(mean.array.base))][-MOST_MEANS:]
         return mean
 
     def array(self) -> Float32:
-        """Return the array of a mean that nobody holds, to be overwritten; it is the caller's while held."""
-        return self.take().overwrite()[:]
+        """Return the array of a free buffer, uninitialized; it is the caller's while the caller holds it."""
+        return self.take().dense()[:]

@@ -65,7 +65,7 @@ class Report:
 class Outcome:
     """What an algorithm returns: the mean, or ``None`` for a skipped step.
 
-    Of a step that was given a ``SparseVector`` it is what ``step_mean.write`` returned.
+    If the gradient was a ``SparseVector``, the mean is what ``buffer.scatter`` returned.
     """
 
     mean: Float32 | SparseVector | None

@@ -14,6 +14,7 @@ from commlib.density import entries
 from commlib.errors import InvalidArgument
 from commlib.memory import empty
 from commlib.reducers.decay import decayed
+from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Forgotten, Outcome
 from commlib.reducers.sparse import SparseReducer
@@ -43,13 +44,15 @@ class Flat:
         """Return the vector of ``length`` entries that this rank selects from."""
         return gradient
 
-    def spread(self, reducer: "SelectingReducer", combined: SparseVector, selected: int) -> Outcome:
-        """Make the mean from the sum; none where finite parts have added up to an infinity."""
+    def spread(
+        self, reducer: "SelectingReducer", combined: SparseVector, selected: int, buffer: AnyMeanBuffer
+    ) -> Outcome:
+        """Return the mean of the sum ``combined``; none where finite parts have added up to an infinity."""
         if not combined.is_finite:  # all ranks hold the same sum, and find the same
             return Outcome(None)
         with reducer.measure("combine"):
             mean = combined.divided_by(reducer.topology.world.size, out=combined.values)
-            written = reducer.step_mean.write([(0, mean)])
+            written = buffer.scatter([(0, mean)])
         return Outcome(written, selected, combined.nnz)
 
 
@@ -81,6 +84,7 @@ class SelectingReducer(SparseReducer):
         self.k = entries(self.density, self.length)
         self._forgotten = Forgotten()  # in the step that is under way
         self._encoded = 0  # messages of the step that is under way
+        self._buffer: AnyMeanBuffer | None = None  # for the mean of that step
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
         self._state_before = self.state, self.selector.state_dict()
         kept = 0 if self.sends_all else self.length
@@ -110,14 +114,15 @@ class SelectingReducer(SparseReducer):
         """See :attr:`Reducer.takes_entries`: if each rank selects from its own gradient, or all is sent."""
         return self.layout.takes_entries or self.sends_all
 
-    def _reduce(self, gradient: Float32 | SparseVector) -> Outcome:
-        self._encoded = 0
+    def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
+        self._encoded, self._buffer = 0, buffer
         self._forgotten = Forgotten()
         self._state_before = self.state, self.selector.state_dict()
         selected = self._select(gradient)
         combined = self._combine(selected)
-        self._proposed = selected
-        return replace(self.layout.spread(self, combined, selected.nnz), forgotten=self._forgotten)
+        self._proposed, self._buffer = selected, None
+        outcome = self.layout.spread(self, combined, selected.nnz, buffer)
+        return replace(outcome, forgotten=self._forgotten)
 
     def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
         """Return what this rank sends, taken from its next residual; a NaN where it is not finite."""
@@ -173,7 +178,8 @@ class SelectingReducer(SparseReducer):
         if self.arrays is not np:
             return empty(size, self.arrays)
         low = self.layout.low + at
-        return self.step_mean.overwrite()[low : low + size]
+        assert self._buffer is not None, "a step is under way"
+        return self._buffer.dense()[low : low + size]
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""

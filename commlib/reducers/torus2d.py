@@ -21,6 +21,7 @@ from commlib.errors import InvalidArgument, look_up
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.dense import make_mean
+from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
@@ -114,11 +115,11 @@ class Torus2D(Reducer):
             self._residual = self.arrays.zeros(kept, np.float32)
             self._spare = self.arrays.empty(kept, np.float32)  # the next residual is made in it
 
-    def _reduce(self, gradient: Float32) -> Outcome:
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         topology = self.topology
         with self.measure("intra"):
             shard = topology.node.reduce_scatter(gradient, self._bounds, self.workspace)
-        mean = self.step_mean.overwrite()
+        mean = buffer.dense()
         shards = np.split(mean, self._bounds[1:-1])
         # A rank that owns no shard has a stream all the same: of ranks that own none either.
         own_shard = shards[topology.local_rank]

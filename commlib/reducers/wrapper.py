@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 from commlib.agreement import check_settings
 from commlib.errors import InvalidArgument
 from commlib.reducers.base import Reducer
-from commlib.reducers.report import Outcome
+from commlib.reducers.mean import MeanBuffer
+from commlib.reducers.report import Outcome, Report
 from commlib.trace import Recorder
 from commlib.vectors import Float32, Index
 
@@ -55,13 +56,13 @@ class ReducerWrapper(Reducer):
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
-    def _propose_dense(self, vector: Float32, out: Float32 | None) -> Float32:
+    def _propose_dense(self, vector: Float32, out: Float32 | None) -> tuple[Float32, Report]:
         if not self._is_synchronized:
             self.synchronize()
-        mean = self.reducer.propose(self._before(vector), out)
-        self.steps, self.last = self.reducer.steps, self.reducer.last
-        self._proposed = mean if self.last is not None and self.last.finite else None
-        return mean
+        mean, report = self.reducer.propose(self._before(vector), out)
+        self.steps = self.reducer.steps
+        self._proposed = mean if report.finite else None
+        return mean, report
 
     def commit(self) -> None:
         """See :meth:`commlib.Reducer.commit`."""
@@ -87,8 +88,8 @@ class ReducerWrapper(Reducer):
     def _after(self, mean: Float32) -> None:
         """Follow a step that was not skipped."""
 
-    def _reduce(self, gradient: Float32) -> Outcome:
-        return self.reducer._reduce(gradient)
+    def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
+        return self.reducer._reduce(gradient, buffer)
 
     @property
     def density(self) -> float:

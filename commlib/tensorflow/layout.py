@@ -10,7 +10,7 @@ import numpy as np
 
 from commlib.arrays import Array
 from commlib.fusion import bucket_bounds
-from commlib.reducers.mean import Means
+from commlib.reducers.mean import MeanBuffers
 from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tensorflow.tensors import apart, as_slices, check_gradients, cut_up, dense_gradients, made_dense
 from commlib.tf_logging import without_noise
@@ -24,7 +24,7 @@ with without_noise():
 class Room:
     """Where means are made: arrays in turn, and the slices of them that the buckets have."""
 
-    means: Means
+    means: MeanBuffers
     slices: list[slice]
 
     @classmethod
@@ -32,7 +32,7 @@ class Room:
         """Return room for buckets of so many entries."""
         ends = list(accumulate(sizes))
         slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return cls(Means(ends[-1], arrays), slices)
+        return cls(MeanBuffers(ends[-1], arrays), slices)
 
 
 class Layout:

@@ -28,9 +28,9 @@ from training.bench.reducers import measure as measure_alone
 class Twice(Dense):
     """Reduces twice."""
 
-    def _reduce(self, gradient):
-        super()._reduce(gradient)
-        return super()._reduce(gradient)
+    def _reduce(self, gradient, buffer):
+        super()._reduce(gradient, buffer)
+        return super()._reduce(gradient, buffer)
 
 
 class Nothing(Reducer):
@@ -41,7 +41,7 @@ class Nothing(Reducer):
     def __init__(self, topology, size, *, density):
         super().__init__(topology, size)
 
-    def _reduce(self, gradient):
+    def _reduce(self, gradient, buffer):
         self.topology.world.barrier()
         return Outcome(np.zeros(self.size, np.float32))
 
@@ -92,8 +92,8 @@ def test_groups_are_no_larger_than_fits_and_about_even(wires, lengths, monkeypat
 
 def test_an_all_reduce_that_is_wrong_is_not_timed(simulated_allreduces, monkeypatch):
     class Wrong(Dense):
-        def _reduce(self, gradient):
-            outcome = super()._reduce(gradient)
+        def _reduce(self, gradient, buffer):
+            outcome = super()._reduce(gradient, buffer)
             outcome.mean[5] += 1
             return outcome
 
@@ -127,13 +127,13 @@ class Hungry(Reducer):
         super().__init__(topology, size)
         self.held = np.ones(size, np.float32)
 
-    def _reduce(self, gradient):
+    def _reduce(self, gradient, buffer):
         comm = self.topology.world
         outgoing, incoming = gradient + self.held, gradient - self.held
         request = comm.receive(incoming, (comm.rank - 1) % comm.size)
         comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
         request.wait()
-        mean = np.add(outgoing, incoming, out=self.step_mean.overwrite())
+        mean = np.add(outgoing, incoming, out=buffer.dense())
         return Outcome(mean, self.size, self.size)
 
 

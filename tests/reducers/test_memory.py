@@ -6,7 +6,7 @@ import pytest
 from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
 from commlib.memory import Workspace
 from commlib.reducers import LocalClipping, MomentumCorrection
-from commlib.reducers.mean import Mean, Means
+from commlib.reducers.mean import MeanBuffer, MeanBuffers
 from commlib.transport import simulated
 from commlib.vectors import SparseVector
 from tests.extent import more
@@ -167,37 +167,37 @@ def entries(*indices):
 
 
 def test_a_mean_is_cleared_where_it_was_written_and_nowhere_else():
-    mean = Mean(np.full(100, 5, np.float32))
-    mean.write([(0, entries(3, 50))])  # what it held is not known: all of it goes
+    mean = MeanBuffer(np.full(100, 5, np.float32))
+    mean.scatter([(0, entries(3, 50))])  # what it held is not known: all of it goes
     assert np.flatnonzero(mean.array).tolist() == [3, 50]
     mean.array[7] = 8  # nobody may: it shows that this entry is left alone
     mean.array *= 2  # as whoever clips does
-    mean.write([(0, entries(4))])
+    mean.scatter([(0, entries(4))])
     assert np.flatnonzero(mean.array).tolist() == [4, 7]
-    mean.overwrite()[...] = 6
-    mean.write([(0, entries(9))])
+    mean.dense()[...] = 6
+    mean.scatter([(0, entries(9))])
     assert np.flatnonzero(mean.array).tolist() == [9]
 
 
 def test_a_short_part_that_is_written_dense_is_cleared_by_the_next_mean():
-    mean, others = Mean(np.zeros(2000, np.float32)), [(100 * i, entries()) for i in range(1, 20)]
-    mean.write([(0, SparseVector(100, None, np.ones(100, np.float32))), *others])
-    mean.write([(0, entries(3)), *others])
+    mean, others = MeanBuffer(np.zeros(2000, np.float32)), [(100 * i, entries()) for i in range(1, 20)]
+    mean.scatter([(0, SparseVector(100, None, np.ones(100, np.float32))), *others])
+    mean.scatter([(0, entries(3)), *others])
     assert np.flatnonzero(mean.array).tolist() == [3]
 
 
 def test_places_beyond_what_the_indices_of_a_part_can_count_are_cleared():
     # As of a mean past 2³¹ entries, which int64 addresses, and its parts, which int32 does.
-    mean, one = Mean(np.zeros(200, np.float32)), np.ones(1, np.float32)
+    mean, one = MeanBuffer(np.zeros(200, np.float32)), np.ones(1, np.float32)
     part = SparseVector.trusted(100, np.array([99], np.int8), one)
-    mean.write([(0, entries()), (100, part)])
+    mean.scatter([(0, entries()), (100, part)])
     assert np.flatnonzero(mean.array).tolist() == [199]
-    mean.write([(0, entries()), (100, entries())])
+    mean.scatter([(0, entries()), (100, entries())])
     assert not mean.array.any()
 
 
 def test_a_third_mean_that_is_held_costs_a_new_array_and_no_more_than_two_are_kept():
-    means = Means(1000)
+    means = MeanBuffers(1000)
     first, second = means.array(), means.array()
     third = means.array()
     assert len({each.ctypes.data for each in (first, second, third)}) == 3

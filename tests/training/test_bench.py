@@ -269,7 +269,7 @@ def test_steps_and_ranks_see_gradients_of_their_own_partly_shared():
 class Wrong(SparseReducer):
     """Sums gradients in the clear, with what a test wants to go wrong."""
 
-    def _reduce(self, gradient):
+    def _reduce(self, gradient, buffer):
         world = self.topology.world
         mean = np.sum(world.allgather_objects(gradient), axis=0) / np.float32(world.size)
         return Outcome(self.spoil(mean.astype(np.float32)), self.size, self.size)
