@@ -8,15 +8,12 @@ import functools
 import io
 import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from datacache.sources.crc32c import masked_crc32c
 
 WIDTH, HEIGHT = 500, 375
 FORMS = ("image_folder", "tfrecord")
@@ -117,29 +114,24 @@ def _write_folders(root: Path, samples: int, classes: int, seed: int) -> int:
 
 
 def _write_shards(root: Path, samples: int, classes: int, seed: int) -> int:
+    import tensorflow as tf  # which takes seconds to import
+
     shards = math.ceil(samples / SAMPLES_OF_A_SHARD)
     total = 0
     with _threads() as threads:
         for shard in range(shards):
             own = range(samples * shard // shards, samples * (shard + 1) // shards)
-            with (root / f"train-{shard:05}-of-{shards:05}").open("wb") as file:
+            with tf.io.TFRecordWriter(str(root / f"train-{shard:05}-of-{shards:05}")) as file:
                 for sample, jpeg in zip(own, threads.map(sample_jpeg, own, [seed] * len(own)), strict=True):
-                    file.writelines(_record(_example(sample, sample % classes, jpeg)))
+                    file.write(_example(sample, sample % classes, jpeg))
                     total += len(jpeg)
     return total
 
 
-def _record(data: bytes) -> Iterator[bytes]:
-    """Yield the parts of a TFRecord: length, its checksum, the data, their checksum."""
-    length = len(data).to_bytes(8, "little")
-    yield length
-    yield masked_crc32c(length).to_bytes(4, "little")
-    yield data
-    yield masked_crc32c(data).to_bytes(4, "little")
-
-
 def _example(sample: int, label: int, jpeg: bytes) -> bytes:
     """Return a serialized ``tf.train.Example`` with the features of ImageNet's that loaders use."""
+    import tensorflow as tf
+
     features: dict[str, bytes | int] = {
         "image/class/label": label + 1,
         "image/class/text": f"class_{label}".encode(),
@@ -149,34 +141,12 @@ def _example(sample: int, label: int, jpeg: bytes) -> bytes:
         "image/height": HEIGHT,
         "image/width": WIDTH,
     }
-    entries = (_field(1, key.encode()) + _field(2, _feature(value)) for key, value in features.items())
-    return _field(1, b"".join(_field(1, entry) for entry in entries))
 
+    def feature(value: bytes | int) -> tf.train.Feature:
+        if isinstance(value, bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
 
-def _feature(value: bytes | int) -> bytes:
-    """Return a ``Feature``: a list of one string of bytes (field 1) or of one integer (field 3)."""
-    if isinstance(value, bytes):
-        return _field(1, _field(1, value))
-    return _field(3, _field(1, _varint(value)))
-
-
-def _field(number: int, data: bytes) -> bytes:
-    r"""Return a field of a protocol buffer that holds bytes.
-
-    >>> _field(1, b"hi")
-    b'\n\x02hi'
-    """
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    """Return a varint: an integer, 0 or more, in groups of seven bits, the lowest first.
-
-    >>> list(_varint(300))
-    [172, 2]
-    """
-    groups = []
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
+    given = tf.train.Features(feature={key: feature(value) for key, value in features.items()})
+    serialized: bytes = tf.train.Example(features=given).SerializeToString(deterministic=True)
+    return serialized

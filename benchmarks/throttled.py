@@ -1,40 +1,41 @@
 """Throttled central storage: a folder behind one slow network link, for tests and benchmarks.
 
-``python -m benchmarks.throttled_server FOLDER --rate 1gbit --latency-seconds 0.002``: an HTTP server.
-It is a process of its own, so that its limits hold for all ranks of a machine together: each response waits
-for the latency, in parallel with others, and then passes one link of the given rate. It prints its URL,
-``throttled://…``, when it is ready. fsspec opens such URLs with :class:`ThrottledFileSystem` once this module
-is imported::
+``python -m benchmarks.throttled FOLDER --rate 1gbit --latency-seconds 0.002``: an HTTP server. It is a
+process of its own, so that its limits hold for all ranks of a machine together: each response waits for the
+latency, in parallel with others, and then passes one link of the given rate. It prints its URL,
+``throttled://…``. fsspec opens it with :class:`ThrottledFileSystem` once this module is imported::
 
     with serve(folder, rate="1gbit", latency_seconds=0.002) as url:
         fs, root = fsspec.url_to_fs(url)
         fs.find(root, detail=True)  # one request a folder, sizes and versions included
         fs.cat_file(root + "/a/b.jpg", start=100, end=200)
         assert counts(url).requests == 1
-
-The same address as ``http://…`` works with any HTTP client: ranges, ``HEAD``, folders as pages of links.
-fsspec's own HTTP filesystem lists such pages too, but without sizes: it would need a request for each file.
 """
 
+import argparse
 import http.client
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 
 COUNTS = "/-/counts"
-LISTING = "application/json"
-SERVER = "benchmarks.throttled_server"
+# Sent by one connection before another may send: two milliseconds of the link at half a Gbit/s.
+CHUNK_BYTES = 128 * 1024
 
 
 def bytes_per_second(rate: str) -> float:
@@ -57,29 +58,20 @@ class Limits:
     ``latency_seconds``: between a request and the first byte of its response.
     ``failures``: the share of requests that fail, drawn with ``seed``: alternately with status 503, and with
     a connection that is closed after half of the response.
-    ``stall_seconds``: if not 0, failing requests instead pause for this time after half of the response, and
-    then send the other half.
     """
 
     rate: str | None = None
     latency_seconds: float = 0.0
     failures: float = 0.0
     seed: int = 0
-    stall_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rate is not None:
             bytes_per_second(self.rate)
-        if not self.latency_seconds >= 0:
+        if self.latency_seconds < 0:
             raise ValueError(f"latency_seconds: expected 0 or more, got {self.latency_seconds}")
         if not 0 <= self.failures <= 1:
             raise ValueError(f"failures: expected a share from 0 to 1, got {self.failures}")
-        if not self.stall_seconds >= 0:
-            raise ValueError(f"stall_seconds: expected 0 or more, got {self.stall_seconds}")
-        if self.stall_seconds and not self.failures:
-            raise ValueError(
-                f"failures: expected a share above 0, got 0: none would stall {self.stall_seconds} s"
-            )
 
 
 @dataclass(frozen=True)
@@ -95,6 +87,9 @@ class Counts:
     listings: int = 0
     failures: int = 0
     reads: dict[str, int] = field(default_factory=dict)
+
+
+# ---- The client ----
 
 
 def counts(url: str) -> Counts:
@@ -115,19 +110,24 @@ def serve(
     latency_seconds: float = 0.0,
     failures: float = 0.0,
     seed: int = 0,
-    stall_seconds: float = 0.0,
 ) -> Iterator[str]:
     """Serve a folder from a process of its own and yield its URL; see :class:`Limits` for the arguments.
 
     The server ends with the block, or when this process dies: it watches its standard input.
     """
-    limits = Limits(rate, latency_seconds, failures, seed, stall_seconds)
+    limits = Limits(rate, latency_seconds, failures, seed)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(limits).items() if value]
-    command = [sys.executable, "-m", SERVER, os.fspath(folder), "--until-input-ends", *options]
-    package = str(Path(__file__).resolve().parents[1])
-    search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.throttled",
+        os.fspath(folder),
+        "--until-input-ends",
+        *options,
+    ]
+    search = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     server = subprocess.Popen(
-        command,
+        [*command, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,7 +163,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         """Return the entries of a folder, or the one of a file, by one request."""
         path = self._strip_protocol(path).rstrip("/")
         host, _, inside = path.partition("/")
-        entries: list[dict[str, Any]] = json.loads(self._get(host, f"/{inside}", {"Accept": LISTING}))
+        entries: list[dict[str, Any]] = json.loads(self._get(host, f"/{inside}", {"Accept": "listing"}))
         for entry in entries:
             entry["name"] = f"{host}/{entry['name']}"
         return entries if detail else [entry["name"] for entry in entries]
@@ -174,17 +174,9 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         alone = [entry for entry in self.ls(path) if entry["name"] == path]
         return alone[0] if alone else {"name": path, "size": 0, "type": "directory"}
 
-    def find(
-        self,
-        path: str,
-        maxdepth: int | None = None,
-        withdirs: bool = False,
-        detail: bool = False,
-        **options: Any,
-    ) -> Any:
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
         """Return all files below a folder; a folder that cannot be listed is an error, not empty."""
-        options = {"on_error": "raise", **options}
-        return super().find(path, maxdepth, withdirs, detail, **options)
+        return super().find(path, maxdepth, withdirs, **{"on_error": "raise", **options})
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Return the bytes of a file from ``start`` to before ``end``, fewer if the file is shorter."""
@@ -194,10 +186,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
         if end == first:
             return b""
         host, _, inside = self._strip_protocol(path).partition("/")
-        headers = {}
-        if start is not None or end is not None:
-            headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
-        return self._get(host, f"/{inside}", headers)
+        return self._get(host, f"/{inside}", {"Range": f"bytes={first}-{'' if end is None else end - 1}"})
 
     def _get(self, host: str, path: str, headers: dict[str, str]) -> bytes:
         """Return the body of one response; the connection is closed after any error."""
@@ -211,9 +200,7 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
             raise OSError(f"throttled://{host}{path}: {type(error).__name__}: {error}") from error
         if answer.status == 404:
             raise FileNotFoundError(f"throttled://{host}{path}")
-        if answer.status == 416:  # begins past the end
-            return b""
-        if answer.status not in (200, 206):
+        if answer.status != 200:
             raise OSError(f"throttled://{host}{path}: {answer.status} {answer.reason}")
         return body
 
@@ -229,3 +216,157 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
 
 
 fsspec.register_implementation("throttled", "benchmarks.throttled.ThrottledFileSystem")
+
+
+# ---- The server ----
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers requests for the files of ``folder`` within ``limits``, a thread a connection."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, limits: Limits, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.folder, self.limits = folder, limits
+        self.lock = threading.Lock()
+        self.sent: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
+        self._random = random.Random(limits.seed)
+        self._rate = float("inf") if limits.rate is None else bytes_per_second(limits.rate)
+        self._free_at = 0.0
+
+    def pass_link(self, earliest: float, size: int) -> float:
+        """Wait until ``size`` bytes have passed the link, not before ``earliest``; return the moment."""
+        with self.lock:
+            self._free_at = max(self._free_at, earliest) + size / self._rate
+            moment = self._free_at
+        _sleep_until(moment)
+        return moment
+
+    def draws_failure(self) -> bool:
+        """Return whether the next request fails, and count it."""
+        with self.lock:
+            fails = self._random.random() < self.limits.failures
+            self.sent["failures"] += fails
+        return fails
+
+    def count(self, name: str | None, size: int) -> None:
+        """Count a response with contents of a file of that name, or another one."""
+        with self.lock:
+            if name is None:
+                self.sent["listings"] += 1
+            else:
+                self.sent.update(requests=1, bytes=size)
+                self.reads[name] += 1
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 0
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        """Answer a request: with a file, a range of one, the listing of a folder, or the counts."""
+        server = self.server
+        inside = unquote(urlsplit(self.path).path).strip("/")
+        if f"/{inside}" == COUNTS:
+            known = {name: server.sent[name] for name in ("requests", "bytes", "listings", "failures")}
+            body = json.dumps({**known, "reads": server.reads}).encode()
+            self._begin(200, len(body))
+            self.wfile.write(body)
+            return
+        begun = time.monotonic() + server.limits.latency_seconds
+        _sleep_until(begun)
+        fails = server.draws_failure()
+        if fails and server.sent["failures"] % 2:
+            self._begin(503, 0)
+            return
+        status, body, name = self._body(server.folder / inside, inside)
+        self._begin(status, len(body))
+        self._send(body[: len(body) // 2] if fails else body, begun)
+        if fails:
+            self.close_connection = True
+        else:
+            server.count(name, len(body))
+
+    def _body(self, path: Path, inside: str) -> tuple[int, bytes, str | None]:
+        """Return status and body of a response, and the name of the file, unless it is a listing."""
+        lists = self.headers.get("Accept") == "listing"
+        if ".." in inside.split("/") or not path.exists() or (path.is_dir() and not lists):
+            return 404, b"", None
+        if lists:
+            return 200, json.dumps(_listing(self.server.folder, path)).encode(), None
+        start, _, end = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        with path.open("rb", buffering=0) as file:
+            file.seek(int(start))
+            body = file.read(int(end) + 1 - int(start) if end else -1)
+        return 200, body, inside
+
+    def _begin(self, status: int, size: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+    def _send(self, body: bytes, earliest: float) -> None:
+        """Send bytes, chunk by chunk at the rate of the link."""
+        with suppress(OSError):  # the client has gone
+            for start in range(0, len(body), CHUNK_BYTES):
+                chunk = body[start : start + CHUNK_BYTES]
+                earliest = self.server.pass_link(earliest, len(chunk))
+                self.wfile.write(chunk)
+
+
+def _listing(folder: Path, found: Path) -> list[dict[str, Any]]:
+    """Return the entries of a folder, by name, or the one of a file, in the format of fsspec."""
+    entries = []
+    for path in sorted(found.iterdir()) if found.is_dir() else [found]:
+        facts, name = path.stat(), path.relative_to(folder).as_posix()
+        if path.is_dir():
+            entries.append({"name": name, "size": 0, "type": "directory"})
+        else:
+            version = {"ETag": f"{facts.st_mtime_ns:x}-{facts.st_size:x}", "mtime": facts.st_mtime}
+            entries.append({"name": name, "size": facts.st_size, "type": "file", **version})
+    return entries
+
+
+def _exit_when_input_ends() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(description="A file server of limited rate; see Limits.")
+    parser.add_argument("folder", type=Path)
+    for name, default in asdict(Limits()).items():
+        kind = str if default is None else type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+    parser.add_argument("--port", type=int, default=0, help="on the loopback interface (default: a free one)")
+    parser.add_argument("--until-input-ends", action="store_true", help="exit when standard input is closed")
+    given = vars(parser.parse_args())
+    folder, port, until_input_ends = given.pop("folder"), given.pop("port"), given.pop("until_input_ends")
+    if not folder.is_dir():
+        parser.error(f"folder: expected a folder, got {folder}")
+    try:
+        server = _Server(folder, Limits(**given), port)
+    except ValueError as error:
+        parser.error(str(error))
+    if until_input_ends:
+        threading.Thread(target=_exit_when_input_ends, daemon=True).start()
+    print(f"throttled://127.0.0.1:{server.server_port}", flush=True)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
