@@ -3,11 +3,12 @@
 It needs the records only: python -m benchmarks.draw_benchmarks
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
-from benchmarks.drawing import cache, cluster, gpu, linear, pto, race
+from benchmarks.drawing import cache, cluster, linear, pto, race
 from benchmarks.drawing.pages import Page, with_block
 from benchmarks.drawing.results import Results, fingerprint, newest
 from benchmarks.linear import of_ranks
@@ -95,6 +96,12 @@ def first_pto_table(records: Sequence[Record]) -> Table:
     return next(iter(pto_tables(records)))
 
 
+def gpu_tables(results: Results, folder: str) -> Iterator[str]:
+    """Yield a table of each length and type of entries."""
+    for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
+        yield case_table(list(own)).markdown()
+
+
 SECTIONS = (
     Section("race", "race", steps_table, is_step, "race-mlp-4x1.svg", race.draw_steps, fastest_first=True),
     Section("accuracy", "race", runs_table, is_run, "race-mlp-4x1-0.2gbit-accuracy.svg", race.draw_runs),
@@ -128,7 +135,7 @@ SECTIONS = (
 PAGES = (
     Page("docs/pto.md", "pto", pto.tables, "scripts/bench.sh"),
     Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
-    Page("docs/gpu.md", "gpu-selection", gpu.tables, "scripts/gpu.sh"),
+    Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
 
 
@@ -162,8 +169,6 @@ if __name__ == "__main__":
     measured = newest(FOLDER / "results")
     if linear.KIND in measured:
         linear.draw(measured[linear.KIND], FOLDER.parent / linear.PICTURE)
-    if "gpu-selection" in measured:
-        gpu.draw(measured["gpu-selection"], FOLDER / "gpu-selection.svg")
     for each in PAGES:
         file = FOLDER.parent / each.path
         file.write_text(each.with_measured(file.read_text(), measured))

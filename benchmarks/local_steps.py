@@ -23,7 +23,7 @@ import yaml
 
 from benchmarks import convergence
 from benchmarks.convergence import Case
-from benchmarks.drawing import local_step_times
+from benchmarks.drawing import local_steps as local_step_times
 from benchmarks.drawing.local_steps import Runs, draw_against_bytes, draw_against_h
 from benchmarks.drawing.pages import with_block
 from benchmarks.jobs import Layout, cluster_until_end, environment, module

@@ -23,8 +23,7 @@ import numpy as np
 
 from benchmarks.drawing.pages import Table, milliseconds, with_block
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.papers.clusters import HALF, Cluster, communication
-from benchmarks.papers.hitopkcomm import HITOPKCOMM, local_batch
+from benchmarks.papers import HALF, HITOPKCOMM, Cluster, communication, local_batch
 from benchmarks.predict_papers import FOLDER, PAGE
 from benchmarks.shapes import Shape, resnet50, vgg19
 from benchmarks.validate import RESULTS, newest

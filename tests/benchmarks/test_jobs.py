@@ -42,12 +42,6 @@ def lines_of(tmp_path, monkeypatch, program: str, timeout: float = 60.0) -> list
     return list(EmulatedCluster(tmp_path / "state").lines(["job"], dict(os.environ), timeout))
 
 
-def test_a_job_is_run_on_the_first_node_and_its_lines_are_without_tags(tmp_path, monkeypatch):
-    program = "import sys; print('[1,0]<stdout>: ' + ' '.join(sys.argv[1:]))"
-    (line,) = lines_of(tmp_path, monkeypatch, program, 7.5)
-    assert line == f"--state {tmp_path}/state run --timeout 7.5 -- job\n"
-
-
 @pytest.mark.parametrize(
     ("said", "message"),
     [

@@ -8,9 +8,7 @@ from benchmarks import linear as linear_bench
 from benchmarks.drawing import linear
 from benchmarks.drawing.results import newest
 from benchmarks.jobs import record_of
-from benchmarks.linear import LinearCase, measure_ranks, of_one_rank, of_ranks
-from benchmarks.linear_alone import MOST_PASSES
-from benchmarks.linear_alone import measure as measure_alone
+from benchmarks.linear import MOST_PASSES, LinearCase, measure_alone, measure_ranks, of_one_rank, of_ranks
 from commlib.transport import simulated
 from tests.launching import ROOT
 from training.bench.record import WrongResult
@@ -67,7 +65,7 @@ def test_coordinate_descent_is_measured_too():
 
 
 def test_one_rank_is_against_scikit_learn(monkeypatch):
-    monkeypatch.setattr("benchmarks.linear_alone.RUNS", 1)
+    monkeypatch.setattr("benchmarks.linear.RUNS", 1)
     case = LinearCase("url", "logistic", "sgd", steps=1, passes=3)
     same, sgd, liblinear = simulated.run(lambda comm: list(measure_alone(comm, case, rows=300)), 1)[0]
     assert [each.peer for each in (same, sgd, liblinear)] == ["SGDClassifier", "SGDClassifier", "LIBLINEAR"]

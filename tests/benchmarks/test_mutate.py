@@ -34,20 +34,3 @@ def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, 
     assert "rounds  commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
     assert "same    commlib/density.py  SURVIVED" in printed
     assert file.stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--area", "nowhere"], "--area: expected one of reducers, "),
-        (["--only", "?"], "--only: no fault has '?' in its name"),
-        (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
-        (["--before", "absent.json"], "No such file or directory: 'absent.json'"),
-    ],
-)
-def test_bad_words_are_one_line(capsys, words, message):
-    with pytest.raises(SystemExit, match="2"):
-        mutate.main(words)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("mutate.py: ")
-    assert message in line

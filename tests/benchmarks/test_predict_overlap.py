@@ -15,7 +15,6 @@ from benchmarks.predict_overlap import (
     load,
     operations,
     pages,
-    predicted,
     resnet50_sides,
     simulate,
     steps,
@@ -23,7 +22,7 @@ from benchmarks.predict_overlap import (
     workloads,
 )
 from benchmarks.shapes import resnet50, vgg19
-from training.plan.step import FORWARD, Bucket, Workload, overlapped
+from training.plan.step import FORWARD, Bucket, Workload
 
 
 @pytest.mark.slow
@@ -33,11 +32,6 @@ def test_the_tables_of_the_pages_are_those_of_the_script_and_of_the_newest_recor
         page = path.read_text()
         for name, text in blocks.items():
             assert with_block(page, name, text) == page, name
-
-
-def test_every_cell_has_a_head():
-    for table in (predict_overlap.steps_table(), predict_overlap.simulated_table()):
-        assert {len(row) for row in table.rows} == {len(table.head)}
 
 
 def test_the_picture_is_of_the_numbers_as_they_are(tmp_path):
@@ -66,13 +60,6 @@ def test_no_step_is_faster_than_its_two_resources_allow_nor_slower_than_without_
         least = max(each.computing, FORWARD * each.computing + each.messages)
         assert least < each.overlapped < each.plain
         assert 0 < each.hidden < 1
-
-
-@pytest.mark.parametrize(("reducer", "share"), [("dense", 2 / 5), ("oktopk", 3 / 4)])
-def test_buckets_cost_the_latencies_that_the_page_says(reducer, share):
-    step = predicted("ResNet-50 (96)", 25.0, reducer)
-    assert (step.plain - step.undivided) / step.messages == pytest.approx(share, abs=0.04)
-    assert 1 < step.undivided / step.overlapped < 1.1
 
 
 def test_the_engine_on_the_virtual_clock_takes_as_long_as_the_closed_forms():
@@ -110,14 +97,3 @@ def test_layers_share_the_backward_pass_by_their_multiply_adds():
     for each in workloads().values():
         assert sum(bucket.share for bucket in each.buckets) == pytest.approx(1)
         assert each.forward + sum(map(each.backward, each.buckets)) == pytest.approx(each.computing)
-
-
-def test_entries_are_those_of_the_networks_and_about_those_of_the_paper():
-    for training, each in zip(HITOPKCOMM.trainings, workloads().values(), strict=True):
-        assert sum(bucket.size for bucket in each.buckets) == pytest.approx(training.parameters, rel=0.025)
-        assert len(each.buckets) > 4
-
-
-def test_messages_wait_for_their_bucket_and_for_those_before():
-    assert overlapped([1.0, 2.0, 9.0], [3.0, 1.0, 0.5]) == 9.5
-    assert overlapped([1.0, 2.0, 3.0], [3.0, 1.0, 0.5]) == 5.5

@@ -7,20 +7,16 @@ import pytest
 
 from benchmarks import pto
 from benchmarks.pto import (
-    WARM_UP_RUNS,
-    Call,
-    Interleaved,
     Sweep,
     Tensors,
     check_squares,
-    interleave,
     measure,
     records,
 )
-from benchmarks.shapes import SHAPES, entries_of, vgg19
-from commlib import LinkBytes, Topology
+from benchmarks.shapes import SHAPES
+from commlib import Topology
 from commlib.transport import simulated
-from pto import Norms, by_layer, by_slices
+from pto import Norms
 from tests.launching import mpirun, tail
 from training.bench.record import Record, Seconds, WrongResult
 
@@ -35,37 +31,6 @@ def tiny(monkeypatch):
 
 
 # ------------------------------------------------------------- interleaved calls
-
-
-def test_candidates_alternate_and_the_first_calls_do_not_count(tiny):
-    def body(comm):
-        called = []
-        candidates = {name: lambda name=name: called.append(name) for name in "ABC"}
-        return "".join(called), interleave(Topology(comm), candidates, calls=3), "".join(called)
-
-    for before, taken, after in simulated.run(body, world_size=2):
-        assert before == ""
-        assert after == "ABC" * (WARM_UP_RUNS + 3)
-        assert {name: (len(own.calls), len(own.calls[0])) for name, own in taken.items()} == {
-            name: (3, 2) for name in "ABC"
-        }
-
-
-def test_wall_time_is_of_the_slowest_rank_and_the_processor_s_the_mean_and_the_largest():
-    def call(wall, cpu, intra=0, inter=0):
-        return Call(wall, cpu, LinkBytes(intra, inter))
-
-    taken = Interleaved(
-        [
-            [call(4.0, 1.0), call(5.0, 3.0)],
-            [call(7.0, 2.0), call(6.0, 4.0)],
-            [call(1.0, 5.0, intra=8, inter=1), call(2.0, 7.0, intra=0, inter=2)],
-        ]
-    )
-    assert taken.wall == Seconds(median=5.0, min=2.0, max=7.0, runs=3)
-    assert taken.cpu == Seconds(median=3.0, min=2.0, max=6.0, runs=3)
-    assert taken.cpu_of_busiest == Seconds(median=4.0, min=3.0, max=7.0, runs=3)
-    assert taken.bytes == LinkBytes(intra=0, inter=2)
 
 
 # ------------------------------------------------------------- norms
@@ -140,12 +105,6 @@ def test_sums_that_are_wrong_or_not_the_same_everywhere_are_not_timed(monkeypatc
         return True
 
     assert simulated.run(body, world_size=3) == [True] * 3
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_slices_are_better_balanced_than_the_papers_partition_of_vgg19(parts):
-    sizes = [entries_of(shape) for shape in vgg19()]
-    assert by_layer(sizes, parts).balance() / by_slices(sizes, parts).balance() >= 1.5
 
 
 # ------------------------------------------------------------- steps of LARS

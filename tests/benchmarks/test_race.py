@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import jobs, race
+from benchmarks import jobs
 from benchmarks.jobs import Failed
-from benchmarks.race import measured, records, seconds_to
+from benchmarks.race import measured
 from benchmarks.race_plan import RACED, Race
 from commlib import REDUCERS
 from tests.launching import ROOT, python_on_ranks, run, tail
@@ -38,38 +38,6 @@ def test_all_reducers_and_horovod_in_two_ways_take_part():
     assert {subject.algorithm for subject in subjects} == {"default", "ring"}
     assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
     assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
-
-
-def test_without_overlap_only_steps_are_timed_and_with_a_switch_only_runs():
-    for subject in plan().subjects:
-        assert subject.steps == (subject.phases == 1)
-        assert subject.overlap == (not subject.name.endswith("overlap off"))
-        assert subject.overlap or not subject.accuracy
-
-
-def test_of_those_that_send_all_only_horovod_over_the_ring_is_raced_to_an_accuracy():
-    subjects = plan().subjects
-    raced = [subject.name for subject in subjects if subject.is_peer and subject.accuracy]
-    assert raced == ["horovod, ring"]
-    rest = [subject for subject in subjects if subject.overlap and not subject.is_peer]
-    assert all(subject.accuracy for subject in rest)
-    quick = [subject for subject in plan(quick=True).subjects if subject.overlap]
-    assert all(subject.accuracy for subject in quick)
-
-
-def test_every_rate_layout_and_model_is_a_cell_and_accuracies_are_raced_to_in_the_first_of_a_model():
-    race = plan(rates=["0.2gbit", "1gbit"], layouts=["4x1", "4x2"], seeds=2)
-    places = [(cell.rate, str(cell.layout), cell.model.name, cell.seeds) for cell in race.cells]
-    assert places[:3] == [("0.2gbit", "4x1", "mlp", 2), ("0.2gbit", "4x1", "resnet20", 2)] + [
-        ("0.2gbit", "4x2", "mlp", 0)
-    ]
-    assert len(places) == 8
-    assert [place for place in places if place[3]] == places[:2]
-    assert [race.jobs(cell) for cell in race.cells[:3]] == [3, 3, 3]
-    assert names(race.raced(race.cells[0]))[-2:] == ["auto", "hitopk then dense"]
-    assert {each.phases for each in race.raced(race.cells[1])} == {1}  # this model has no such phases
-    assert race.raced(race.cells[2]) == []
-    assert race.jobs(plan(seeds=5).cells[0]) == 5
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -197,23 +165,6 @@ def test_jobs_of_both_algorithms_alternate_and_each_seed_begins_with_another_sub
     assert runs == [both, ["horovod, ring"], both[::-1], ["horovod, ring"], [], []]
 
 
-def test_what_auto_chooses_from_is_measured_first_on_the_same_links(fake):
-    raced("auto")
-    assert fake.calls[0] == ("up", 2, "1gbit")
-    kind, (phase,) = fake.calls[1]
-    assert (kind, phase["reducer"], phase["density"]) == ("tune", "auto", 0.01)
-
-
-def test_only_the_job_of_auto_has_the_profile(tmp_path):
-    race_ = plan(reducers=["auto"])
-    cell = race.CellRace(race_, race_.cells[0], None, tmp_path)
-    told = {each.name: cell._told(each)["config"] for each in race_.subjects}
-    assert [name for name, config in told.items() if "profile" in config] == ["auto"]
-    assert {name for name, config in told.items() if not config["overlap"]} == {
-        *("horovod", "horovod, ring", "dense, overlap off")
-    }
-
-
 def test_records_of_steps_are_beside_the_fastest_that_sends_all(fake):
     told = {record["subject"]: record for record in raced()}
     assert list(told) == [
@@ -268,20 +219,6 @@ def test_records_of_runs_are_beside_the_first_at_the_accuracy_with_all_seeds(fak
     assert told["horovod, ring"]["sent_bytes_of_run"] is None
 
 
-def test_one_that_has_not_reached_the_accuracy_with_all_seeds_is_nobodys_peer(fake):
-    fake.late = "horovod, ring"
-    told = told_of_runs()
-    assert (told["horovod, ring"]["reached"], told["horovod, ring"]["seconds"]["median"]) == (1, 42.0)
-    assert (told["hitopk"]["reached"], told["hitopk"]["peer"], told["hitopk"]["ratio"]) == (3, None, None)
-    switching = told["hitopk then dense"]
-    assert (switching["reached"], switching["peer"], switching["ratio"]) == (3, None, None)
-
-
-def test_the_time_to_an_accuracy_is_that_of_the_first_test_that_reaches_it():
-    curve = [[1.0, 0.5], [2.0, 0.9], [3.0, 0.8], [4.0, 0.95]]
-    assert [seconds_to(target, curve) for target in (0.5, 0.9, 0.91, 0.96)] == [1.0, 2.0, 4.0, None]
-
-
 @pytest.mark.parametrize("error", [Failed("node3 is on fire"), KeyboardInterrupt(), SystemExit(143)])
 def test_what_was_measured_before_a_failure_is_kept(fake, error):
     fake.fails_at, fake.error = 2, error
@@ -291,11 +228,6 @@ def test_what_was_measured_before_a_failure_is_kept(fake, error):
             runs[record["subject"]] = record["seconds"]["runs"]
     assert (runs["hitopk"], runs["horovod, ring"]) == (4, 2)
     assert fake.calls[-1] == ("down",)
-
-
-def test_nothing_measured_is_no_record():
-    race = plan(quick=True)
-    assert list(records(race, race.cells[0], [])) == []
 
 
 # ------------------------------------------------------------- Horovod's own path

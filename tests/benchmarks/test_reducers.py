@@ -10,7 +10,7 @@ from benchmarks import jobs, memory, reducers
 from benchmarks.allreduce import ALLREDUCES, KEEP_MEMORY
 from benchmarks.jobs import Layout
 from benchmarks.oktopk_numpy import PlainOkTopK
-from benchmarks.reducers import Sweep, best_algorithm, groups_of, measure
+from benchmarks.reducers import Sweep, measure
 from commlib import REDUCERS, Topology, make_reducer
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
@@ -19,8 +19,7 @@ from commlib.tuning.gradients import Gradients
 from tests.launching import ROOT, mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
 from training.bench.record import Record, WrongResult
-from training.bench.reducers import CPU, Candidate, Options, Plan
-from training.bench.reducers import measure as measure_alone
+from training.bench.reducers import Options, Plan
 
 # ------------------------------------------------------------- beside all-reduces, on simulated ranks
 
@@ -76,18 +75,6 @@ def test_a_reducer_is_beside_all_all_reduces_and_the_peer_is_the_faster_one(simu
         assert (record.peer, record.bytes, record.more["entries"]) == (None, None, None)
         assert (record.more["stages"] is None) == (record.subject != "bare")
         assert record.case["density"] == (0.01 if record.subject == "bare" else None)
-
-
-@pytest.mark.parametrize(
-    ("wires", "lengths"),
-    [([], [5, 5]), (["fp32", "gap"], [4, 5, 4, 5]), (["gap", "bf16", "qsgd8"], [4, 4, 4, 4, 5, 5])],
-)
-def test_groups_are_no_larger_than_fits_and_about_even(wires, lengths, monkeypatch):
-    monkeypatch.setattr(reducers, "LARGEST_GROUP_ENTRIES", 5 * 8)
-    plan = Plan.of(Options(size=8, wires=wires), None)
-    groups = list(groups_of(plan))
-    assert sorted(map(len, groups)) == sorted(lengths)
-    assert [each for group in groups for each in group] == list(plan.options.candidates())
 
 
 def test_an_all_reduce_that_is_wrong_is_not_timed(simulated_allreduces, monkeypatch):
@@ -202,37 +189,12 @@ def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
         assert (np.abs(plain - reducer) <= allowed).all()
 
 
-def test_the_transcription_is_timed_beside_the_reducer_by_the_processor_s_clock():
-    plan = Plan.of(Options(ranks=3, size=3001, steps=2, reducers=["oktopk"]), None, CPU)
-    (record,) = measure_alone(plan, Candidate("oktopk_numpy", kind=PlainOkTopK))
-    assert (record.subject, record.peer, record.case["clock"]) == ("oktopk", "oktopk_numpy", "cpu")
-    assert record.more["stages"] is None
-    assert record.peer_seconds.runs == 2
-
-
 # ------------------------------------------------------------- jobs of a cluster
 
 
 def sweep(**given) -> Sweep:
     own = {"layout": Layout(4, 2), "rates": ["1gbit", "2gbit"], "sizes": [77], "densities": [0.01, 0.001]}
     return Sweep(**own | {"steps": 20} | given)
-
-
-def test_dense_reducers_are_measured_with_the_first_density_only():
-    first, second = (sweep().measuring(77, density) for density in (0.01, 0.001))
-    names = [
-        [words[place + 1] for place, word in enumerate(words) if word == "--reducer"]
-        for words in (first, second)
-    ]
-    assert names == [list(REDUCERS), [name for name in REDUCERS if REDUCERS[name].sparse]]
-    assert "--steps 20 --density 0.001" in " ".join(second)
-    assert sweep(reducers=["dense"]).measuring(77, 0.001) == []
-
-
-def test_codecs_and_no_horovod_are_passed_on():
-    words = sweep(reducers=["dense", "hitopk"], wires=["fp32", "gap+fp16"], horovod=False).measuring(77, 0.01)
-    expected = "--reducer dense --reducer hitopk --wire fp32 --wire gap+fp16 --no-horovod"
-    assert " ".join(words).endswith(expected)
 
 
 def told(subject: str, median: float, **keys) -> dict:
@@ -248,15 +210,6 @@ def beside(subject: str, own: float, peers: dict[str, float]) -> dict:
     baselines = {name: told(name, median)["seconds"] for name, median in peers.items()}
     peer = next(iter(peers))
     return told(subject, own, peer=peer, peer_seconds=baselines[peer], baselines=baselines)
-
-
-def test_the_best_algorithm_is_the_fastest_beside_dense_of_its_job():
-    # the second ran while the machine was busy: dense took twice as long there, too
-    probes = [("default", 1.0, 3.0), ("ring", 2.0, 1.8), ("Rabenseifner", 1.0, 1.1)]
-    records = [beside("dense", dense, {"mpi": mpi}) for _, dense, mpi in probes]
-    for record, (name, _, _) in zip(records, probes, strict=True):
-        record["case"]["mpi_algorithm"] = name
-    assert best_algorithm(records) == "ring"
 
 
 class FakeCluster:

@@ -64,23 +64,6 @@ def test_each_rank_carries_the_state_of_its_own_streams(tmp_path):
         assert ours[metric] == pytest.approx(others[metric], rel=1e-5)
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
-    refused = r"accumulate: expected a divisor of phases\[0\]\.batch_size = 66, got 4"
-    with pytest.raises(ValueError, match=refused):
-        simulated_ranks.train(config(tmp_path, batch=66), [2, 2])
-
-
-def test_where_all_is_selected_nothing_is_held_back_and_all_ranks_select_the_same(tmp_path):
-    seen = simulated_ranks.train(
-        config(tmp_path, reducer="{name: allgather, density: 1.0}", batch=66), [1, 2], look_every=5
-    ).seen
-    assert [each.step for each in seen] == [0, 5, 10]
-    for each in seen:
-        assert each.target == each.selected == each.applied
-        assert (each.residual, each.fill_in, each.overlap) == (0.0, 1.0, 1.0)
-        assert each.xi == pytest.approx(0.0, abs=1e-6)
-
-
 def test_a_reducer_selects_its_share_and_holds_back_the_rest(tmp_path):
     seen = simulated_ranks.train(
         config(tmp_path, reducer="{name: allgather, density: 0.1}", batch=66), [3], look_every=1
@@ -225,14 +208,6 @@ def test_a_round_with_bad_numbers_on_one_rank_is_skipped_by_all(tmp_path, watche
     for variable, expected in zip(learner.variables, first, strict=True):
         np.testing.assert_array_equal(variable.numpy(), expected)
     assert sum(phase.skipped_steps for phase in trained.summary.phases) == STEPS
-
-
-def test_nodes_of_several_ranks_are_refused_as_replicas_and_phases_of_both_kinds(tmp_path):
-    with pytest.raises(ValueError, match=r"local: expected rank, or one rank on each node"):
-        simulated_ranks.train(config(tmp_path, batch=64, local_steps=2), [2])
-    phases = f"phases=[{phase(steps=1, local_steps=2)}, {phase(steps=1)}]"
-    with pytest.raises(ValueError, match=r"phases\[1\]\.local_steps: expected in all phases after one"):
-        simulated_ranks.train(load(DIGITS, [*ALONE, "model=linear", phases, f"output={tmp_path}"]), [1, 1])
 
 
 @pytest.mark.launch

@@ -1,8 +1,6 @@
 """The benches: what they print, that they measure fairly, and that they refuse to time what is wrong."""
 
 import json
-import os
-import platform
 import sys
 from functools import partial
 
@@ -14,11 +12,10 @@ from benchmarks.pictures import generate
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
 from commlib.reducers import Outcome, SparseReducer
 from commlib.selection import Selector
-from commlib.tuning.gradients import Gradients
-from tests.launching import mpirun, run, tail
+from tests.launching import mpirun, tail
 from training.bench import record as records
-from training.bench.record import Record, Seconds, WrongResult, alternate, elapsed, rotations, settings
-from training.bench.selection import check_selection, partition_and_compare, ranking
+from training.bench.record import Record, Seconds, WrongResult, alternate, elapsed, rotations
+from training.bench.selection import check_selection, ranking
 from training.commands.main import app
 
 KEYS = {
@@ -102,17 +99,6 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     }
 
 
-def test_without_a_peer_or_without_time_there_is_no_ratio():
-    assert record().ratio is None
-    nothing = Seconds(0.0, 0.0, 0.0, 5)
-    assert json.loads(record(seconds=nothing, peer_seconds=nothing).line())["ratio"] is None
-
-
-def test_a_number_that_is_not_finite_is_never_printed():
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        record(seconds=Seconds(float("nan"), 0.0, 0.0, 1)).line()
-
-
 # ------------------------------------------------------------- selection
 
 
@@ -136,26 +122,6 @@ def test_bench_selection_prints_every_selector_with_every_peer(monkeypatch):
         assert line["case"].get("state") == ("reused threshold" if line["subject"] == "reused" else None)
         assert line["seconds"]["runs"] == 11
     assert {line["missing"] for line in told if "missing" in line} == {"torch is not installed"}
-
-
-def test_the_peer_in_numpy_selects_what_exact_does():
-    vector = np.random.default_rng().standard_normal(3001).astype(np.float32)
-    indices, values = partition_and_compare(vector, 37)
-    np.testing.assert_array_equal(indices, np.sort(ranking(vector, 37)))
-    np.testing.assert_array_equal(values, vector[indices])
-
-
-def test_tables_have_a_line_a_selector_and_no_colours_in_a_file(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    result = bench("selection", *SMALL)
-    assert result.exit_code == 0, result.output
-    assert "\x1b" not in result.stdout
-    assert "5,003 entries, gaussian, density 1.000%, k = 50" in result.stdout
-    assert "× torch.topk: torch is not installed" in result.stdout
-    (header, *_) = [line.split() for line in result.stdout.splitlines() if line.startswith("selector")]
-    assert header[:6] == ["selector", "ms", "min", "ms", "max", "ms"]
-    firsts = [line.split()[0] for line in result.stdout.splitlines() if line]
-    assert [firsts.count(name) for name in SELECTORS] == [2] * len(SELECTORS)
 
 
 class Smallest(Selector):
@@ -215,10 +181,6 @@ def test_entries_with_other_values_than_the_vector_s_are_wrong():
         check_selection("exact", vector, ranking(vector, 2), wrong)
 
 
-def test_ties_rank_by_the_lowest_index():
-    assert ranking(np.array([1, -3, 3, 2, 3], np.float32), 3).tolist() == [1, 2, 4]
-
-
 # ------------------------------------------------------------- reducers
 
 
@@ -244,26 +206,6 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert set(line["stages"]) == {"select", "intra", "inter", "combine"}
         prediction = predict(name, nodes, 4000, **density)
         assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
-
-
-def test_the_links_given_are_those_of_the_virtual_clock_and_of_the_prediction():
-    options = ("-np", "2", "--ranks-per-node", "1", "--size", "1000", "--reducer", "dense", "--steps", "2")
-    (line,) = lines("reducers", *options, "--inter-gbit", "8", "--inter-microseconds", "1000")
-    # a ring of two: 2 hops of 2,000 bytes at 1 ns a byte; settings are compared meanwhile
-    expected = 2 * (1e-3 + 2000e-9)
-    assert line["seconds"]["median"] == pytest.approx(expected)
-    assert line["prediction"]["seconds"] == pytest.approx(expected)
-
-
-def test_steps_and_ranks_see_gradients_of_their_own_partly_shared():
-    gradients = Gradients(30_011)
-    drawn = {place: gradients.of(*place) for place in ((0, 0), (1, 0), (0, 1))}
-    np.testing.assert_array_equal(Gradients(30_011).of(1, 0), drawn[1, 0])
-    for place in ((1, 0), (0, 1)):
-        correlation = np.corrcoef(drawn[0, 0], drawn[place])[0, 1]
-        assert 0.2 < correlation < 0.9  # 2/3 and 1/3 of equal variances, by the layers' scales more or less
-    # three parts of equal variance on every rank: two that were the same would make √(5/3) of it
-    assert drawn[1, 0].std() == pytest.approx(drawn[0, 0].std(), rel=0.1)
 
 
 class Wrong(SparseReducer):
@@ -352,16 +294,6 @@ def test_every_codec_is_measured_with_every_sparse_reducer():
     assert told[2]["bytes"]["inter"] < 0.6 * told[1]["bytes"]["inter"]
 
 
-def test_a_record_says_under_which_settings_it_was_measured(monkeypatch):
-    for name in [name for name in os.environ if records.SETTING.match(name)]:
-        monkeypatch.delenv(name)
-    given = {"MALLOC_MMAP_MAX_": "0", "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    for name, value in {**given, "OMPI_COMM_WORLD_RANK": "0", "MY_MALLOC_": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert settings()["environment"] == given
-    assert settings()["allocator"].startswith(platform.libc_ver()[0])
-
-
 def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
     generate(tmp_path / "pictures", 300)
     levels, first = lines("cache", str(tmp_path / "pictures"), "--quick")
@@ -386,19 +318,6 @@ def test_steps_of_a_configuration_are_timed_with_each_reducer():
     assert hitopk["bytes"]["inter"] < 0.1 * dense["bytes"]["inter"]
     assert hitopk["case"]["ranks_of_nodes"] == [1, 1]
     assert hitopk["weights"] > 10_000
-
-
-def test_the_benches_load_no_framework_and_start_no_mpi():
-    program = (
-        "import sys; from training.commands.main import app;"
-        "brief = ('--quick', '--size', '999', '--json');"
-        "app(['bench', 'selection', *brief], standalone_mode=False);"
-        "app(['bench', 'reducers', *brief, '--reducer', 'hitopk'], standalone_mode=False);"
-        "heavy = {'tensorflow', 'keras', 'horovod', 'cupy', 'mpi4py.MPI'};"
-        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
-    )
-    result = run(sys.executable, "-c", program)
-    assert (result.returncode, result.stderr) == (0, ""), tail(result)
 
 
 @pytest.mark.slow
