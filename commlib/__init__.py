@@ -12,7 +12,6 @@ array([1., 0., 1., 0., 0., 0., 0., 0.], dtype=float32)
 """
 
 from commlib import cost, transport
-from commlib.engine import Engine, Future
 from commlib.errors import (
     CommlibError,
     InvalidArgument,
@@ -21,7 +20,7 @@ from commlib.errors import (
     RanksDisagree,
     UnknownName,
 )
-from commlib.fusion import Buckets
+from commlib.exchange import BucketExchange, Exchange
 from commlib.network import Link, Network
 from commlib.prediction import Prediction, bytes_of_nodes, bytes_sent, predict, predict_seconds
 from commlib.reducers import REDUCERS, Reducer, Report, make_reducer
@@ -36,12 +35,11 @@ __all__ = [
     "CODECS",
     "REDUCERS",
     "SELECTORS",
-    "Buckets",
+    "BucketExchange",
     "Codec",
     "CommlibError",
     "Communicator",
-    "Engine",
-    "Future",
+    "Exchange",
     "InvalidArgument",
     "Link",
     "LinkBytes",

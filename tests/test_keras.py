@@ -109,7 +109,7 @@ def test_fit_keeps_the_ranks_alike_with_sparse_gradients(name):
     results = simulated.run(lambda comm: fitted(comm, {"name": name, "density": 0.25}), 4)
     for weights, optimizer, _, _ in results:
         assert all(np.array_equal(one, other) for one, other in zip(weights, results[0][0], strict=True))
-        assert optimizer.gradients.reducer.steps == 4
+        assert optimizer.gradients.exchange.steps == 4
 
 
 def test_an_optimizer_that_is_closed_has_freed_its_own_communicators():
@@ -396,7 +396,7 @@ def test_backup_and_restore_keeps_the_residual_of_every_rank(tmp_path, shared):
     def interrupted(comm):
         model = compiled(comm, keras.optimizers.Adam(0.05), SPARSE)
         model.fit(*data(comm.rank), batch_size=8, verbose=0, callbacks=[callback(comm)])
-        return values(model.weights), model.optimizer.gradients.reducer.residual
+        return values(model.weights), model.optimizer.gradients.exchange.residual
 
     def resumed(comm):
         model, seen = compiled(comm, "adam", SPARSE, model=linear("zeros")), []
@@ -404,7 +404,7 @@ def test_backup_and_restore_keeps_the_residual_of_every_rank(tmp_path, shared):
             on_epoch_begin=lambda epoch, _: seen.append((epoch, values(model.weights)))
         )
         residuals = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda *_: seen.append(model.optimizer.gradients.reducer.residual)
+            on_epoch_begin=lambda *_: seen.append(model.optimizer.gradients.exchange.residual)
         )
         own = callback(comm)
         model.fit(*data(comm.rank), verbose=0, epochs=2, callbacks=[own, begin, residuals])
@@ -473,7 +473,7 @@ def test_an_overflow_on_one_rank_halves_the_loss_scale_on_all(config):
             )
         )
         model.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0, callbacks=[watch])
-        return scales, values(model.weights), model.optimizer.gradients.reducer.residual
+        return scales, values(model.weights), model.optimizer.gradients.exchange.residual
 
     results = simulated.run(body, 2)
     for scales, weights, residual in results:

@@ -54,9 +54,9 @@ def test_a_reducer_is_closed_when_another_takes_its_place_and_at_the_end(monkeyp
     def body(comm):
         closed = []
         with DistributedGradients(Topology(comm), variables(), {"name": "dense"}) as distributed:
-            monkeypatch.setattr(distributed.reducer, "close", lambda: closed.append("dense"))
+            monkeypatch.setattr(distributed.exchange.reducers[0], "close", lambda: closed.append("dense"))
             distributed.switch({"name": "hitopk"})
-            monkeypatch.setattr(distributed.reducer, "close", lambda: closed.append("hitopk"))
+            monkeypatch.setattr(distributed.exchange.reducers[0], "close", lambda: closed.append("hitopk"))
             assert closed == ["dense"]
         return closed
 
@@ -176,14 +176,14 @@ def test_means_that_tensorflow_holds_are_not_overwritten_and_their_memory_is_use
 
     def body(comm):
         distributed = DistributedGradients(Topology(comm), [tf.Variable(tf.zeros([5000]))], config)
-        inner, addresses = distributed._reduce, []
+        inner, addresses = distributed.exchange.wait_sparse, []
 
-        def reduce(flat):
-            mean, finite = inner(flat)
+        def wait_sparse():
+            mean, entries, report = inner()
             addresses.append(mean.ctypes.data)
-            return mean, finite
+            return mean, entries, report
 
-        distributed._reduce = reduce
+        distributed.exchange.wait_sparse = wait_sparse
         traced = tf.function(distributed.reduce)
         computing = tf.function(lambda flat: tf.reduce_sum(distributed.reduce([flat])[0][0] * 3 + 1))
         given = [tf.constant(np.roll(np.arange(5000, dtype=np.float32), 7 * step)) for step in range(4)]
@@ -213,13 +213,14 @@ def test_a_traced_function_takes_the_mean_over_without_a_copy():
         distributed = DistributedGradients(Topology(comm), [tf.Variable(tf.zeros([5000]))], {"name": "dense"})
         kept = []
 
-        def reduce(flat):
-            mean, finite = DistributedGradients._reduce(distributed, flat)
-            kept.append(mean)
-            return mean, finite
+        inner = distributed.exchange.wait_sparse
 
-        distributed._reduce = reduce
+        def wait_sparse():
+            kept.append(inner())
+            return kept[0]
+
+        distributed.exchange.wait_sparse = wait_sparse
         ((mean,), _) = tf.function(distributed.reduce)([tf.ones([5000])])
-        return np.shares_memory(np.asarray(mean), kept[0])
+        return np.shares_memory(np.asarray(mean), kept[0][0])
 
     assert simulated.run(body, world_size=2) == [True] * 2

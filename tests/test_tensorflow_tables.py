@@ -124,10 +124,10 @@ def test_a_switch_leaves_the_tables_reducers_and_flushes_the_residual_of_the_vec
         config = {"name": "allgather", "density": 0.2}
         with DistributedGradients(Topology(comm), own, config, tables=[own[0], own[3]]) as distributed:
             first, _ = distributed.reduce(gradients(comm.rank, 0))
-            before = distributed.reducer.reducers
-            distributed.reducer.set_density(0.5)
+            before = distributed.exchange.reducers
+            distributed.exchange.set_density(0.5)
             distributed.switch({"name": "dense"})
-            after = distributed.reducer.reducers
+            after = distributed.exchange.reducers
             # in the order of the variables: the second table lies between two parts of the vector
             assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True, False]
             nothing = [

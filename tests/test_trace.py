@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from commlib import Buckets, Engine, Topology, make_reducer
+from commlib import Topology
 from commlib.reducers.report import StageSeconds, Stopwatch
 from commlib.trace import Recorder, Span, clock_offset
 from commlib.transport import simulated
+from tests.exchanges import whole_exchange
 
 SIZES = [30, 500, 41]
 
@@ -70,11 +71,6 @@ def test_a_stage_that_raises_is_a_span_that_ends_there():
 # ------------------------------------------------------------------------------------------ buckets
 
 
-def buckets_of(comm, **options):
-    topology = Topology(comm, ranks_per_node=2)
-    return Buckets([make_reducer("hitopk", topology, size, density=0.1, **options) for size in SIZES])
-
-
 def inside(span, others):
     return [each for each in others if each.start <= span.start and span.end <= each.end]
 
@@ -84,28 +80,13 @@ def inside(span, others):
 @pytest.mark.parametrize("wrappers", [(), ({"name": "momentum_correction", "momentum": 0.5},)])
 def test_each_bucket_is_a_span_around_those_of_its_stages(ranks, is_overlapped, wrappers):
     def body(comm):
-        buckets, recorder = buckets_of(comm, wrappers=wrappers), Recorder()
-        gradient = np.random.default_rng(comm.rank).standard_normal(buckets.size).astype(np.float32)
-
-        def step(engine):
-            if engine is None:
-                buckets.reduce(gradient)
-                return
-            pairs = list(zip(buckets.reducers, buckets.slices, strict=True))
-            futures = [engine.submit(reducer, gradient[part]) for reducer, part in reversed(pairs)]
-            for future in futures:
-                future.result()
-
-        def steps(engine):
+        recorder, topology = Recorder(), Topology(comm, ranks_per_node=2)
+        options = {"density": 0.1, "wrappers": wrappers}
+        with whole_exchange("hitopk", topology, SIZES, overlap=is_overlapped, **options) as exchange:
+            gradient = np.random.default_rng(comm.rank).standard_normal(exchange.size).astype(np.float32)
             for recorded in (None, recorder, recorder, None):
-                buckets.record(recorded)
-                step(engine)
-
-        if is_overlapped:
-            with Engine(buckets) as engine:
-                steps(engine)
-        else:
-            steps(None)
+                exchange.record(recorded)
+                exchange.reduce(gradient)
         return recorder.spans
 
     for spans in ranks.run(body):

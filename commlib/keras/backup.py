@@ -58,7 +58,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
         self._residual_path.parent.mkdir(parents=True, exist_ok=True)
         aside = self._residual_path.with_suffix(".new")
         with aside.open("wb") as file:
-            residual = optimizer.gradients.reducer.residual
+            residual = optimizer.gradients.exchange.residual
             np.savez(file, residual=to_host(residual), step=int(optimizer.iterations))
         os.replace(aside, self._residual_path)
 
@@ -74,7 +74,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
         if step != int(optimizer.iterations):
             self._say_that_it_is_lost(f"it is of step {step}, the model of {int(optimizer.iterations)}")
             return
-        optimizer.gradients.reducer.add_residual(residual)
+        optimizer.gradients.exchange.add_residual(residual)
 
     def _say_that_it_is_lost(self, why: str) -> None:
         warnings.warn(f"residual: {self._residual_path} is not used, it begins at zero: {why}", stacklevel=3)

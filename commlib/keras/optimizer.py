@@ -179,7 +179,7 @@ class DistributedOptimizer:
     def load_own_variables(self, store: Any) -> None:
         """Load the optimizer inside, as Keras does with the weights of a model."""
         self._optimizer.load_own_variables(store)
-        if self.gradients is not None and self.gradients.reducer.sparse:
+        if self.gradients is not None and self.gradients.exchange.sparse:
             warnings.warn(
                 "optimizer: its state was loaded, and the file holds no residual of the reducer: "
                 "commlib.keras.BackupAndRestore keeps it",
@@ -189,7 +189,7 @@ class DistributedOptimizer:
     @contextmanager
     def _exchange(self) -> Iterator[None]:
         assert self.gradients is not None
-        with self.ranks.waiting(f"step {self.gradients.reducer.steps}"):
+        with self.ranks.waiting(f"step {self.gradients.exchange.steps}"):
             if not self._compared:
                 self.ranks.expect_equal([*self._variables_built, *self._optimizer.variables])
                 self._compared = True

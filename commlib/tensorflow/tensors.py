@@ -56,14 +56,6 @@ def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     return parts
 
 
-def dense_gradients(
-    gradients: Sequence[Any], names: Sequence[str], shapes: Sequence[tuple[int, ...]]
-) -> list[Any]:
-    """Return the gradients of variables as dense tensors; zeros, and a warning, where there is none."""
-    check_gradients(gradients, names)
-    return made_dense(gradients, shapes)
-
-
 def check_gradients(gradients: Sequence[Any], names: Sequence[str]) -> None:
     """Raise ``InvalidArgument`` unless there is one of each variable or ``None``; warn of these, by name."""
     if len(gradients) != len(names):
@@ -75,15 +67,12 @@ def check_gradients(gradients: Sequence[Any], names: Sequence[str]) -> None:
         raise InvalidArgument("gradients: no variable has one; expected a loss that depends on them")
     if absent:
         without = ", ".join(absent)
-        warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=5)
+        warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=4)
 
 
-def made_dense(gradients: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return dense tensors, of zeros where there is no gradient."""
-    return [
-        tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, shape in zip(gradients, shapes, strict=True)
-    ]
+def made_dense(gradient: Any, shape: tuple[int, ...]) -> Any:
+    """Return a dense tensor, of zeros where there is no gradient."""
+    return tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
 
 
 def as_slices(gradient: Any, name: str, shape: tuple[int, ...]) -> Any:
@@ -112,12 +101,6 @@ def inputs_of(part: Any) -> list[Any]:
     if not isinstance(part, tf.IndexedSlices):
         return [flattened(part)]
     return [tf.cast(part.indices, tf.int64), tf.cast(part.values, tf.float32)]
-
-
-def apart(values: Sequence[Any], is_second: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    """Return the values of which ``is_second`` is false, and those of which it is true."""
-    pairs = list(zip(values, is_second, strict=True))
-    return [each for each, second in pairs if not second], [each for each, second in pairs if second]
 
 
 def order_of(parts: Sequence[Any]) -> list[int]:

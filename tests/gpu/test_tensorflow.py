@@ -28,7 +28,7 @@ def mean_of_steps(comm, config, *, traced):
     for _ in range(3):
         means, finite = reduce(on_cpu.gradients(comm.rank))
         steps.append(b"".join(mean.numpy().tobytes() for mean in means) + bytes([bool(finite)]))
-    return steps, distributed.reducer.residual.tobytes()
+    return steps, distributed.exchange.residual.tobytes()
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
@@ -44,7 +44,8 @@ def test_a_flat_gradient_and_its_mean_change_hands_without_a_copy():
 
     def body(comm):
         distributed = DistributedGradients(Topology(comm), on_cpu.variables(), {"name": "dense"})
-        mean, report = distributed.reduce_flat(tf.range(SIZE, dtype=tf.float32) * (1 + comm.rank))
+        distributed.submit_inputs([tf.range(SIZE, dtype=tf.float32) * (1 + comm.rank)])
+        mean, report = distributed.wait()
         return tensor_of(mean).numpy(), report.finite
 
     for mean, finite in ranks.run(body):

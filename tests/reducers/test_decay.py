@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Topology, make_reducer
-from commlib.fusion import make_buckets
 from commlib.reducers.decay import decayed
 from commlib.reducers.report import Forgotten
 from commlib.transport import simulated
+from tests.exchanges import whole_exchange
 from tests.gpu.fake_cupy import FakeCuPy
 
 
@@ -42,7 +42,7 @@ def test_without_decay_every_bit_is_as_before_and_nothing_is_forgotten():
 
 def test_the_report_of_buckets_has_what_all_of_them_forgot():
     def body(comm):
-        buckets = make_buckets("allgather", Topology(comm), [0, 2, 5], density=0.1, decay=0.75)
+        buckets = whole_exchange("allgather", Topology(comm), [2, 3], density=0.1, decay=0.75)
         buckets.reduce(np.float32([-16, 9, 12, 20, -8]))
         buckets.reduce(np.zeros(5, np.float32))
         return buckets.last.forgotten

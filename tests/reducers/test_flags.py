@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, Engine, InvalidArgument, RanksDisagree, Topology, make_reducer
-from commlib.fusion import Buckets
+from commlib import REDUCERS, InvalidArgument, RanksDisagree, Topology, make_reducer
+from tests.exchanges import whole_exchange
 
 SIZE = 60
 CLIPPED = {"density": 0.1, "wrappers": [{"name": "local_clipping", "norm": 1.0}]}
 MAKERS = {
     **{name: lambda topology, name=name: make_reducer(name, topology, SIZE) for name in REDUCERS},
     "wrapped": lambda topology: make_reducer("oktopk", topology, SIZE, **CLIPPED),
-    "buckets": lambda topology: Buckets([make_reducer("hitopk", topology, SIZE // 2) for _ in range(2)]),
+    "buckets": lambda topology: whole_exchange("hitopk", topology, [SIZE // 2] * 2),
+    "overlapped": lambda topology: whole_exchange("hitopk", topology, [SIZE // 2] * 2, overlap=True),
 }
 
 
@@ -34,21 +35,6 @@ def test_every_rank_gets_the_flags_of_all_with_each_step(ranks, kind):
 
     expected = [(0, True), (128, True), (3, True), (4, False), (0, True)]
     assert ranks.run(body) == [expected] * ranks.size
-
-
-def test_flags_go_with_buckets_in_the_background_too(ranks):
-    def body(comm):
-        topology = Topology(comm)
-        buckets, seen = Buckets([make_reducer("hitopk", topology, SIZE // 2) for _ in range(2)]), []
-        with Engine(buckets) as engine:
-            for number in range(3):
-                topology.flags = lambda number=number: number if comm.rank == comm.size - 1 else 0
-                futures = [engine.submit(each, gradient(comm.rank)[:30]) for each in buckets.reducers]
-                assert all(np.isfinite(future.result()).all() for future in futures)
-                seen.append(buckets.last.flags)
-        return seen
-
-    assert ranks.run(body) == [[0, 1, 2]] * ranks.size
 
 
 @pytest.mark.world_sizes(3)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from commlib import Topology, make_reducer
-from commlib.fusion import Buckets, bucket_bounds, make_buckets
+from commlib.exchange import bucket_bounds
 from commlib.transport import simulated
+from tests.exchanges import whole_exchange
 from tests.reducers import test_promises
 from tests.reducers.test_promises import (  # noqa: F401 - collected here with the cases below
     STEPS,
@@ -40,7 +41,7 @@ def in_buckets(name, topology, size, **options):
     """Return buckets of about one, five and four tenths of the entries."""
     bounds = [0, size // 10, size * 6 // 10, size]
     sizes = [high - low for low, high in zip(bounds[:-1], bounds[1:], strict=True) if high > low]
-    return Buckets([make_reducer(name, topology, each, **options) for each in sizes])
+    return whole_exchange(name, topology, sizes, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def test_buckets_give_what_their_reducers_give_one_by_one(ranks, case):
 def test_the_norms_to_which_buckets_are_clipped_make_up_that_of_the_gradient():
     def body(comm):
         wrappers = [{"name": "local_clipping", "norm": 3.0}]
-        buckets = make_buckets("hitopk", Topology(comm), [0, 90, 1000], density=0.1, wrappers=wrappers)
+        buckets = whole_exchange("hitopk", Topology(comm), [90, 910], density=0.1, wrappers=wrappers)
         return [reducer.options.norm for reducer in buckets.reducers]
 
     (norms,) = simulated.run(body, 1)

@@ -1,16 +1,15 @@
-"""The engine: buckets in the background, in one order on all ranks, to the same bits as without it."""
+"""The overlapped exchange: buckets in one order on all ranks, to the same bits as without overlap."""
 
 import threading
 
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, Link, Network, PeerFailed, Topology, make_reducer, predict
-from commlib.engine import Engine
+from commlib import InvalidArgument, Link, Network, PeerFailed, Topology, predict
 from commlib.errors import UseAfterClose
-from commlib.fusion import Buckets
 from commlib.reducers import REDUCERS
 from commlib.transport import simulated
+from tests.exchanges import whole_exchange
 from tests.extent import ALL
 
 SIZES = [3, 500, 41, 1]
@@ -26,10 +25,9 @@ CASES = {
 STEPS = 4
 
 
-def buckets_of(comm, name, options, sizes=SIZES):
-    """The buckets of a gradient on this rank, on nodes of two ranks."""
-    topology = Topology(comm, ranks_per_node=2)
-    return Buckets([make_reducer(name, topology, size, **options) for size in sizes])
+def overlapped_on(comm, name, options, sizes=SIZES, *, overlap=True):
+    """The exchange of a gradient on this rank, on nodes of two ranks."""
+    return whole_exchange(name, Topology(comm, ranks_per_node=2), sizes, overlap=overlap, **options)
 
 
 def drawn(rank, step, size):
@@ -37,35 +35,26 @@ def drawn(rank, step, size):
     return np.random.default_rng([rank, step, size]).standard_t(2, size).astype(np.float32)
 
 
-def submit_all(engine, gradient, order):
-    """Submit the buckets of a gradient in an order; return their means and the flat one."""
-    buckets = engine.buckets
-    futures = {
-        number: engine.submit(buckets.reducers[number], gradient[buckets.slices[number]]) for number in order
-    }
-    return np.concatenate([futures[number].result() for number in range(len(buckets.reducers))])
-
-
 @pytest.mark.world_sizes(1, 3, 4)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_engine_gives_the_bits_of_buckets_reduced_in_the_foreground(ranks, case):
+def test_overlap_gives_the_bits_of_buckets_reduced_in_the_foreground(ranks, case):
     def body(comm):
-        plain, overlapped = buckets_of(comm, *case), buckets_of(comm, *case)
-        with Engine(overlapped) as engine:
+        plain = overlapped_on(comm, *case, overlap=False)
+        with overlapped_on(comm, *case) as overlapped:
             for step in range(STEPS):
                 gradient = drawn(comm.rank, step, plain.size)
                 if step == 2 and comm.rank == comm.size - 1:
                     gradient[1] = np.nan
                 order = np.random.default_rng([comm.rank, step]).permutation(len(SIZES)).tolist()
-                mean = submit_all(engine, gradient, order)
+                mean = overlapped.reduce(gradient, order)
                 assert mean.tobytes() == plain.reduce(gradient).tobytes()
                 assert plain.last.finite == overlapped.last.finite == (step != 2)
                 assert np.isnan(mean).all() == (step == 2)
                 assert overlapped.last.traffic == plain.last.traffic
                 assert overlapped.last.selected == plain.last.selected
                 assert overlapped.steps == plain.steps == step + 1
-        assert overlapped.residual.tobytes() == plain.residual.tobytes()
-        return engine.order
+            assert overlapped.residual.tobytes() == plain.residual.tobytes()
+            return overlapped.order
 
     orders = ranks.run(body)
     assert orders == [orders[0]] * ranks.size
@@ -75,11 +64,12 @@ def test_the_engine_gives_the_bits_of_buckets_reduced_in_the_foreground(ranks, c
 @pytest.mark.world_sizes(3)
 def test_the_order_is_that_of_the_first_step_on_rank_0(ranks):
     def body(comm):
-        with Engine(buckets_of(comm, "dense", {})) as engine:
-            order = [2, 0, 3, 1] if comm.rank == 0 else [0, 1, 2, 3]
-            submit_all(engine, drawn(comm.rank, 0, engine.buckets.size), order)
-            submit_all(engine, drawn(comm.rank, 1, engine.buckets.size), [3, 1, 2, 0])
-            return engine.order[0], sorted(engine.order)
+        with overlapped_on(comm, "dense", {}) as exchange:
+            exchange.reduce(
+                drawn(comm.rank, 0, exchange.size), [2, 0, 3, 1] if comm.rank == 0 else [0, 1, 2, 3]
+            )
+            exchange.reduce(drawn(comm.rank, 1, exchange.size), [3, 1, 2, 0])
+            return exchange.order[0], sorted(exchange.order)
 
     # the other three are submitted while the first is reduced, or after it
     assert ranks.run(body) == [(2, [0, 1, 2, 3])] * ranks.size
@@ -94,19 +84,15 @@ def test_random_orders_sizes_and_delays_end_with_the_bits_of_the_foreground():
         options = {"density": 0.2} if REDUCERS[name].sparse else {}
 
         def body(comm, sizes=sizes, seed=seed, name=name, options=options):
-            plain, overlapped = (buckets_of(comm, name, options, sizes) for _ in range(2))
-            with Engine(overlapped) as engine:
+            plain = overlapped_on(comm, name, options, sizes, overlap=False)
+            with overlapped_on(comm, name, options, sizes) as overlapped:
                 for step in range(3):
                     gradient = drawn(comm.rank, step, plain.size)
                     own = np.random.default_rng([seed, comm.rank, step])
-                    futures = []
                     for number in own.permutation(len(sizes)).tolist():
                         comm.compute(float(own.choice([0, 0, 1e-4, 1e-3])))
-                        part = overlapped.slices[number]
-                        futures.append((part, engine.submit(overlapped.reducers[number], gradient[part])))
-                    mean = np.empty_like(gradient)
-                    for part, future in futures:
-                        mean[part] = future.result()
+                        overlapped.submit(number, gradient[overlapped.slices[number]])
+                    mean, _ = overlapped.wait()
                     assert mean.tobytes() == plain.reduce(gradient).tobytes()
             return mean.tobytes()
 
@@ -122,24 +108,22 @@ FORWARD = 2e-4
 
 
 def timed_step(comm, name, options, backward):
-    """Return the virtual seconds of a step, those its thread was busy, and those its results were waited for.
+    """Return the virtual seconds of a step, those its thread was busy, and those of them that were hidden.
 
     The step is the second one: the first also records the order of the buckets.
     """
-    with Engine(buckets_of(comm, name, options, ENTRIES)) as engine:
+    with overlapped_on(comm, name, options, ENTRIES) as exchange:
         for step in range(2):
-            gradient = drawn(comm.rank, step, engine.buckets.size)
+            gradient = drawn(comm.rank, step, exchange.size)
             comm.barrier()
             start = comm.now()
             comm.compute(FORWARD)
-            futures = []
-            for number, reducer in reversed(list(enumerate(engine.buckets.reducers))):
+            for number, part in reversed(list(enumerate(exchange.slices))):
                 comm.compute(backward[number])
-                futures.append(engine.submit(reducer, gradient[engine.buckets.slices[number]]))
-            for future in futures:
-                future.result()
+                exchange.submit(number, gradient[part])
+            _, report = exchange.wait()
             seconds = comm.now() - start
-        return seconds, engine.busy_seconds, engine.waited_seconds
+        return seconds, report.busy, report.hidden
 
 
 @pytest.mark.parametrize("name", IN_TIME)
@@ -154,52 +138,51 @@ def test_messages_pass_while_a_rank_computes_each_as_soon_as_its_bucket_is_there
         computing += own
         end = max(end, computing) + seconds
     found = simulated.run(lambda comm: timed_step(comm, name, options, backward), 4, 2, NETWORK)
-    for step, busy, waited in found:
+    for step, busy, hidden in found:
         # closed forms of sparse ones take an average union of what the ranks select
         assert step == pytest.approx(end, rel=1e-9 if name in ("dense", "torus2d") else 0.02)
         assert busy == pytest.approx(sum(messages), rel=0.02)
-        assert waited == pytest.approx(step - computing)
+        assert hidden == pytest.approx(max(0.0, busy - (step - computing)))
 
 
 def test_what_cannot_arrive_is_named_where_a_rank_waits_for_its_step():
     def body(comm):
-        engine = Engine(buckets_of(comm, "dense", {}))
+        exchange = overlapped_on(comm, "dense", {})
         if comm.rank == 0:
-            submit_all(engine, drawn(0, 0, engine.buckets.size), range(len(SIZES)))
+            exchange.reduce(drawn(0, 0, exchange.size))
 
-    with pytest.raises(PeerFailed, match="rank 0 of 2, .*meeting the other ranks: it never comes"):
+    with pytest.raises(PeerFailed, match="rank 0 of 2, .*meeting the other ranks"):
         simulated.run(body, 2)
 
 
-def test_an_engine_that_is_never_closed_does_not_hold_up_the_end():
+def test_an_exchange_that_is_never_closed_does_not_hold_up_the_end():
     def body(comm):
-        engine = Engine(buckets_of(comm, "dense", {}, [2, 3]))
-        return submit_all(engine, np.arange(5.0), [0, 1]).tolist()
+        return overlapped_on(comm, "dense", {}, [2, 3]).reduce(np.arange(5.0)).tolist()
 
     assert simulated.run(body, 2) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
 
 
-def test_two_jobs_in_one_process_have_engines_of_their_own():
+def test_two_jobs_in_one_process_have_threads_of_their_own():
     results = {}
 
     def body(comm):
         name = "hitopk" if comm.size == 2 else "gtopk"
-        with Engine(buckets_of(comm, name, {"density": 0.1})) as engine:
+        with overlapped_on(comm, name, {"density": 0.1}) as exchange:
             for step in range(STEPS):
-                mean = submit_all(engine, drawn(comm.rank, step, engine.buckets.size), range(len(SIZES)))
+                mean = exchange.reduce(drawn(comm.rank, step, exchange.size))
         return mean.tobytes()
 
     def job(key, world):
-        results[key] = simulated.run(body, world)
+        results[key, world] = simulated.run(body, world)
 
-    jobs = [threading.Thread(target=job, args=(("together", world), world)) for world in (2, 3)]
+    jobs = [threading.Thread(target=job, args=("together", world)) for world in (2, 3)]
     for each in jobs:
         each.start()
     for each in jobs:
         each.join()
     for world in (2, 3):
         job("alone", world)
-        assert results["together", world] == results["alone"]
+        assert results["together", world] == results["alone", world]
 
 
 class Failing(REDUCERS["dense"]):
@@ -215,14 +198,14 @@ def test_an_exception_in_the_thread_is_raised_where_the_step_is_waited_for_and_e
     seen = {}
 
     def body(comm):
-        topology = Topology(comm)
-        engine = Engine(Buckets([Failing(topology, 5), make_reducer("dense", topology, 7)]))
-        submit_all(engine, drawn(comm.rank, 0, 12), [1, 0])
+        exchange = overlapped_on(comm, "dense", {}, [5, 7])
+        exchange.reducers[0] = Failing(exchange.topology, 5)
+        exchange.reduce(drawn(comm.rank, 0, 12), [1, 0])
         try:
-            submit_all(engine, drawn(comm.rank, 1, 12), [0, 1])
+            exchange.reduce(drawn(comm.rank, 1, 12), [0, 1])
         except BaseException as error:
             seen[comm.rank] = type(error)
-            engine.close()
+            exchange.close()
             raise
 
     with pytest.raises(MemoryError, match="no room for a message"):
@@ -230,45 +213,45 @@ def test_an_exception_in_the_thread_is_raised_where_the_step_is_waited_for_and_e
     assert seen == {0: PeerFailed, 1: MemoryError, 2: PeerFailed}
 
 
-def test_a_reducer_of_another_engine_or_one_submitted_twice_is_refused():
+@pytest.mark.parametrize("overlap", [False, True], ids=["inline", "overlapped"])
+def test_each_bucket_is_submitted_once_a_step(overlap):
     def body(comm):
-        buckets = buckets_of(comm, "dense", {}, [2, 3])
-        with Engine(buckets) as engine:
-            with pytest.raises(InvalidArgument, match="reducer: expected one of the engine's 2, got another"):
-                engine.submit(make_reducer("dense", Topology(comm), 2), np.ones(2))
-            first = engine.submit(buckets.reducers[0], np.ones(2))
-            with pytest.raises(InvalidArgument, match="reducer: bucket 0 was submitted in this step already"):
-                engine.submit(buckets.reducers[0], np.ones(2))
-            engine.submit(buckets.reducers[1], np.ones(3))
-            return first.result().tolist()
+        with overlapped_on(comm, "dense", {}, [2, 3], overlap=overlap) as exchange:
+            exchange.submit(0, np.ones(2))
+            for bucket in (0, 2, -1):
+                with pytest.raises(InvalidArgument, match="^bucket: "):
+                    exchange.submit(bucket, np.ones(2))
+            if not overlap:
+                with pytest.raises(InvalidArgument, match="^bucket: .* 1 is missing"):
+                    exchange.wait()
+            exchange.submit(1, np.ones(3))
+            return exchange.wait()[0].tolist()
 
-    assert simulated.run(body, 1) == [[1.0, 1.0]]
+    assert simulated.run(body, 2) == [[1.0] * 5] * 2
 
 
-def test_a_closed_engine_takes_nothing_and_leaves_nobody_waiting():
+def test_a_closed_exchange_takes_nothing_and_leaves_nobody_waiting():
     def body(comm):
-        engine = Engine(buckets_of(comm, "dense", {}, [2, 3]))
-        future = engine.submit(engine.buckets.reducers[0], np.ones(2))
-        engine.close()
-        with pytest.raises(UseAfterClose, match="closed before the step was over"):
-            future.result()
-        with pytest.raises(UseAfterClose, match="the engine was closed"):
-            engine.submit(engine.buckets.reducers[1], np.ones(3))
-        return engine.buckets.steps
+        exchange = overlapped_on(comm, "dense", {}, [2, 3])
+        exchange.submit(0, np.ones(2))
+        exchange.close()
+        with pytest.raises(UseAfterClose):
+            exchange.wait()
+        with pytest.raises(UseAfterClose):
+            exchange.submit(1, np.ones(3))
+        return exchange.steps
 
-    assert simulated.run(body, 1) == [0]
+    assert len(simulated.run(body, 2)) == 2
 
 
 @pytest.mark.world_sizes(2)
-def test_means_that_are_still_held_are_not_overwritten(ranks):
+def test_means_that_are_still_held_are_not_overwritten_and_memory_is_used_again(ranks):
     def body(comm):
-        with Engine(buckets_of(comm, "dense", {}, [2, 3])) as engine:
-            held = []
-            for step in range(4):
-                futures = [
-                    engine.submit(each, np.full(each.size, float(step))) for each in engine.buckets.reducers
-                ]
-                held.append([future.result() for future in futures])
-            return [[mean.tolist() for mean in means] for means in held]
+        with overlapped_on(comm, "dense", {}, [2, 3]) as exchange:
+            held = [exchange.reduce(np.full(5, float(step))) for step in range(4)]
+            values = [mean.tolist() for mean in held]
+            del held
+            addresses = {exchange.reduce(np.ones(5)).ctypes.data for _ in range(4)}
+            return values, len(addresses)
 
-    assert ranks.run(body)[0] == [[[step] * 2, [step] * 3] for step in range(4)]
+    assert ranks.run(body)[0] == ([[step] * 5 for step in range(4)], 1)

@@ -1,0 +1,400 @@
+"""The exchange of a step: buckets are submitted, and the mean of the gradient is waited for.
+
+Without ``overlap`` the exchange happens in ``wait``. With ``overlap`` a background thread exchanges each
+bucket as soon as it is submitted, while the caller computes others.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.agreement import check_settings
+from commlib.errors import InvalidArgument, UseAfterClose
+from commlib.exchange.buckets import merged
+from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper
+from commlib.reducers.arguments import added_residual
+from commlib.reducers.mean import MeanBuffers
+from commlib.topology import Topology
+from commlib.trace import Recorder
+from commlib.vectors import Float32, Index, SparseVector, non_finite
+
+Found = TypeVar("Found")
+
+ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
+
+
+class Exchange(ABC):
+    """Averages the gradient of each step over all ranks. ``guard``: a context in which ranks wait.
+
+    A context manager, which closes the exchange unless an exception leaves the block.
+    """
+
+    guard: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
+
+    @abstractmethod
+    def submit(self, bucket: int, gradient: Any) -> None:
+        """Give the gradient of one bucket, once a step, in any order and from any thread.
+
+        ``gradient``: an array or a :class:`commlib.SparseVector`. It is not copied: it must stay as it is
+        until ``wait`` returns.
+        """
+
+    @abstractmethod
+    def wait(self) -> tuple[Any, Report]:
+        """Return the mean of the whole gradient, float32 of shape ``(size,)``, and the report of the step.
+
+        The mean is all NaN where the step is skipped (``report.finite`` is false). The caller may write to
+        it; its memory is used again when nobody refers to it.
+        """
+
+    def close(self) -> None:  # noqa: B027 - not every exchange has something to close
+        """Free what the exchange has made; all ranks call it together, between two steps."""
+
+    def __enter__(self) -> Any:
+        """Return the exchange, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close the exchange; after an exception the other ranks may not come here."""
+        if kind is None:
+            self.close()
+
+
+@dataclass(frozen=True)
+class _Proposed:
+    """The proposed mean of a bucket, and the report of its reducer."""
+
+    mean: Any
+    report: Report
+
+
+class BucketExchange(Exchange):
+    """Averages a gradient in buckets of ``sizes`` entries, each with a reducer of its own.
+
+    ``config``: the reducer's ``name`` and options, as for :func:`commlib.make_reducer`. Wrappers surround the
+    reducer of each bucket; a norm for local clipping is divided among the buckets by ``√(d_b/d)``. The
+    buckets ``tables`` are exempt: each takes a ``SparseVector`` and has the reducer ``table_config``. A step
+    counts when all buckets are finite on all ranks; else no reducer changes its state.
+
+    ``overlap``: exchange each bucket in a background thread. The order in which rank 0 receives the buckets
+    of the first step is recorded, and is the order of the exchanges on all ranks from then on. While a step
+    is under way the thread owns the communicators of the topology. Without ``overlap``, the last bucket is
+    exchanged first.
+
+    ``slices`` are the entries of each bucket in the mean, ``reducers`` their reducers. The class has more
+    methods than others since frameworks, checkpoints and tests use a whole step's reducers through it.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        sizes: Sequence[int],
+        config: Mapping[str, Any],
+        *,
+        tables: Collection[int] = (),
+        table_config: Mapping[str, Any] = ALL_ROWS,
+        overlap: bool = False,
+    ) -> None:
+        if not sizes:
+            raise InvalidArgument("sizes: expected at least one bucket, got none")
+        self.topology, self.sizes = topology, list(sizes)
+        ends = list(accumulate(sizes))
+        self.slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self.size = ends[-1]
+        self.overlaps = overlap and topology.world.size > 1 and len(self.sizes) > 1
+        self.order: list[int] = [] if self.overlaps else list(range(len(self.sizes)))[::-1]
+        self._tables = {number: _make(table_config, topology, sizes[number]) for number in sorted(tables)}
+        self._recorder: Recorder | None = None
+        self._make_reducers(config)
+        self._means = MeanBuffers(self.size, topology.world.arrays)
+        self._mean: Any = None  # the array for the mean of the step that is under way
+        self._submitted: dict[int, Any] = {}  # gradients of the step that is under way, by bucket
+        self._results: dict[int, _Proposed] = {}  # of the latest step that is over
+        self._world = topology.world
+        self._changed = self._world.condition()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._is_closed = self._is_over = False
+        self._busy_seconds = 0.0
+
+    # ------------------------------------------------------------------------------------ a step
+
+    def submit(self, bucket: int, gradient: npt.ArrayLike | SparseVector) -> None:
+        """See :meth:`Exchange.submit`. Raises ``InvalidArgument`` for a bucket that was submitted already."""
+        with self._changed:
+            if self._is_closed:
+                raise UseAfterClose("the exchange was closed")
+            if bucket in self._submitted or not 0 <= bucket < len(self.sizes):
+                expected = f"one of the {len(self.sizes)} buckets that was not submitted in this step"
+                raise InvalidArgument(f"bucket: expected {expected}, got {bucket}")
+            if not self._submitted:
+                self._mean, self._is_over = self._means.array(), False
+            self._submitted[bucket] = gradient
+            if self.overlaps and self._thread is None:
+                self._thread = self._world.start_thread(self._run)
+            self._changed.notify_all()
+
+    def wait(self) -> tuple[Float32, Report]:
+        """See :meth:`Exchange.wait`; the means of tables are made dense."""
+        mean, entries, report = self.wait_sparse()
+        for number, vector in entries.items():
+            part = mean[self.slices[number]]
+            part.fill(0)
+            vector.write_to(part)
+        return mean, report
+
+    def wait_sparse(self) -> tuple[Float32, dict[int, SparseVector], Report]:
+        """Wait as ``wait`` does, but return the means of buckets that were given as entries apart.
+
+        Their parts of the dense mean are undefined.
+        """
+        waited = 0.0
+        if self.overlaps:
+            waited = self._wait_for_thread()
+        else:
+            with self.guard():
+                self._exchange_step()
+        mean, self._mean = self._mean, None
+        results, self._results = self._results, {}  # which refer to the memory of the mean
+        means = [results[number].mean for number in range(len(self.sizes))]
+        report = merged([results[number].report for number in range(len(self.sizes))])
+        if self.overlaps:
+            busy = self._busy_seconds
+            report = replace(report, busy=busy, hidden=max(0.0, busy - waited))
+        if not report.finite:
+            mean.fill(np.nan)
+            means = [non_finite(each.size, self.arrays) if _is_sparse(each) else each for each in means]
+        return mean, {number: each for number, each in enumerate(means) if _is_sparse(each)}, report
+
+    def _exchange_step(self) -> bool:
+        """Reduce all buckets in order, and commit or discard the step; return false when it was closed."""
+        busy, results = 0.0, dict[int, _Proposed]()
+        for turn in range(len(self.sizes)):
+            if turn == len(self.order) and not self._record_next():
+                return False
+            number = self.order[turn]
+            gradient = self._gradient_of(number)
+            if gradient is None:
+                return False
+            start = self._world.now()
+            out = None if isinstance(gradient, SparseVector) else self._mean[self.slices[number]]
+            results[number] = _Proposed(*self.reducers[number].propose(gradient, out))
+            end = self._world.now()
+            busy += end - start
+            if self._recorder is not None:
+                self._recorder.add(f"bucket {number}", start, end)
+        is_finite = all(each.report.finite for each in results.values())
+        for number, each in results.items():
+            if is_finite:
+                self.reducers[number].commit()
+            elif each.report.finite:  # the others have discarded their step already
+                self.reducers[number].discard()
+        self._results, self._busy_seconds = results, busy
+        self._submitted.clear()
+        return True
+
+    def _gradient_of(self, number: int) -> Any:
+        """Return what was submitted for a bucket; the thread waits for it until the exchange is closed."""
+        if self.overlaps:
+            return self._wait_until(lambda: self._submitted.get(number))
+        if number not in self._submitted:
+            raise InvalidArgument(f"bucket: expected all {len(self.sizes)} in a step, {number} is missing")
+        return self._submitted[number]
+
+    # ----------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        """Exchange one step after the other: the body of the thread."""
+        try:
+            while self._wait_until(lambda: self._submitted or None) is not None:
+                with self.guard():
+                    if not self._exchange_step():
+                        return
+                with self._changed:
+                    self._is_over = True
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _wait_for_thread(self) -> float:
+        """Wait until the step is over; return the seconds that took. Raises what the thread has raised."""
+        start = self._world.now()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._error is not None or self._is_closed)
+        waited = self._world.now() - start
+        if self._error is not None:
+            raise self._error
+        if not self._is_over:
+            raise UseAfterClose("the exchange was closed before the step was over")
+        return waited
+
+    def _record_next(self) -> bool:
+        """Record the bucket that rank 0 receives next as the next in order; false when it was closed."""
+        first = 0
+        if self._world.rank == 0:
+            found = self._wait_until(self._first_unordered)
+            if found is None:
+                return False
+            first = found
+        self.order.append(int(self._world.allgather_ints([first])[0, 0]))
+        return True
+
+    def _first_unordered(self) -> int | None:
+        return next((number for number in self._submitted if number not in self.order), None)
+
+    def _wait_until(self, find: Callable[[], Found | None]) -> Found | None:
+        """Wait until ``find`` returns something, and return it; ``None`` when the exchange was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or find() is not None)
+            return find()
+
+    def close(self) -> None:
+        """See :meth:`Exchange.close`. The topology stays open.
+
+        A step of which only some buckets were submitted stays without a result, and the thread may go on
+        waiting for other ranks.
+        """
+        self._end_thread(is_failing=False)
+        for reducer in self.reducers:
+            reducer.close()
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close the exchange; after an exception only end the thread, without waiting for a step."""
+        if kind is None:
+            self.close()
+        else:
+            self._end_thread(is_failing=True)
+
+    def _end_thread(self, *, is_failing: bool) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            is_waiting = is_failing or bool(self._submitted)  # perhaps for a rank that has failed, too
+        if self._thread is not None and not is_waiting:
+            self._thread.join()
+
+    # ---------------------------------------------------------------------------- the reducers
+
+    def _make_reducers(self, config: Mapping[str, Any]) -> None:
+        self.config = dict(config)
+        options = dict(config)
+        name, wrappers = options.pop("name"), options.pop("wrappers", ())
+        total = self.size - sum(self.sizes[number] for number in self._tables)
+        self.reducers = [
+            self._tables.get(number)
+            or make_reducer(
+                name,
+                self.topology,
+                size,
+                wrappers=[part_of_wrapper(record, size / total) for record in wrappers],
+                **options,
+            )
+            for number, size in enumerate(self.sizes)
+        ]
+        for reducer in self.reducers:
+            reducer.record(self._recorder)
+
+    def switch(self, config: Mapping[str, Any]) -> None:
+        """Replace the reducers; the first step of the new ones applies the residuals of the old ones.
+
+        The reducers of tables stay. All ranks call it together, between two steps.
+        """
+        before = self.reducers
+        self._make_reducers(config)
+        for old, new in zip(before, self.reducers, strict=True):
+            if old is not new:
+                new.add_residual(old.residual)
+                old.close()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
+        self._recorder = recorder
+        for reducer in self.reducers:
+            reducer.record(recorder)
+
+    @property
+    def arrays(self) -> Any:
+        """The array module of gradients and means, NumPy or CuPy."""
+        return self.topology.world.arrays
+
+    @property
+    def steps(self) -> int:
+        """The number of steps so far."""
+        return self.reducers[0].steps
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a reducer sends a part of the gradient, and has a residual."""
+        return any(reducer.sparse for reducer in self.reducers)
+
+    @property
+    def _selecting(self) -> list[Any]:
+        """The reducers whose density can change: all, unless some send everything and others do not."""
+        return [each for each in self.reducers if not getattr(each, "sends_all", False)] or self.reducers
+
+    @property
+    def density(self) -> float:
+        """The density of the next step; only sparse reducers have one."""
+        return float(self._selecting[0].density)
+
+    def set_density(self, density: float) -> None:
+        """Select another share of the entries from the next step on."""
+        for reducer in self._selecting:
+            reducer.set_density(density)
+
+    @property
+    def residual(self) -> Float32:
+        """What this rank has not sent: a new float32 array of shape ``(size,)``."""
+        residuals = [reducer.residual for reducer in self.reducers]
+        residual: Float32 = residuals[0] if len(residuals) == 1 else self.arrays.concatenate(residuals)
+        return residual
+
+    def add_residual(self, residual: Float32) -> None:
+        """Add a vector of shape ``(size,)`` to this rank's next gradient that counts."""
+        whole = added_residual(None, residual, self.size, self.arrays)
+        for reducer, part in zip(self.reducers, self.slices, strict=True):
+            reducer.add_residual(whole[part])
+
+    def sent_indices(self, mean: Float32) -> Index:
+        """Return the indices of the entries that left this rank in the step that returned ``mean``."""
+        pairs = zip(self.reducers, self.slices, strict=True)
+        return np.concatenate([reducer.sent_indices(mean[part]) + part.start for reducer, part in pairs])
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by name; of each bucket in ``buckets``."""
+        own = {"reducer": "Buckets", "size": self.size, "nodes": self.topology.nodes}
+        return own | {"buckets": [reducer.settings() for reducer in self.reducers]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the reducers: that of the only one, or of several in ``buckets``."""
+        states = [reducer.state_dict() for reducer in self.reducers]
+        if len(states) == 1:
+            return states[0]
+        return {"settings": self.settings(), "steps": self.steps, "carried": None, "buckets": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned; ``ValueError`` for other buckets, reducers or nodes."""
+        if len(self.reducers) == 1:
+            self.reducers[0].load_state_dict(state)
+            return
+        check_settings(state["settings"], self.settings())
+        for reducer, each in zip(self.reducers, state["buckets"], strict=True):
+            reducer.load_state_dict(each)
+
+
+def _make(config: Mapping[str, Any], topology: Topology, size: int) -> Reducer:
+    options = dict(config)
+    return make_reducer(options.pop("name"), topology, size, **options)
+
+
+def _is_sparse(mean: Any) -> bool:
+    return isinstance(mean, SparseVector)
