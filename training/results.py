@@ -62,7 +62,7 @@ class Step:
     """A step of one rank. ``seconds``: since the end of the step before; ``loop``: where they went.
 
     ``size``: of its batch, in the unit of the task. ``start``: the end of the step before, by the transport's
-    clock.
+    clock. ``loss_scale``: of the next step, with float16.
     """
 
     loss: float
@@ -72,6 +72,7 @@ class Step:
     size: int = 0
     start: float = 0.0
     hyperparameters: StepHyperparameters = StepHyperparameters(0.0, None)
+    loss_scale: float | None = None
 
     @property
     def stage_seconds(self) -> dict[str, float]:

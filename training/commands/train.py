@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib import Communicator, Topology
 from commlib.transport.verified import verified
@@ -26,17 +26,14 @@ from training.process.job import (
     log_error,
     on_rank0,
 )
-from training.process.progress import Progress, announce_folder, print_line
+from training.process.progress import Progress, print_line
 from training.process.tf_logging import import_tensorflow
 from training.results import Summary
-from training.run.data import Data, load_data
+from training.run.data import Data
 from training.run.dry_run import checked, generated, tiny
 from training.run.lines import closing_lines
 from training.run.parts import import_parts
-from training.run_folder import RunFolder, WeightsNotSaved, to_resume
-
-if TYPE_CHECKING:
-    from training.run.trainer import Trainer  # which imports TensorFlow
+from training.run_folder import WeightsNotSaved
 
 
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
@@ -64,18 +61,12 @@ def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | 
     is_dry = work is not None
     ranks = verified(comm) if config.verify else comm
     topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
-    data = all_or_exit(comm, lambda: load_data(config, topology))
-    resumed = all_or_exit(comm, lambda: to_resume(config) if comm.rank == 0 else None)
-    trainer = make_trainer(config, topology, data)
-    if is_dry:
-        trainer.callbacks.leave_out_given()
-    folder = all_or_exit(comm, lambda: RunFolder(trainer.config, resumed) if comm.rank == 0 else None)
-    if folder is not None:
-        announce_folder(folder.path)
-    with folder or nullcontext():
-        summary = _run(trainer, folder, resume=resumed is not None, is_dry=is_dry)
-    if folder is not None:
-        end = closing_lines(summary, trainer.task, trainer.ranks, str(folder.path))
+    with make_trainer(config, topology) as trainer:
+        if is_dry:
+            trainer.callbacks.leave_out_given()
+        summary = _run(trainer, is_dry=is_dry)
+    if trainer.folder is not None:
+        end = closing_lines(summary, trainer.task, trainer.ranks, str(trainer.folder.path))
         for line in checked(path, whole) if is_dry else end:
             print_line(line)
 
@@ -100,7 +91,7 @@ def load_together(
     return all_or_exit(comm, lambda: import_parts(config))
 
 
-def make_trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
+def make_trainer(config: Config, topology: Topology, data: Data | None = None) -> Any:
     """Return the trainer of a configuration, with TensorFlow imported; where that is impossible, all exit."""
     see_own_gpu(LocalRank.of(topology.world))  # before the import of TensorFlow, which lists them
     import_tensorflow()
@@ -109,21 +100,18 @@ def make_trainer(config: Config, topology: Topology, data: Data) -> "Trainer":
     return all_or_exit(topology.world, lambda: Trainer(config, topology=topology, data=data))
 
 
-def _run(trainer: "Trainer", folder: RunFolder | None, *, resume: bool, is_dry: bool) -> Summary:
+def _run(trainer: Any, *, is_dry: bool) -> Summary:
     comm = trainer.topology.world
-    own = None if folder is None else folder.path.absolute()
-    path = on_rank0(comm, lambda: own)
-    assert path is not None  # rank 0 has a folder
+    all_or_exit(comm, trainer.begin)
+    if is_dry:
+        trainer.progress = Progress(silent=True)  # losses on generated data are meaningless
     try:
-        with Progress(silent=folder is None) as progress:
-            all_or_exit(comm, lambda: trainer.begin(folder, progress, path, resume=resume))
-            if is_dry:
-                trainer.progress = Progress(silent=True)  # losses on generated data are meaningless
-            return trainer.run()
+        summary: Summary = trainer.run()
     except Preempted:  # on all ranks, after the same step
         exit_all(comm, PREEMPTED)
     # On all ranks, in the same step.
     except (TrainingDiverged, WeightsDiffer, CheckpointFailed, WeightsNotSaved) as error:
-        if folder is not None:
+        if comm.rank == 0:
             log_error(str(error))
         exit_all(comm, FAILURE)
+    return summary

@@ -103,25 +103,16 @@ def is_first() -> bool:
 
 
 def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
-    """Return ``function()``; if it raises a ``ValueError`` on any rank, all ranks exit with status 2.
+    """Return ``function()``; where :func:`all_or_raise` raises, rank 0 prints the line, and all exit with 2.
 
-    The lowest of those ranks prints its one line, with its host if other ranks have no such problem. For
-    errors of the user, before training starts.
+    For errors of the user, before training starts.
     """
-    result, problem = None, None
     try:
-        result = function()
+        return all_or_raise(comm, function)
     except ValueError as error:
-        problem = str(error)
-    problems = comm.allgather_objects(problem)
-    having = [rank for rank, each in enumerate(problems) if each is not None]
-    if having:
-        is_theirs_alone = len(having) < comm.size and having[0] != 0
-        where = f" (rank {having[0]} on {comm.host})" if is_theirs_alone else ""
-        if comm.rank == having[0]:
-            log_error(f"{problems[having[0]]}{where}")
+        if comm.rank == 0:
+            log_error(str(error))
         exit_all(comm, USAGE_ERROR)
-    return result  # type: ignore[return-value]
 
 
 def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
@@ -141,14 +132,21 @@ def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
 
 
 def all_or_raise(comm: Communicator, function: Callable[[], Result]) -> Result:
-    """Return ``function()``, which exchanges nothing; a ``ValueError`` of any rank is raised on all."""
+    """Return ``function()``; a ``ValueError`` of any rank is raised on all, with that rank and its host.
+
+    The line names no rank where rank 0, or all ranks, have the same problem.
+    """
     result, problem = None, None
     try:
         result = function()
     except ValueError as error:
         problem = str(error)
-    if problems := [each for each in comm.allgather_objects(problem) if each is not None]:
-        raise ValueError(problems[0])
+    of_ranks = comm.allgather_objects((problem, comm.host))
+    having = [rank for rank, (each, _) in enumerate(of_ranks) if each is not None]
+    if having:
+        problem, host = of_ranks[having[0]]
+        is_of_some = len(having) < comm.size and having[0] != 0
+        raise ValueError(f"{problem} (rank {having[0]} on {host})" if is_of_some else problem)
     return result  # type: ignore[return-value]
 
 

@@ -8,40 +8,40 @@ from commlib import bytes_sent
 from datacache import Batch
 from training.callbacks.digests import check_equal_weights
 from training.results import EpochAccumulator, EpochResult
-from training.run.learner import Learner
+from training.run.build import Parts
+from training.run.model import average_statistics
 from training.run.phases import PhaseRun
-from training.run.replicas import average_statistics
 from training.tasks.task import Tested
 
 NOT_TESTED = Tested({}, 0)
 
 
-def evaluate(learner: Learner, batches: Iterable[Batch]) -> Tested:
+def evaluate(parts: Parts, batches: Iterable[Batch]) -> Tested:
     """Return the metrics on the test part, each sample counted once; collective.
 
     ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
     """
-    world = learner.topology.world
-    with learner.watchdog.waiting("a test"):  # Horovod's exchanges are not known to it
-        average_statistics(learner.model, world)
-    with learner.common_weights():
-        check_equal_weights(learner.model, world, "before the test")
-        with learner.tested():
-            return learner.evaluation.evaluate(batches, world)
+    world = parts.topology.world
+    with parts.waiting("a test"):  # Horovod's exchanges are not known to it
+        average_statistics(parts.model.keras, world)
+    with parts.exchange.common_weights():
+        check_equal_weights(parts.model.keras, world, "before the test")
+        with parts.model.tested():
+            return parts.model.evaluation.evaluate(batches, world)
 
 
 def add_up(
     epoch: int,
     phase: PhaseRun,
-    learner: Learner,
+    parts: Parts,
     accumulator: EpochAccumulator,
     tested: Tested,
     *,
     run_seconds: float,
 ) -> EpochResult:
     """Return the result of an epoch over all ranks, and add its bytes to the phase; collective."""
-    topology = learner.topology
-    dense = bytes_sent("dense", topology.nodes, topology.world.rank, learner.gradients.size).inter
+    topology = parts.topology
+    dense = bytes_sent("dense", topology.nodes, topology.world.rank, parts.exchange.gradients.size).inter
     sums = accumulator.over_ranks(topology.world, dense)
     phase.result.sent += sums.sent.inter
     phase.result.dense += sums.dense_inter_bytes

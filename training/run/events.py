@@ -1,7 +1,6 @@
 """The events of a run: their lines for the user, and their records in ``metrics.jsonl``.
 
-Those from before the first step are in :mod:`training.run.beginning`, those of steps in
-:mod:`training.run.step_reports`. :mod:`training.process.progress` shows the lines,
+Those of steps are in :mod:`training.run.step_reports`. :mod:`training.process.progress` shows the lines,
 :class:`training.run_folder.RunFolder` writes the records.
 """
 
@@ -11,11 +10,13 @@ from typing import Any
 
 from commlib.errors import one_line
 from training.callbacks.callback import Event
+from training.config.config import Config
 from training.config.records import Target
-from training.results import EpochResult, Position
+from training.results import EpochResult, Position, Ranks
 from training.run.data import Reads
 from training.run.lines import epoch_line
 from training.run.phases import PhaseRun
+from training.run.provenance import command, now, versions
 from training.tasks import Task
 
 
@@ -28,6 +29,108 @@ class Reasoned(Event):
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
         yield self.reason
+
+
+@dataclass(frozen=True)
+class RunBegun(Event):
+    """A process begins a run, or resumes one.
+
+    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, the transport of gradients; ``none`` on one rank.
+    ``reducers``: of the phases, with their options.
+    """
+
+    kind = "run"
+    identity: str
+    command: str
+    started: str
+    versions: dict[str, str]
+    ranks: Ranks
+    transport: str
+    reducers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> "RunBegun":
+        """Return the beginning of a run by this process; ``on_gpus``: gradients stay on GPUs."""
+        transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
+        return cls(
+            identity=identity,
+            command=command(),
+            started=now(),
+            versions=versions(),
+            ranks=ranks,
+            transport=transport if ranks.count > 1 else "none",
+            reducers=[config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
+        )
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        ranks = {"ranks": self.ranks.count, "nodes": self.ranks.nodes, "hosts": self.ranks.hosts}
+        return {name: value for name, value in asdict(self).items() if name != "ranks"} | ranks
+
+
+@dataclass(frozen=True)
+class ReducerChosen(Event):
+    """The reducer that ``reducer: auto`` chose for a phase."""
+
+    kind = "choice"
+    phase: int
+    reducer: str
+    options: dict[str, str]
+    predicted_seconds: float
+    predicted_dense_seconds: float
+    reason: str
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        yield f"phase {self.phase + 1}: auto picks {self.reason}"
+
+
+class NormsShared(Reasoned):
+    """How ranks share the computation of norms."""
+
+    kind = "norms"
+
+
+class InBuckets(Reasoned):
+    """How the gradient is divided into buckets."""
+
+    kind = "buckets"
+
+
+class SparseTables(Reasoned):
+    """Which tables travel as rows."""
+
+    kind = "tables"
+
+
+class VarianceFrozen(Reasoned):
+    """When the second moment of Adam is frozen."""
+
+    kind = "variance"
+
+
+class LocalRounds(Reasoned):
+    """How many local steps a phase has."""
+
+    kind = "local_steps"
+
+
+@dataclass(frozen=True)
+class OnGPUs(Event):
+    """Whether gradients stay on the GPUs of ``ranks``; ``why_not``: the reason if not."""
+
+    kind = "gpus"
+    ranks: int
+    transport: str
+    why_not: str | None
+
+    def lines(self) -> Iterable[str]:
+        """See :meth:`Event.lines`."""
+        if self.why_not is not None:
+            yield self.why_not
+        elif self.ranks > 1:
+            by = "NCCL inside nodes and MPI between them" if self.transport == "nccl+mpi" else "NCCL"
+            yield f"gradients stay on the GPUs, one for each rank, and travel by {by}"
 
 
 @dataclass(frozen=True)
@@ -75,18 +178,18 @@ class Switched(Event):
 
 
 class Settled(Reasoned):
-    """The ranks come together before a phase that begins, or ends, local steps."""
+    """The ranks apply the residual before a phase that begins, or ends, local steps."""
 
     kind = "settle"
 
     @classmethod
     def of(cls, phase: PhaseRun, residual_norm: float) -> "Settled":
         """Return it; ``residual_norm``: of what the reducer of the phase before holds back."""
-        held_back = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
+        residual = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
         if phase.phase.local_steps is not None:
-            return cls(f"phase {phase.number + 1} begins local steps: {held_back}")
+            return cls(f"phase {phase.number + 1} begins local steps: {residual}")
         together = "ranks take the mean of their optimizers' states"
-        return cls(f"phase {phase.number + 1} ends local steps: {held_back}, {together}")
+        return cls(f"phase {phase.number + 1} ends local steps: {residual}, {together}")
 
 
 @dataclass(frozen=True)

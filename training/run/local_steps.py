@@ -1,6 +1,11 @@
-"""Local steps of a model: a replica's gradient, the end of a round, and what a checkpoint holds of both."""
+"""Local steps: replicas take steps from common weights, then exchange the differences of their weights.
 
-from collections.abc import Iterator, Mapping, Sequence
+From the common weights ``θ`` replica ``r`` comes to ``wᵣ`` in a round. The differences ``θ − wᵣ`` are reduced
+as gradients are, and an outer optimizer moves ``θ`` by their mean. That is DiLoCo (Douillard et al. 2023),
+with a sparse reducer whose residual decays SparseLoCo (Sarfi et al. 2025).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
@@ -10,20 +15,77 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from commlib import Report, Topology, make_reducer
-from commlib.arrays import to_host
-from commlib.memory import copy_of, empty
+from commlib import Exchange, Report, Topology, make_reducer
+from commlib.arrays import module_of, to_host
+from commlib.memory import copy_of, empty, zeros
 from commlib.reducers.report import StageSeconds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
-from training.checkpoint.serialization import Tree
 from training.config.local_steps import Outer
 from training.config.records import Phase
-from training.run.replicas import assign
-from training.run.rounds import OuterSgd, Rounds
+from training.run.model import assign
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
+
+Reduce = Callable[[Float32], tuple[Float32, Report]]
+
+
+class OuterSgd:
+    """``v ← μ·v + Δ``, then ``θ ← θ − rate·v``; with Nesterov's momentum ``θ ← θ − rate·(Δ + μ·v)``.
+
+    ``velocity``: ``v``; ``None`` before the first update, and where ``μ`` is 0.
+    """
+
+    def __init__(self, settings: Outer, velocity: Float32 | None = None) -> None:
+        self._settings = settings
+        self.velocity = velocity if settings.momentum else None
+
+    def apply(self, weights: Float32, mean: Float32) -> Float32:
+        """Return new weights, in memory of their own; ``mean`` is changed."""
+        momentum = np.float32(self._settings.momentum)
+        if momentum:
+            if self.velocity is None:
+                self.velocity = zeros(len(mean), module_of(mean))
+            self.velocity *= momentum
+            self.velocity += mean
+            if self._settings.nesterov:
+                mean += momentum * self.velocity
+            else:
+                mean[...] = self.velocity
+        mean *= np.float32(self._settings.rate)
+        return np.subtract(weights, mean, out=empty(len(weights), module_of(weights)))
+
+
+class Rounds:
+    """The rounds of one rank. ``reduce(difference)`` returns the mean over all ranks, and a report.
+
+    ``common``: the common weights at the begin of the round, ``None`` between two rounds. ``failed``: whether
+    a local step of this rank was not finite, so that its weights are useless. The round is then skipped on
+    all ranks, as is one with a difference that is not finite.
+    """
+
+    def __init__(self, outer: OuterSgd, reduce: Reduce) -> None:
+        self.outer, self._reduce = outer, reduce
+        self.common: Float32 | None = None
+        self.failed = False
+
+    def begin(self, weights: Float32) -> None:
+        """Begin a round with these common weights, in memory that nothing changes until it ends."""
+        self.common, self.failed = weights, False
+
+    def end(self, weights: Float32) -> tuple[Float32, Report]:
+        """Exchange the differences to the weights after local steps; return the new common weights.
+
+        Collective. Where the round is skipped (``finite`` of the report), the common weights stay.
+        """
+        assert self.common is not None
+        before, self.common = self.common, None
+        difference = np.subtract(before, weights, out=empty(len(before), module_of(before)))
+        if self.failed:
+            difference.fill(np.nan)
+        mean, report = self._reduce(difference)
+        return (self.outer.apply(before, mean) if report.finite else before), report
 
 
 class FlatVariables:
@@ -45,11 +107,15 @@ class FlatVariables:
             variable.assign(part)
 
 
-class LocalSteps:
-    """The local steps of a phase. ``before``: those of the phase before, whose outer velocity goes on.
+class LocalSteps(Exchange):
+    """The exchange of a phase with local steps: within a round, ``wait`` returns the replica's own gradient.
 
-    A skipped round restores the state of the ``optimizer``, and ``changed``: what a forward pass changes.
     With ``local: node`` the ranks of a node are one replica: their gradients are averaged in every step.
+    ``end_round`` exchanges the differences of weights through ``gradients``. A skipped round restores the
+    state of ``optimizer``, and ``changed``: the variables that a forward pass changes. ``before``: the local
+    steps of the phase before, whose outer velocity continues.
+
+    It has many methods since a round has a begin, steps, an end and a state, and a phase a begin and an end.
     """
 
     def __init__(
@@ -66,10 +132,11 @@ class LocalSteps:
         self._slots = optimizer.slots
         self._optimizer = [optimizer.iterations, *chain.from_iterable(self._slots)]
         self._restored = [*self._optimizer, *changed]
-        self._before: list[Any] = []  # the values of what is restored, from when the round began
+        self._before: list[Any] = []  # the values of ``_restored`` at the begin of the round
+        self._submitted: dict[int, Any] = {}
         self.weights = FlatVariables(variables, self._arrays)
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
-        self.rounds: Rounds = Rounds(OuterSgd(phase.outer or Outer(), velocity), self._reduce)
+        self.rounds = Rounds(OuterSgd(phase.outer or Outer(), velocity), self._reduce)
         self._node: Topology | None = None
         if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)
@@ -94,28 +161,46 @@ class LocalSteps:
             self.rounds.begin(self.weights.read())
             self._before = [variable.numpy() for variable in self._restored]
 
-    def replica_gradient(self, flat: Any) -> tuple[Float32, Report]:
-        """Return the gradient of the replica, which the caller may change, and what its exchange took.
+    def submit(self, bucket: int, gradient: Any) -> None:
+        """See :meth:`Exchange.submit`."""
+        self._submitted[bucket] = gradient
 
-        One that is not finite fails the round. Collective in a node that is one replica.
+    def submit_inputs(self, inputs: Sequence[Any]) -> None:
+        """Submit the whole gradient, as :meth:`DistributedGradients.inputs` returns it."""
+        for bucket, each in enumerate(inputs):
+            self.submit(bucket, array_of(each, self._arrays))
+
+    def wait(self) -> tuple[Float32, Report]:
+        """Return the gradient of the replica, which the caller may change, and the report of its exchange.
+
+        A gradient that is not finite fails the round. Collective in a node that is one replica.
         """
-        vector = array_of(flat, self._arrays)
+        parts = [self._submitted[bucket] for bucket in sorted(self._submitted)]
+        self._submitted.clear()
+        vector = parts[0] if len(parts) == 1 else self._arrays.concatenate(parts)
         if self._node is None:
-            own = copy_of(vector)
+            own, report = copy_of(vector), NOTHING_EXCHANGED
             self.rounds.failed |= not is_finite(own)
-            return own, NOTHING_EXCHANGED
-        with self._gradients.guard():
-            own = self._node_reducer.reduce(vector, out=empty(len(vector), self._arrays))
-        report = self._node_reducer.last
-        assert report is not None
-        self.rounds.failed |= not report.finite
-        return own, replace(report, finite=True, selected=0, applied=0, flags=0)
+        else:
+            with self._gradients.guard():
+                own = self._node_reducer.reduce(vector, out=empty(len(vector), self._arrays))
+            assert self._node_reducer.last is not None
+            report = replace(self._node_reducer.last, selected=0, applied=0, flags=0)
+            self.rounds.failed |= not report.finite
+        return own, replace(report, finite=not self.rounds.failed)
 
-    def end_round(self) -> Report:
-        """Exchange, and set the new common weights. Collective."""
+    def end_round(self, within: Report) -> Report:
+        """Exchange, and set the new common weights; return a report with the traffic ``within`` the replica.
+
+        Collective.
+        """
         weights, report = self.rounds.end(self.weights.read())
         self.finish_round(weights, report)
-        return report
+        seconds = {
+            each.name: getattr(report.seconds, each.name) + getattr(within.seconds, each.name)
+            for each in fields(StageSeconds)
+        }
+        return replace(report, traffic=report.traffic + within.traffic, seconds=StageSeconds(**seconds))
 
     def finish_round(self, weights: Float32, report: Report) -> None:
         """Set the new common weights; where the round is skipped restore all else."""
@@ -131,7 +216,7 @@ class LocalSteps:
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Let the model have the common weights, with which the round began, inside the block."""
+        """Set the model to the common weights, with which the round began, inside the block."""
         if self.rounds.common is None:
             yield
             return
@@ -143,7 +228,10 @@ class LocalSteps:
             self.weights.write(own)
 
     def _reduce(self, difference: Float32) -> tuple[Float32, Report]:
-        return self._gradients.reduce_flat(tensor_of(difference))
+        exchange = self._gradients.exchange
+        for bucket, part in enumerate(exchange.slices):
+            exchange.submit(bucket, difference[part])
+        return self._gradients.wait()
 
     # ---------------------------------------------------------------------------------- between phases
 
@@ -152,7 +240,7 @@ class LocalSteps:
         self.weights.write(self.rounds.outer.apply(self.weights.read(), mean))
 
     def join(self) -> Traffic:
-        """Let all ranks have the mean of their optimizers' states; return what that took. Collective.
+        """Set the optimizer of every rank to the mean of all; return the traffic. Collective.
 
         The reducer is dense.
         """
@@ -166,14 +254,14 @@ class LocalSteps:
 
     # ------------------------------------------------------------------------------------- checkpoints
 
-    def shared_state(self) -> Tree:
+    def shared_state(self) -> dict[str, Any]:
         """Return the state that is equal on all ranks, besides the common weights."""
         velocity = self.rounds.outer.velocity
         return {"velocity": None if velocity is None else to_host(velocity), "in_round": self.in_round}
 
-    def own_state(self) -> Tree:
+    def own_state(self) -> dict[str, Any]:
         """Return the state of this rank: of its optimizer, and of the round that is under way."""
-        round_state: Tree = None
+        round_state = None
         if self.in_round:
             round_state = {
                 "weights": to_host(self.weights.read()),
@@ -195,13 +283,3 @@ class LocalSteps:
             self.rounds.begin(self.weights.read())
             self.rounds.failed, self._before = found["failed"], list(found["before"])
             self.weights.write(self._arrays.array(found["weights"], np.float32))
-
-
-def both(exchange: Report, within: Report) -> Report:
-    """Return the report of a step that ends a round: of its exchange, and of that within the replica."""
-    seconds = {
-        each.name: getattr(exchange.seconds, each.name) + getattr(within.seconds, each.name)
-        for each in fields(StageSeconds)
-    }
-    traffic = exchange.traffic + within.traffic
-    return replace(exchange, traffic=traffic, seconds=StageSeconds(**seconds))

@@ -4,35 +4,47 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
+from commlib.tuning.tuner import Choice
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schedules import Schedule, Span, momentum_at
 from training.results import PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
 from training.run.data import Data, PhaseData
-from training.run.learner import Learner
+from training.run.model import Backward
 
 
 class PhaseRun:
     """One phase, on one rank. ``steps``: of the phase; ``epoch_steps``: of a pass over the samples.
 
-    Raises a ``ValueError`` of one line that begins with the key where a schedule does not fit the phase.
+    ``backward``: computes the gradients of its batches. ``choice``: of ``auto``, if it chose the reducer.
+    ``size``: the number of ranks. Raises a ``ValueError`` of one line that begins with the key where a
+    schedule does not fit the phase. It has many attributes since it holds what a phase consists of.
     """
 
-    def __init__(self, number: int, phase: Phase, data: Data, learner: Learner) -> None:
+    def __init__(
+        self,
+        number: int,
+        phase: Phase,
+        config: Config,
+        data: Data,
+        backward: Backward,
+        choice: Choice | None = None,
+        *,
+        size: int = 1,
+    ) -> None:
         self.number, self.phase = number, phase
         self.data: PhaseData = data.of_phase(phase)
         self.global_batch = self.data.order.global_batch
         self.epoch_steps = self.data.steps
         self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
         self.epochs = -(-self.steps // self.epoch_steps)
-        check_budget(number, learner.choices.get(number), self.steps)
+        check_budget(number, choice, self.steps)
         self.rate = self._resolved_rate()
         self._check_density_warmup()
-        self.momentum = learner.config.momentum_of(phase)
-        self.backward = learner.backward_of(phase)
-        reducer = None if learner.topology.world.size == 1 else _reducer_name(learner.config, phase)
-        self.result = PhaseResult(reducer, learner.task.describe(phase), self.epochs)
+        self.momentum, self.backward = config.momentum_of(phase), backward
+        reducer = None if size == 1 else str(config.reducer_config(phase)["name"])
+        self.result = PhaseResult(reducer, data.task.describe(phase), self.epochs)
         self._filling: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -110,7 +122,3 @@ class PhaseRun:
 
 class _Over(Exception):
     """Stops filling the cache."""
-
-
-def _reducer_name(config: Config, phase: Phase) -> str:
-    return str(config.reducer_config(phase)["name"])

@@ -2,20 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from training.callbacks.callback import Callback
+from training.callbacks.callback import Callback, RunView
 from training.callbacks.calling import Callbacks
 from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
-from training.process.progress import Progress
 from training.receipt.recorded import Recorded
-from training.run.checkpointer import Checkpointer
-from training.run.saving import Saving
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.trainer import Trainer
+from training.results import Step
+from training.run.checkpointing import Checkpointer
+from training.run.trainer import Trainer
 
 
 class _Done(Exception):
@@ -31,7 +26,7 @@ class Replay(Callback):
     def __init__(
         self,
         recorded: Recorded,
-        trainer: "Trainer",
+        trainer: Trainer,
         checkpoints: Checkpointing,
         say: Callable[[str], None],
     ) -> None:
@@ -44,13 +39,17 @@ class Replay(Callback):
         """Go to the newest checkpoint before the steps; ``ValueError`` if one is needed and not there."""
         recorded, run = self._recorded, self._trainer
         folder = recorded.folder.absolute()
-        run.begin(None, Progress(silent=True), folder)
-        saving = Saving(folder, self._checkpoints, run.learner, recorded.identity, run.callbacks)
-        Checkpointer(run, saving).resume(at_most=recorded.first)
+        run.begin(writes=False)
+        checkpointer = Checkpointer(
+            run, run.parts, run.loop, run.callbacks, folder, self._checkpoints, recorded.identity
+        )
+        checkpointer.resume(at_most=recorded.first)
         start = run.position.steps
         if start < recorded.since:
             expected = f"a checkpoint of step {recorded.since} to {recorded.first}"
-            raise ValueError(f"{saving.place}: expected {expected}, got none: before, the run was another")
+            raise ValueError(
+                f"{checkpointer.place}: expected {expected}, got none: before, the run was another"
+            )
         whence = f"the checkpoint of step {start}" if start else "the beginning"
         self._say(f"{recorded.folder}: steps {recorded.first} to {recorded.last}, from {whence}")
 
@@ -66,7 +65,7 @@ class Replay(Callback):
         self._say(f"{self._agreeing} of {self._compared} digests agree")
         return self._agreeing == self._compared
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Compare; end after the last step."""
         self._compare()
         if run.position.steps == self._recorded.last:

@@ -3,22 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from training.callbacks.callback import Callback, Event
+from training.callbacks.callback import Callback, Event, PhaseView, RunView
 from training.process.progress import TimeLeft
 from training.results import EpochResult, Position, Slowest, Step, shown
-from training.run.learner import Learner
-from training.run.phases import PhaseRun
-
-if TYPE_CHECKING:
-    from training.run.trainer import Trainer
 
 
 def live_line(
-    phases: Sequence[PhaseRun], at: Position, loss: float, seconds_left: float | None, times: str = ""
+    phases: Sequence[PhaseView], at: Position, loss: float, seconds_left: float | None, times: str = ""
 ) -> str:
     """Return the live line after a step.
 
@@ -63,7 +58,7 @@ class StepTaken(Event):
     forgotten: dict[str, float]
 
     @classmethod
-    def of(cls, at: Position, step: Step, learner: Learner) -> "StepTaken":
+    def of(cls, at: Position, step: Step) -> "StepTaken":
         """Return the event of the step that led to ``at``, with the loss scale of the next step."""
         report = step.report
         return cls(
@@ -72,7 +67,7 @@ class StepTaken(Event):
             loss=step.loss if np.isfinite(step.loss) else None,
             learning_rate=step.hyperparameters.learning_rate,
             momentum=step.hyperparameters.momentum,
-            loss_scale=None if learner.scale is None else float(learner.scale.scale.numpy()),
+            loss_scale=step.loss_scale,
             finite=report.finite,
             selected=report.selected,
             applied=report.applied,
@@ -92,19 +87,19 @@ class StepReports(Callback):
         self._left = TimeLeft()
         self._slowest: Slowest | None = None  # rank of the latest epoch
 
-    def on_phase_begin(self, run: "Trainer", phase: PhaseRun) -> None:
-        """Measure anew: step times differ between phases."""
+    def on_phase_begin(self, run: RunView, phase: PhaseView) -> None:
+        """Forget the step times, which differ between phases."""
         self._left = TimeLeft()
 
-    def on_step_end(self, run: "Trainer", step: Step) -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Show the step."""
         self._left.add(step.seconds)
         left = self._left.of(run.phase.steps - run.position.phase_steps)
         times = shown(run.accumulator.stages.hidden_share, self._slowest)
         run.progress.update(live_line(run.phases, run.position, step.loss, left, times))
         if run.position.steps % run.config.log_every == 0:
-            run.report(StepTaken.of(run.position, step, run.learner))
+            run.report(StepTaken.of(run.position, step))
 
-    def on_epoch_end(self, run: "Trainer", result: EpochResult) -> None:
-        """Note who was the slowest."""
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
+        """Remember the slowest rank."""
         self._slowest = result.stages.slowest

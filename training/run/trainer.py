@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,29 @@ from training.process.backend import prepare_tensorflow
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import with_gpus
 from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
-from training.process.progress import Progress
+from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
-from training.run import beginning, events
-from training.run.autotune import profile_for
-from training.run.checkpointer import Checkpointer
+from training.run import events
+from training.run.beginning import choices, introduction
+from training.run.build import Build, build
+from training.run.checkpointing import Checkpointer, LoopState
 from training.run.data import Data, load_data
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
-from training.run.learner import Learner
-from training.run.loop_callbacks import callbacks_of
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
-from training.run.saving import Saving
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
 
 class Trainer:
     """One run of a configuration, or of a file that holds one, on all ranks of this job.
 
-    ``topology`` and ``data`` are created if not given. ``config`` is the configuration with the choices from
-    the profile written out, ``model`` the Keras model. ``learner``: what a step is. Raises a ``ValueError``
-    of one line if the run is impossible. Callbacks also use ``rank``, ``size``, ``topology``, ``task``,
-    ``learner``, ``phase``, ``position``, ``accumulator``, ``summary``, ``ranks``, ``folder`` (on rank 0),
-    ``progress``, ``report`` and ``stop``.
+    ``topology`` and ``data`` are created if not given. ``build`` makes the ``parts`` of the run. ``config``
+    is the configuration with the choices from the profile written out, ``model`` the Keras model. ``fit``
+    trains; ``begin`` and ``run`` are its two halves. Raises a ``ValueError`` of one line, on all ranks, if
+    the run is impossible.
+
+    To callbacks it is a :class:`training.callbacks.RunView`, so it has more attributes and methods than other
+    classes. A context manager, which frees what the run has made; ``fit`` does so, too.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -52,77 +52,78 @@ class Trainer:
         *,
         topology: Topology | None = None,
         data: Data | None = None,
-        learner: type[Learner] = Learner,
+        build: Build = build,
     ) -> None:
         config = import_parts(config if isinstance(config, Config) else load(config))
-        topology = topology or Topology(world(verify=config.verify), ranks_per_node=config.ranks_per_node)
-        if topology.world.rank == 0:
+        self._stack = ExitStack()
+        if topology is None:
+            comm = world(verify=config.verify)
+            topology = self._stack.enter_context(Topology(comm, ranks_per_node=config.ranks_per_node))
+        comm = topology.world
+        if comm.rank == 0:
             announce_compiling()
-        data = data or load_data(config, topology)
-        prepare_tensorflow(config, topology.world, LocalRank.of(topology.world))
-        self.topology, self._why_not_on_gpus = with_gpus(topology, config.transport)
-        self.data = data
-        self.rank, self.size = topology.world.rank, topology.world.size
-        self.learner = learner(config, self.topology, data, profile_for(config, self.topology))
-        self.task = data.task
-        self.config = self.learner.config
-        self.model = self.learner.model
-        watchdog = self.learner.watchdog
-        self.learner.gradients.guard = lambda: watchdog.waiting(f"step {self.position.steps + 1}")
-        phases = enumerate(self.config.phases)
-        self.phases = [PhaseRun(number, phase, data, self.learner) for number, phase in phases]
-        self.position = Position()
-        self.summary = Summary(phases=[phase.result for phase in self.phases])
-        self.accumulator = EpochAccumulator()
+        data = data or all_or_raise(comm, lambda: load_data(config, topology))
+        prepare_tensorflow(config, comm, LocalRank.of(comm))
+        given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
+        if topology is not given:
+            self._stack.enter_context(topology)
+        self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
+        self.parts = build(config, topology, data)
+        self._stack.enter_context(self.parts.exchange)
+        self.config, self.task, self.model = self.parts.config, data.task, self.parts.model.keras
+        phases = self.parts.phases()
+        summary = Summary(phases=[phase.result for phase in phases])
+        self.loop = LoopState(phases, Position(), summary, EpochAccumulator())
+        self.parts.guard_steps(lambda: self.position.steps + 1)
         self.checkpointer: Checkpointer | None = None
+        self.folder: RunFolder | None = None
+        self.progress = Progress(silent=True)
         self._reason_to_stop: str | None = None
         self._began = time.perf_counter()
-        self._now = topology.world.now
-        self._boundary = self._last = self._now()
-        self._first_step_seconds = 0.0  # of a phase, from its beginning
-        self.folder: RunFolder | None = None
-        self.callbacks = callbacks_of(self.config)
+        self._boundary = self._last = topology.world.now()
+        self._first_step_seconds = 0.0  # of a phase, from its begin
+        self.callbacks = self.parts.callbacks()
         self._call(Callback.on_build)
 
     def fit(self) -> Summary:
         """Train, report progress, write the run's folder and return the summary; collective."""
-        comm, folder = self.topology.world, None
-
-        def open_folder() -> tuple[Path, bool]:
-            nonlocal folder
-            resumed = to_resume(self.config)
-            folder = RunFolder(self.config, resumed)
-            return folder.path.absolute(), resumed is not None
-
-        path, resume = on_rank0(comm, open_folder)
-        with folder or nullcontext(), Progress(silent=folder is None) as progress:
-            self.begin(folder, progress, path, resume=resume)
+        with self:
+            self.begin()
             return self.run()
 
-    def begin(
-        self, folder: RunFolder | None, progress: Progress, path: Path, *, resume: bool = False
-    ) -> None:
-        """Prepare training; only rank 0 has a ``folder``, if anything is to be written; all know its path.
+    def begin(self, folder: Path | None = None, *, writes: bool = True) -> None:
+        """Prepare training: open the run's folder, and resume if the configuration asks for it; collective.
 
-        ``resume``: from the newest checkpoint there; rank 0's value is used. Raises ``ValueError`` if that
-        is of another model.
+        ``writes``: whether there is a folder, which only rank 0 opens, and progress on the screen. Without,
+        checkpoints are those in ``folder``. Raises ``ValueError`` on all ranks if the run is impossible.
         """
-        self.folder, self.progress = folder, progress
-        resume = on_rank0(self.topology.world, lambda: resume)
+        comm = self.topology.world
+
+        def opened() -> tuple[Path, str, bool]:
+            found = to_resume(self.config)
+            self.folder = self._stack.enter_context(RunFolder(self.config, found))
+            return self.folder.path.absolute(), self.folder.identity, found is not None
+
+        resumes = False
+        identity = ""
+        if writes:
+            folder, identity, resumes = on_rank0(comm, opened)
+            self.progress = self._stack.enter_context(Progress(silent=self.folder is None))
+        if self.folder is not None:
+            announce_folder(self.folder.path)
         self.ranks = Ranks.of(self.topology)
-        beginning.tell(self, self._why_not_on_gpus)
-        resumed = False
-        if self.config.checkpoints is not None:
-            identity = "" if folder is None else folder.identity
-            saving = Saving(path, self.config.checkpoints, self.learner, identity, self.callbacks)
-            self.checkpointer = Checkpointer(self, saving)
-            if resume:
-                resumed = self.checkpointer.resume()
+        self._introduce()
+        is_resumed = False
+        if self.config.checkpoints is not None and folder is not None:
+            checkpoints = (folder, self.config.checkpoints, identity)
+            self.checkpointer = Checkpointer(self, self.parts, self.loop, self.callbacks, *checkpoints)
+            if resumes:
+                is_resumed = self.checkpointer.resume()
             elif self.config.resume != "never":
-                progress.say(f"resume: no run of {self.config.name} is there to go on with: this one is new")
+                self.progress.say(f"resume: no unfinished run of {self.config.name} exists: this one is new")
         # Last: if a checkpoint is refused, the folder is unchanged.
-        all_or_raise(self.topology.world, lambda: self._call(Callback.on_run_begin))
-        if resumed:
+        all_or_raise(comm, lambda: self._call(Callback.on_run_begin))
+        if is_resumed:
             self._call(Callback.on_resume)
         self._prepare()
 
@@ -140,6 +141,95 @@ class Trainer:
             self.callbacks.end(self, error)
             raise
 
+    def __enter__(self) -> "Trainer":
+        """Return the run, whose parts are freed at the end of the block."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Free the parts; after an exception, only what needs no other rank."""
+        self._stack.__exit__(*error)
+
+    def close(self) -> None:
+        """Free the parts; all ranks call it together."""
+        self._stack.close()
+
+    # ------------------------------------------------------------------------ what callbacks see
+
+    @property
+    def phases(self) -> list[PhaseRun]:
+        """The phases of the run."""
+        return self.loop.phases
+
+    @property
+    def phase(self) -> PhaseRun:
+        """The phase that is trained; at the end of the run, the last one."""
+        return self.phases[min(self.position.phase, len(self.phases) - 1)]
+
+    @property
+    def position(self) -> Position:
+        """The position of the run, after the latest step."""
+        return self.loop.position
+
+    @property
+    def summary(self) -> Summary:
+        """The results so far."""
+        return self.loop.summary
+
+    @property
+    def accumulator(self) -> EpochAccumulator:
+        """The sums of the epoch so far, on this rank."""
+        return self.loop.accumulator
+
+    @property
+    def gradient_size(self) -> int:
+        """The number of entries of the gradient."""
+        return self.parts.exchange.gradients.size
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch, on all ranks, as one that has ended; ``reason`` is recorded."""
+        self._reason_to_stop = reason
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
+        self.parts.step.record(recorder)
+
+    def restart_step_clock(self) -> None:
+        """Begin the next step's time now: work since the last step is not part of it."""
+        self._last = self.topology.world.now()
+
+    def report(self, event: Event) -> None:
+        """Print the lines of an event, and give it to the callbacks of rank 0."""
+        for line in event.lines():
+            self.progress.say(line)
+        if self.rank == 0:
+            self._call(Callback.on_event, event)
+
+    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
+        self.callbacks.call(hook, self, *arguments)
+
+    # ------------------------------------------------------------------------------------- before
+
+    def _introduce(self) -> None:
+        """Report what the run is made of; only rank 0 has a folder, and records."""
+        if self.folder is not None:
+            on_gpus = self.topology.world.arrays is not np
+            begun = events.RunBegun.of(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
+            self.report(begun)
+        self.progress.say(introduction(self.parts))
+        for line in self.task.notes(self.parts.data.samples):
+            self.progress.say(line)
+        for event in choices(self.parts, self.phases, self._why_not_on_gpus):
+            self.report(event)
+
+    def _prepare(self) -> None:
+        """Compile the steps of all remaining phases, so that phase boundaries need no compilation."""
+        start = time.perf_counter()
+        for phase in self.phases[self.position.phase :]:
+            phase.backward.prepare()
+        self.report(events.Prepared(time.perf_counter() - start))
+
+    # ------------------------------------------------------------------------------------- phases
+
     def _train_phases(self) -> None:
         try:
             with nullcontext() if self.checkpointer is None else self.checkpointer.until_terminated():
@@ -151,35 +241,6 @@ class Trainer:
         if self.checkpointer is not None:
             self.checkpointer.finish()
 
-    def stop(self, reason: str) -> None:
-        """End the run after this epoch, on all ranks, as one that has ended; ``reason`` is recorded."""
-        self._reason_to_stop = reason
-
-    @property
-    def phase(self) -> PhaseRun:
-        """The phase that is trained; at the end of the run, the last one."""
-        return self.phases[min(self.position.phase, len(self.phases) - 1)]
-
-    @property
-    def gradient_size(self) -> int:
-        """The number of entries of the gradient."""
-        return self.learner.gradients.size
-
-    def record(self, recorder: Recorder | None) -> None:
-        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
-        self.learner.record(recorder)
-
-    # ------------------------------------------------------------------------------------- before
-
-    def _prepare(self) -> None:
-        """Compile the steps of all remaining phases, so that phase boundaries need no compilation."""
-        start = time.perf_counter()
-        for phase in self.phases[self.position.phase :]:
-            phase.backward.prepare()
-        self.report(events.Prepared(time.perf_counter() - start))
-
-    # ------------------------------------------------------------------------------------- phases
-
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
         self._call(Callback.on_phase_begin, phase)
@@ -187,37 +248,34 @@ class Trainer:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
             self._train_epoch(phase)
-        self._boundary = self._now()
+        self._boundary = self.topology.world.now()
         phase.close()
         self._call(Callback.on_phase_end, phase)
         if not self.summary.is_over:
-            self.position = self.position.after_phase()
+            self.loop.position = self.position.after_phase()
 
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
             return
-        before, first = self.phases[phase.number - 1].result.reducer, phase.hyperparameters(0)
-        if (self.learner.local is None) != (phase.phase.local_steps is None):
-            self.report(events.Settled.of(phase, self.learner.residual_norm()))
-            self.accumulator.sent += self.learner.settle(first).sent
-        residual = self.learner.begin(phase.phase)
+        before, exchange = self.phases[phase.number - 1].result.reducer, self.parts.exchange
+        if (exchange.local is None) != (phase.phase.local_steps is None):
+            self.report(events.Settled.of(phase, exchange.residual_norm()))
+            self.accumulator.sent += self.parts.step.settle(phase.hyperparameters(0)).sent
+        residual = self.parts.step.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
             self.report(events.Switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
         """Fill a phase's cache in the background, before its first epoch."""
-        if number < len(self.phases) and self.data.cache_dirs.memory is not None:
+        if number < len(self.phases) and self.parts.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:
         """Train on the remaining batches of an epoch, then test."""
-        at = self.position
-        if (density := phase.density(at.epoch)) is not None:
-            self.learner.set_density(density)
-        if at.step == 0:
-            self.learner.restart_carried()
-        self._last = self._now()
-        self.learner.stopwatch.restart()
+        at, step = self.position, self.parts.step
+        step.begin_epoch(phase.density(at.epoch), is_new=at.step == 0)
+        self.restart_step_clock()
+        step.stopwatch.restart()
         for batch in self._batches(phase):
             self.train_step(phase, batch)
             if self.position.phase_steps == phase.steps:
@@ -228,7 +286,7 @@ class Trainer:
 
     def _batches(self, phase: PhaseRun) -> Iterator[Batch]:
         """Yield the remaining batches of an epoch; the time until each is there is measured."""
-        at, measure = self.position, self.learner.stopwatch.measure
+        at, measure = self.position, self.parts.step.stopwatch.measure
         with measure("data_wait"):
             batches = phase.data.training_batches(at.run_epoch, at.step)
         while True:
@@ -240,28 +298,33 @@ class Trainer:
 
     def train_step(self, phase: PhaseRun, batch: Batch) -> None:
         """Train on one batch; collective."""
-        at, start = self.position, self._last
+        at, start, taken = self.position, self._last, self.parts.step
         hyperparameters = phase.hyperparameters(at.phase_steps)
-        loss, report = self.learner.step(phase.backward, batch, hyperparameters)
-        self._last = self._now()
-        seconds, size = self._last - start, self.task.size(batch)
-        step = Step(loss, report, seconds, self.learner.stopwatch.seconds, size, start, hyperparameters)
-        self.learner.stopwatch.restart()
+        loss, report = taken.take(phase.backward, batch, hyperparameters)
+        self.restart_step_clock()
+        step = Step(
+            loss,
+            report,
+            self._last - start,
+            taken.stopwatch.seconds,
+            self.task.size(batch),
+            start,
+            hyperparameters,
+            self.parts.optimizer.loss_scale,
+        )
+        taken.stopwatch.restart()
         self.accumulator.add(step)
         if at.phase_steps == 0:
             self._first_step_seconds = self._last - self._boundary
-        self.position = at.after_step(phase.global_batch)
+        self.loop.position = at.after_step(phase.global_batch)
         self._call(Callback.on_step_end, step)
         if self.checkpointer is not None:
+            self.count_seconds()
             self.checkpointer.after_step(phase, step)
 
     def count_seconds(self) -> None:
         """Bring ``summary.seconds`` up to date."""
         self.summary.seconds = time.perf_counter() - self._began
-
-    def restart_step_clock(self) -> None:
-        """Let the seconds of the next step begin now: what was done since the last one is no part of it."""
-        self._last = self._now()
 
     def _note_stall(self, phase: PhaseRun) -> None:
         """Record the time from the end of the previous phase to that of the first step, less a step's."""
@@ -270,7 +333,7 @@ class Trainer:
         phase.result.stall_seconds = seconds
         self.report(events.Stalled(phase.number, seconds))
 
-    # --------------------------------------------------------------------------- what an epoch ends with
+    # --------------------------------------------------------------------- the end of an epoch, of a run
 
     def _finish_epoch(self, phase: PhaseRun) -> None:
         """Test, report and record the result of an epoch."""
@@ -278,22 +341,23 @@ class Trainer:
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
         tested = NOT_TESTED
         if last or number % config.evaluate_every == 0:
-            tested = evaluate(self.learner, phase.data.test_batches())
+            tested = evaluate(self.parts, phase.data.test_batches())
             self._call(Callback.on_test_end, tested)
         self.count_seconds()
         seconds = self.summary.seconds
-        result = add_up(at.run_epoch, phase, self.learner, self.accumulator, tested, run_seconds=seconds)
+        result = add_up(at.run_epoch, phase, self.parts, self.accumulator, tested, run_seconds=seconds)
         self.report(events.EpochEnded.of(result, self.task, self.phases, self.position))
         if tested.examples:
             self.report(events.Examples(at.run_epoch, tested.examples))
-        self.accumulator = EpochAccumulator()
-        self.position = at.after_epoch()
+        self.loop.accumulator = EpochAccumulator()
+        self.loop.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)
         if self.summary.reached and config.target is not None:
             self.progress.say(events.target_line(result, self.task, config.target))
         self._call(Callback.on_epoch_end, result)
         self._agree_to_stop(at.run_epoch)
         if self.checkpointer is not None:
+            self.count_seconds()
             self.checkpointer.after_epoch(number, is_best=is_best, is_over=last or self.summary.is_over)
 
     def _agree_to_stop(self, epoch: int) -> None:
@@ -305,35 +369,24 @@ class Trainer:
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
-        summary = self.summary
-        if self.learner.local is not None:
-            self.learner.local.abandon_round()
+        summary, exchange = self.summary, self.parts.exchange
+        if exchange.local is not None:
+            exchange.local.abandon_round()
         self.count_seconds()
-        summary.residual_norm = self.learner.residual_norm()
+        summary.residual_norm = exchange.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        self.report(events.CacheRead(self.data.read_so_far()))
+        self.report(events.CacheRead(self.parts.data.read_so_far()))
         self._call(Callback.on_run_end)
         return summary
 
     def _save_weights(self) -> str | None:
         """Write the weights that were tested; return the error, if any."""
-        assert self.folder is not None
+        if self.folder is None:
+            return None
         try:
-            with self.learner.tested():
+            with self.parts.model.tested():
                 self.folder.save_weights(self.model)
         except WeightsNotSaved as error:
             return str(error)
         return None
-
-    # ------------------------------------------------------------------------------------ reporting
-
-    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
-        self.callbacks.call(hook, self, *arguments)
-
-    def report(self, event: Event) -> None:
-        """Say the lines of an event, and give it to the callbacks of rank 0."""
-        for line in event.lines():
-            self.progress.say(line)
-        if self.rank == 0:
-            self._call(Callback.on_event, event)

@@ -1,0 +1,303 @@
+"""The checkpoints of a run: when one is due, what it contains, and how the run resumes from it."""
+
+import copy
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from commlib.errors import one_line
+from datacache.storage import Storage
+from datacache.urls import without_secrets
+from training.callbacks.callback import Callback, RunView
+from training.callbacks.calling import Callbacks
+from training.checkpoint.folders import Checkpoints, Saved
+from training.checkpoint.manifest import SHARED, own_file
+from training.checkpoint.places import Folder, Location, Objects, Place
+from training.checkpoint.serialization import Damaged, parsed
+from training.checkpoint.stored import Checkpoint
+from training.config.records import FILE_URLS, Checkpointing
+from training.config.run_files import CHECKPOINTS, METRICS
+from training.config.secrets import resolved
+from training.process.job import Preempted, all_or_raise, on_rank0, terminations
+from training.process.last_records import last_checkpoint
+from training.results import EpochAccumulator, Position, Step, Summary
+from training.run.build import Parts
+from training.run.events import CheckpointSaved, Resumed, Terminated
+from training.run.part import OtherModel, OtherOptimizer
+from training.run.phases import PhaseRun
+
+# Flags of a step (see commlib.Topology): this rank was sent SIGTERM; it still writes a checkpoint.
+TERMINATED, WRITING = 1, 2
+
+
+@dataclass
+class LoopState:
+    """The state of the loop: the position of the run, its results so far, the sums of its epoch so far."""
+
+    phases: list[PhaseRun]
+    position: Position
+    summary: Summary
+    accumulator: EpochAccumulator
+
+
+class Checkpointer:
+    """Writes the checkpoints of the run in ``folder``, and restores the newest.
+
+    A checkpoint is the states of the parts by name, with those of loop and callbacks. Checkpoints are written
+    in the background, one at a time. The loop waits for a copy of the state, and for a checkpoint that is not
+    complete when the next one is due or the run ends. Ranks agree by the flags of the steps that all have
+    written their files, and on SIGTERM.
+
+    ``identity``: of the run; that of rank 0 is used. ``run``: the view whose events are reported. All ranks
+    call every method together; ``ValueError`` on all ranks where the place of the checkpoints is impossible.
+    """
+
+    def __init__(
+        self,
+        run: RunView,
+        parts: Parts,
+        loop: LoopState,
+        callbacks: Callbacks,
+        folder: Path,
+        settings: Checkpointing,
+        identity: str,
+    ) -> None:
+        self._run, self._parts, self._loop, self._callbacks = run, parts, loop, callbacks
+        self._settings, self._folder = settings, folder
+        world = parts.topology.world
+        identity = on_rank0(world, lambda: identity)
+        self.place = all_or_raise(world, lambda: place_of(folder, settings, identity, world.host))
+        self._checkpoints = Checkpoints(
+            self.place, world, run=identity, keep=settings.keep, per_host=settings.per_node
+        )
+        self._copy_seconds = 0.0  # of the latest
+
+    # ------------------------------------------------------------------------------------- saving
+
+    @property
+    def flags(self) -> int:
+        """The flags of this rank's next step."""
+        return WRITING if self._checkpoints.is_working else 0
+
+    @contextmanager
+    def until_terminated(self) -> Iterator[None]:
+        """Let ranks agree inside the block, by the flags of steps, on SIGTERM and on what is written."""
+        with terminations() as received:
+            self._parts.topology.flags = lambda: (TERMINATED if received else 0) | self.flags
+            yield
+
+    def after_step(self, phase: PhaseRun, step: Step) -> None:
+        """Continue a checkpoint, and begin one that is due; raise :class:`Preempted` after SIGTERM."""
+        at, flags = self._loop.position, step.report.flags
+        if step.hyperparameters.round_steps and not flags & WRITING and self._checkpoints.is_under_way:
+            # Within a round the flags are not those of all ranks. No rank waits for another one's disk.
+            self._report(self._checkpoints.proceed(), 0.0)
+        terminated = bool(flags & TERMINATED)
+        # The checkpoint of an epoch's last step waits for the test.
+        ends_epoch = at.step == phase.epoch_steps or at.phase_steps == phase.steps
+        if ends_epoch or not (terminated or _divides(self._settings.every_steps, at.steps)):
+            return
+        self.save()
+        if terminated:
+            self.finish()
+            self._run.report(Terminated(at.steps))
+            raise Preempted(at.steps)
+        self._run.restart_step_clock()
+
+    def after_epoch(self, number: int, *, is_best: bool, is_over: bool) -> None:
+        """Begin a checkpoint if one is due after epoch ``number`` of the run, the first of which is 1."""
+        if is_best or is_over or _divides(self._settings.every_epochs, number):
+            self.save(best=is_best)
+
+    def save(self, *, best: bool = False) -> None:
+        """Begin to write a checkpoint."""
+        self.finish()
+        start, loop = time.perf_counter(), self._loop
+        shared, own = self._states()
+        shared |= self._of_loop()
+        own["accumulator"] = loop.accumulator.as_tree()
+        self._copy_seconds = time.perf_counter() - start
+        self._checkpoints.start(loop.position.steps, shared, own, best=best)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is under way, if there is one."""
+        start = time.perf_counter()
+        saved = self._checkpoints.finish()
+        self._report(saved, time.perf_counter() - start)
+
+    def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the states of all parts, shared and of this rank, by name."""
+        shared, own = dict[str, Any](), dict[str, Any]()
+        with self._parts.exchange.common_weights():
+            states = [part.state_dict() for part in self._parts.stateful.values()]
+        for state in states:
+            shared |= state.shared
+            own |= state.own
+        return shared, own
+
+    def _of_loop(self) -> dict[str, Any]:
+        """Return the state of loop and callbacks: that of rank 0, where other ranks save it, too."""
+        own = {"position": asdict(self._loop.position), "summary": asdict(self._loop.summary)}
+        own["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
+        return on_rank0(self._parts.topology.world, lambda: own) if self._settings.per_node else own
+
+    def _report(self, saved: Saved | None, wait_seconds: float) -> None:
+        if saved is not None:
+            event = CheckpointSaved(saved.step, self._copy_seconds, saved.write_seconds, wait_seconds)
+            self._run.report(event)
+            self._callbacks.call(Callback.on_checkpoint, self._run, saved.step)
+
+    # ----------------------------------------------------------------------------------- resuming
+
+    def resume(self, *, at_most: int | None = None) -> bool:
+        """Resume from the newest usable checkpoint; return whether there is one.
+
+        ``at_most``: of this step or an earlier one. A damaged one is skipped with a warning; raises
+        ``ValueError`` if none is usable, and if the checkpoint is of another model or optimizer.
+        """
+        rank, stored = self._parts.topology.world.rank, self._checkpoints.stored
+        for checkpoint in stored.complete(at_most=at_most):
+            found = stored.usable(checkpoint.step, partial(_contents, checkpoint, rank))
+            if found is None:
+                continue
+            event = stored.usable(checkpoint.step, partial(self._restore, checkpoint, found))
+            if event is not None:
+                self._loop.summary.restore(found.summary)
+                self._callbacks.load_state_dict(found.callbacks)
+                self._run.report(event)
+                return True
+        if at_most is None and (count := stored.count()):
+            where = "; on disks of nodes, only by as many ranks on the same hosts"
+            raise ValueError(
+                f"resume: expected a checkpoint that can be used{where if self._settings.per_node else ''}, "
+                f"got none among the {count} in {self.place}; resume=never begins a new run"
+            )
+        on_rank0(self._parts.topology.world, self._check_none_is_lost)
+        self._run.progress.say("resume: there is no checkpoint yet: the run begins again")
+        return False
+
+    def _check_none_is_lost(self) -> None:
+        """Raise ``ValueError`` where the run has recorded a checkpoint, and there is none."""
+        steps = None if self._run.folder is None else last_checkpoint(self._folder / METRICS)
+        if steps is not None:
+            expected = f"the checkpoint of step {steps}, or one before it, in {self.place}"
+            raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
+
+    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> Resumed:
+        """Restore parts, position and accumulator from a checkpoint."""
+        loop, at = self._loop, found.position
+        phase = loop.phases[min(at.phase, len(loop.phases) - 1)]
+        self._parts.step.begin(phase.phase)
+        # The density is a setting of the reducer: it is set to that of the checkpoint's epoch first.
+        density = phase.density(at.epoch if at.step else max(0, at.epoch - 1))
+        self._parts.step.begin_epoch(density, is_new=False)
+        lines = restore(self._parts, checkpoint)
+        loop.position = phase.converted(at)
+        loop.accumulator = found.accumulator or loop.accumulator
+        return Resumed(checkpoint.path.name, lines + _moved(at, loop.position, phase), loop.position)
+
+
+def restore(parts: Parts, checkpoint: Checkpoint) -> list[str]:
+    """Restore the parts from a checkpoint; return a line for each difference.
+
+    The parts are in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed,
+    :class:`OtherOptimizer`, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds
+    something else: the parts can then be given another.
+    """
+    exchange = parts.exchange.gradients.exchange
+    before, lines = exchange.state_dict(), list[str]()
+    shared: Any = checkpoint.shared
+    try:
+        with readable(checkpoint.path / SHARED):
+            for part in parts.stateful.values():
+                part.check_state(shared)
+        with readable(checkpoint.path):
+            for part in parts.stateful.values():
+                lines += part.load_state_dict(checkpoint)
+    except Damaged:
+        exchange.load_state_dict(before)
+        raise
+    return lines
+
+
+@contextmanager
+def readable(file: Location) -> Iterator[None]:
+    """Raise :class:`~training.checkpoint.serialization.Damaged` if the contents are not those of a run.
+
+    The digest of the bytes is correct: another program has written them.
+    """
+    try:
+        yield
+    except (OtherModel, OtherOptimizer, Damaged):
+        raise
+    except KeyError as error:
+        raise Damaged(f"{file}: expected {error} in the state of a run, got none") from error
+    except ValueError as error:
+        raise Damaged(f"{file}: {one_line(str(error))}") from error
+    except (TypeError, AttributeError, IndexError) as error:
+        raise Damaged(f"{file}: expected the state of a run, got {one_line(str(error))}") from error
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The state of loop and callbacks in a checkpoint.
+
+    ``accumulator``: ``None`` where another number of ranks wrote the checkpoint. ``callbacks``: by name.
+    """
+
+    position: Position
+    summary: Summary
+    callbacks: Mapping[str, Mapping[str, Any]]
+    accumulator: EpochAccumulator | None
+
+
+def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
+    """Return the state of loop and callbacks; raise :class:`Damaged` if the checkpoint holds another."""
+    shared: Any = checkpoint.shared
+    own: Any = checkpoint.own
+    with readable(checkpoint.path / SHARED):
+        position = parsed(Position, json.dumps(shared["position"]))
+        summary = parsed(Summary, json.dumps(shared["summary"]))
+        callbacks = {name: dict(state) for name, state in shared["callbacks"].items()}
+    with readable(checkpoint.path / own_file(rank)):
+        accumulator = None if own is None else parsed(EpochAccumulator, json.dumps(own["accumulator"]))
+    return _Contents(position, summary, callbacks, accumulator)
+
+
+def place_of(folder: Path, settings: Checkpointing, run: str, host: str) -> Place:
+    """Return where the checkpoints of the run in ``folder`` are, for the ranks of ``host``.
+
+    In another place they are in a folder named after the identity ``run``, which stays when a folder is
+    renamed. ``ValueError`` where a storage is impossible, such as one whose package is missing.
+    """
+    if settings.path is None:
+        return Folder(folder / CHECKPOINTS)
+    path = str(resolved(settings.path))
+    if not settings.is_url:
+        for protocol in FILE_URLS:
+            path = path.removeprefix(protocol)
+        own = Path(path).expanduser() / run
+        return Folder(own / host if settings.per_node else own)
+    try:
+        return Objects(Storage(f"{path.rstrip('/')}/{run}", **resolved(settings.storage)))
+    except Exception as error:
+        raise ValueError(f"checkpoints.path: {without_secrets(f'{path}: {error}')}") from None
+
+
+def _divides(every: int | None, number: int) -> bool:
+    return every is not None and number % every == 0
+
+
+def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
+    """Return a line with the step at which an epoch resumes if the global batch size has changed."""
+    if before == after:
+        return []
+    return [
+        f"a step takes {phase.global_batch} {phase.data.order.unit} now: {before.samples} of the epoch are "
+        f"read, it goes on with step {after.step + 1} of {phase.epoch_steps}"
+    ]

@@ -1,0 +1,344 @@
+"""The model of a rank: its weights, what else a forward pass changes, and the gradient of a batch."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from commlib import Communicator, Topology
+from commlib.tensorflow import DistributedGradients
+from pto.keras import LossScale
+from training.checkpoint.stored import Checkpoint
+from training.config.config import Config
+from training.config.records import Phase
+from training.run.data import Data
+from training.run.part import OtherModel, PartState
+from training.run.tables import Tables, find_tables
+
+Array = npt.NDArray[Any]
+
+POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+
+
+class Model:
+    """The Keras model of a rank and its task, with the weights of rank 0.
+
+    ``variables``: its trainable weights. ``tables``: those whose gradients travel as rows. ``average``: their
+    moving average, with which the model is tested, if there is one. ``evaluation``: the test of the task.
+    """
+
+    def __init__(self, config: Config, topology: Topology, data: Data) -> None:
+        self.task, self._samples, self._config = data.task, data.samples, config
+        self._topology = topology
+        with _policy(POLICIES[config.precision]):
+            self.keras = self.task.make_model(config, data.dataset)
+        self.variables = self.keras.trainable_variables
+        broadcast_weights(self.keras, topology.world)
+        phase = config.phases[0]
+        self.tables = Tables()
+        if config.sparse_tables:
+            specs = self.task.specs(phase, self._samples)
+            self.tables = find_tables(self.keras, lambda arrays: self.losses(arrays, phase), specs)
+        self.average = Average(self.variables, config.average) if config.average is not None else None
+        self.evaluation = self.task.evaluation(self.keras, self._samples)
+
+    def losses(self, arrays: Sequence[Any], phase: Phase) -> Any:
+        """Return the loss of each row of a batch."""
+        return self.task.losses(self.keras, arrays, phase)
+
+    def backward(
+        self, phase: Phase, gradients: DistributedGradients, scale: LossScale | None, *, overlaps: bool
+    ) -> "Backward":
+        """Return the compiled gradient computation of a phase."""
+        parts = self._config.accumulate
+        return Backward(
+            self.keras,
+            lambda arrays: self.losses(arrays, phase),
+            [_part_of(spec, parts) for spec in self.task.specs(phase, self._samples)],
+            gradients,
+            carried=self.task.carried,
+            scale=scale,
+            overlaps=overlaps,
+        )
+
+    def restart_carried(self) -> None:
+        """Set what the task carries over batches to zero, as at the beginning of an epoch."""
+        for variable in self.task.carried:
+            variable.assign(tf.zeros_like(variable))
+
+    def tested(self) -> AbstractContextManager[None]:
+        """Set the model to the weights that are tested: their moving average, if there is one."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    # ------------------------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> PartState:
+        """Return the weights, and of this rank random states, statistics and what is carried over batches.
+
+        Within a round of local steps the caller sets the model to its common weights first.
+        """
+        return PartState(
+            shared={
+                "task": self._identity(),
+                "weights": {each.path: each.numpy() for each in self.keras.weights},
+                "average": [each.numpy() for each in self.average.averages] if self.average else None,
+                "world_size": self._topology.world.size,
+            },
+            own={
+                "random": [each.numpy() for each in self._random_states()],
+                # They differ between ranks until they are averaged at the end of an epoch.
+                "statistics": [each.numpy() for each in self.keras.non_trainable_weights],
+                "carried": [each.numpy() for each in self.task.carried],
+            },
+        )
+
+    def check_state(self, shared: Mapping[str, Any]) -> None:
+        """Raise :class:`OtherModel` where a checkpoint is of another task or model; changes nothing."""
+        if shared["task"] != (expected := self._identity()):
+            raise OtherModel(f"the checkpoint is of another task: expected {expected}, got {shared['task']}")
+        saved = shared["weights"]
+        if not isinstance(saved, dict):
+            raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004
+        here = {variable.path: tuple(variable.shape) for variable in self.keras.weights}
+        for path in [*here, *(path for path in saved if path not in here)]:
+            there = tuple(saved[path].shape) if path in saved else "none"
+            if here.get(path, "none") != there:
+                expected = here.get(path, "none")
+                raise OtherModel(
+                    f"the checkpoint is of another model: {path}: expected {expected}, got {there}"
+                )
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
+        """Restore the model; return a line for each difference."""
+        shared: Any = checkpoint.shared
+        weights = self.keras.weights
+        assign_checked("weights", weights, [shared["weights"][each.path] for each in weights])
+        lines = []
+        if self.average is not None and shared["average"] is not None:
+            assign_checked("average", self.average.averages, shared["average"])
+        elif self.average is not None:
+            lines.append("average: the checkpoint has none: it begins again")
+            self.average.restart()
+        own: Any = checkpoint.own
+        if own is None:
+            return [*lines, *self._load_carried(checkpoint)]
+        assign_checked("statistics", self.keras.non_trainable_weights, own["statistics"])
+        assign_checked("random", self._random_states(), own["random"])
+        assign_checked("carried", self.task.carried, own["carried"])
+        return lines
+
+    def _load_carried(self, checkpoint: Checkpoint) -> list[str]:
+        """Take this rank's rows of what another number of ranks carried over batches."""
+        world, lines = self._topology.world, []
+        of_ranks: list[Any] = []
+        if self.task.carried:
+            of_ranks = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
+        for number, variable in enumerate(self.task.carried):
+            rows = np.concatenate([own["carried"][number] for own in of_ranks])
+            expected = (world.size * variable.shape[0], *variable.shape[1:])
+            if rows.shape == expected:
+                variable.assign(np.split(rows, world.size)[world.rank])
+            else:
+                lines.append(
+                    f"what is carried over batches begins again: expected the shape {expected} over all "
+                    f"ranks, got {rows.shape}"
+                )
+        return lines
+
+    def _random_states(self) -> list[Any]:
+        """Return the states of random generators (dropout): variables of the model that are not weights."""
+        weights = {id(each) for each in self.keras.weights}
+        return [each for each in self.keras.variables if id(each) not in weights]
+
+    def _identity(self) -> str:
+        """Return the task of the weights, and what else they belong to."""
+        return f"{self._config.task.name} {self.task.identity(self._samples.dataset)}".strip()
+
+
+class Backward:
+    """Loss and gradient of batches of one kind, one graph for them.
+
+    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``gradients``: of the model's
+    weights; where ``overlaps``, the graph submits them bucket by bucket. ``carried``: variables of the task
+    that a step changes. ``scale``: the loss scale, if any.
+
+    ``before``: the values that the latest call changed besides the weights, see :meth:`undo`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        losses: Callable[[Sequence[Any]], Any],
+        specs: Sequence[tf.TensorSpec],
+        gradients: DistributedGradients,
+        *,
+        carried: Sequence[tf.Variable] = (),
+        scale: LossScale | None = None,
+        overlaps: bool = False,
+    ) -> None:
+        variables = [variable.value for variable in model.trainable_variables]
+        give = gradients.submit_in_graph if overlaps else gradients.inputs
+        # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
+        self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
+
+        @tf.function(input_signature=specs, autograph=False)
+        def backward(*arrays: Any) -> tuple[Any, list[Any], list[Any]]:
+            before = [tf.identity(variable) for variable in self._restorable]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(losses(arrays))
+                scaled = loss if scale is None else scale.scaled(loss)
+            own = tape.gradient(scaled, variables)
+            return loss, give(own if scale is None else scale.unscaled(own)), before
+
+        self._backward, self._gradients, self.overlaps = backward, gradients, overlaps
+        self._specs = specs
+        self._is_prepared = False
+        self.before: list[Any] = []
+        # State that a forward pass changes: also of random generators.
+        self._changed = [*(each.value for each in model.variables if not each.trainable), *carried]
+
+    def __call__(self, *arrays: Array) -> tuple[float, list[Any]]:
+        """Return the mean loss of a batch, and its gradient, as :meth:`DistributedGradients.inputs` does.
+
+        Where it ``overlaps``, the gradient is submitted.
+        """
+        loss, gradient, self.before = self._backward(*arrays)
+        return float(loss), gradient
+
+    def undo(self, before: Sequence[Any]) -> None:
+        """Restore the values ``before`` of a call, for a step that is skipped."""
+        assign(self._restorable, before)
+
+    def prepare(self) -> None:
+        """Compile and run it once without changing any state: the first step is as fast as the others."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        before = [variable.numpy() for variable in self._changed]
+        zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in self._specs]
+        with self._gradients.rehearsal():
+            self._backward(*zeros)
+        assign(self._changed, before)
+
+
+class Average:
+    """The exponential moving average of the trainable weights, with which a model is tested.
+
+    After each step ``a = momentum·a + (1 − momentum)·w``; it starts at the initial weights.
+    """
+
+    def __init__(self, variables: Sequence[Any], momentum: float) -> None:
+        self._variables = [variable.value for variable in variables]
+        self._momentum = momentum
+        self.averages = [tf.Variable(variable, trainable=False) for variable in self._variables]
+
+    def follow(self) -> None:
+        """Update the average; part of a graph."""
+        for average, variable in zip(self.averages, self._variables, strict=True):
+            average.assign_sub((1 - self._momentum) * (average - variable))
+
+    def restart(self) -> None:
+        """Set the average to the current weights."""
+        assign(self.averages, self._variables)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Use the averages as the model's weights inside the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for average, variable in zip(self.averages, self._variables, strict=True):
+            before = variable.numpy()
+            variable.assign(average)
+            average.assign(before)
+
+
+def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Assign values to as many variables."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def assign_checked(name: str, variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Assign values to variables; raise ``ValueError`` unless they are arrays of these shapes and dtypes."""
+    if len(variables) != len(values):
+        raise ValueError(f"{name}: expected {len(variables)} arrays, got {len(values)}")
+    for number, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        expected, found = variable.numpy(), np.asarray(value)
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise ValueError(
+                f"{name}[{number}]: expected {expected.dtype} of shape {expected.shape}, "
+                f"got {found.dtype} of shape {found.shape}"
+            )
+        variable.assign(value)
+
+
+@contextmanager
+def running_horovod(comm: Communicator) -> Iterator[Any]:
+    """Start Horovod for the block, unless it runs already, and yield it; collective.
+
+    Horovod's thread exchanges a message with all ranks each millisecond, and waits for it in a busy loop:
+    where ranks share cores, that takes up to two thirds of one. It starts and ends in milliseconds.
+    """
+    import horovod.tensorflow as hvd
+
+    if hvd.is_initialized():
+        yield hvd
+        return
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+        raise RuntimeError(
+            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
+        )
+    yield hvd
+    comm.barrier()  # the first rank that shuts Horovod down does so for all
+    hvd.shutdown()
+
+
+def broadcast_weights(model: Any, comm: Communicator) -> None:
+    """Broadcast the weights of rank 0.
+
+    Weights, not all variables: the states of random generators must differ between ranks.
+    """
+    if comm.size == 1:
+        return
+    with running_horovod(comm) as hvd:
+        hvd.broadcast_variables([variable.value for variable in model.weights], 0)
+
+
+def average_statistics(model: Any, comm: Communicator) -> None:
+    """Average the BatchNormalization statistics over all ranks."""
+    statistics = model.non_trainable_weights
+    if not statistics or comm.size == 1:
+        return
+    flat = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], axis=0)
+    with running_horovod(comm) as hvd:
+        mean = hvd.allreduce(flat, op=hvd.Average)
+    sizes = [int(np.prod(variable.shape)) for variable in statistics]
+    for variable, part in zip(statistics, tf.split(mean, sizes), strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
+
+
+@contextmanager
+def _policy(name: str) -> Iterator[None]:
+    """Let only layers created inside the block compute in this precision."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _part_of(spec: tf.TensorSpec, parts: int) -> tf.TensorSpec:
+    """Return the spec of one of ``parts`` equal parts of an array."""
+    rows = spec.shape[0]
+    return tf.TensorSpec([rows and rows // parts, *spec.shape[1:]], spec.dtype)

@@ -1,0 +1,225 @@
+"""The optimizer of a rank: clipping, the norms of LARS and LAMB, the loss scale, and the update."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from commlib import Topology
+from commlib.arrays import to_host
+from commlib.gpu import SegmentSquares
+from commlib.tensorflow import array_of, cut_up, tensor_of
+from commlib.vectors import Float32
+from pto import Norms
+from pto.keras import GivenSquares, LossScale
+from pto.norms import Float64, Way, sum_of_squares
+from pto.sharded import ShardedUpdate, restore, state_of
+from training.checkpoint.stored import Checkpoint
+from training.config.config import Config
+from training.config.optimizers import Lamb, Lars, Optimizer
+from training.config.records import Phase
+from training.results import StepHyperparameters
+from training.run.model import Average, assign_checked
+from training.run.part import OtherOptimizer, PartState
+
+
+class WeightUpdate:
+    """Updates ``variables`` by the mean gradient. ``scale``: the loss scale of float16.
+
+    ``begin`` makes the optimizer of a phase, which some phases shard over ranks. ``average``: the moving
+    average of the weights, which is updated with them.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, variables: Sequence[Any], average: Average | None
+    ) -> None:
+        self._config, self._topology, self._variables, self._average = config, topology, variables, average
+        self.scale = LossScale() if config.precision == "float16" else None
+        self.optimizer: Any = None
+        shapes = [variable.shape for variable in variables]
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        has_local_steps = any(phase.local_steps for phase in config.phases)
+        self._step_norms: StepNorms | None = None
+        self._norms: Norms | None = None
+        if topology.world.size > 1 and not has_local_steps:  # replicas have weights of their own
+            if isinstance(config.optimizer, Lars):
+                self._step_norms = StepNorms(variables, sizes, topology, config.optimizer.norms)
+            elif isinstance(config.optimizer, Lamb) and topology.world.arrays is np:
+                # on a GPU the norms of LAMB's moments are computed in the graph of its update
+                self._norms = Norms(sizes, topology.world, partition=config.optimizer.norms)
+        self._size = sum(sizes)
+        self._norm_of: Callable[[Any], float] | None = None
+        self._make(sharded=self._shards(config.phases[0]))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of the next step, with float16."""
+        return None if self.scale is None else float(self.scale.scale.numpy())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank updates a part of the weights."""
+        return isinstance(self.optimizer, ShardedUpdate)
+
+    def begin(self, phase: Phase) -> None:
+        """Make the optimizer of a phase, with the state of the one before; collective."""
+        if self._shards(phase) != self.is_sharded:
+            before = self._state()
+            self._make(sharded=self._shards(phase))
+            self._restore(before)
+
+    def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> None:
+        """Update the weights by a mean gradient, which may be changed; ``measure``: of a stopwatch."""
+        with measure("norms"):
+            self._clip(mean)
+            if self._step_norms is not None and not self.is_sharded:
+                self._step_norms.give(mean)
+        with measure("update"):
+            self.set(hyperparameters)
+            self._update(tensor_of(mean))
+
+    def set(self, hyperparameters: StepHyperparameters) -> None:
+        """Set the hyperparameters of a step."""
+        self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
+        if self.optimizer.momentum is not None and hyperparameters.momentum is not None:
+            self.optimizer.momentum.assign(hyperparameters.momentum)
+
+    def lines(self) -> list[str]:
+        """Return a line for each computation that ranks could share."""
+        if self._topology.world.size == 1 or not self._config.optimizer.adapts:
+            return []
+        numbered = list(enumerate(self._config.phases, 1))
+        sharded = [number for number, phase in numbered if self._shards(phase)]
+        lines = [f"weights are updated in parts in phases {sharded}"] if sharded else []
+        if len(sharded) == len(numbered):
+            return lines
+        if self._step_norms is not None:
+            return [*lines, self._step_norms.reason]
+        if self._norms is not None:
+            return [*lines, self._norms.choice.reason]
+        return [*lines, "norms in the graph of each rank, in float32"]
+
+    def state_dict(self) -> PartState:
+        """Return iterations and slots by name, in full, and the loss scale; collective where sharded."""
+        scale = None if self.scale is None else [each.numpy() for each in self.scale.variables]
+        return PartState(shared={"optimizer": dict(self._state()), "loss_scale": scale})
+
+    def check_state(self, shared: Mapping[str, Any]) -> None:
+        """See :meth:`Part.check_state`: the optimizer compares its state while it is restored."""
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
+        """Restore the optimizer and the loss scale; raises :class:`OtherOptimizer`."""
+        shared: Any = checkpoint.shared
+        try:
+            self._restore(shared["optimizer"])
+        except ValueError as error:
+            name = self._config.optimizer.name
+            expected = f"the checkpoint is not of {name} and this model"
+            raise OtherOptimizer(f"optimizer: {expected}: {error}") from error
+        if self.scale is None:
+            return []
+        if shared["loss_scale"] is None:
+            return ["loss_scale: the checkpoint has none: it begins again"]
+        assign_checked("loss_scale", self.scale.variables, shared["loss_scale"])
+        return []
+
+    def _state(self) -> Any:
+        return self.optimizer.full_state() if self.is_sharded else state_of(self.optimizer, self._variables)
+
+    def _restore(self, state: Any) -> None:
+        if self.is_sharded:
+            self.optimizer.load_full_state(state)
+        else:
+            restore(self.optimizer, self._variables, state)
+
+    def _shards(self, phase: Phase) -> bool:
+        is_alone = self._topology.world.size == 1
+        return self._config.optimizer.sharded and not self._config.is_sparse(phase) and not is_alone
+
+    def _make(self, *, sharded: bool) -> None:
+        self.optimizer = _with_slots_for_momentum(self._config).make()
+        if sharded:
+            self.optimizer = ShardedUpdate(self.optimizer, self._topology.world)
+        else:
+            self.optimizer.norms = self._norms if self._step_norms is None else self._step_norms.given
+        # Built before any step is traced: variables created inside a trace would be constants in it.
+        self.optimizer.build(self._variables)
+        self._update = self._compiled(self.optimizer)
+
+    def _compiled(self, optimizer: Any) -> Callable[[Any], None]:
+        """Return the compiled update of the weights by the mean gradient, one vector."""
+        shapes = [tuple(variable.shape) for variable in self._variables]
+
+        @tf.function(input_signature=[tf.TensorSpec([self._size], tf.float32)], autograph=False)
+        def update(mean: Any) -> None:
+            optimizer.apply(cut_up(mean, shapes), self._variables)
+            if self._average is not None:
+                self._average.follow()
+
+        return update  # type: ignore[no-any-return]
+
+    def _clip(self, mean: Any) -> None:
+        """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""
+        if (most := self._config.clip_norm) is None:
+            return
+        if self._norm_of is None:
+            self._norm_of = norm_of(self._size, self._topology.world.arrays)
+        if (norm := self._norm_of(mean)) > most:
+            mean *= np.float32(most / norm)
+
+
+class StepNorms:
+    """The sums of squares of weights and mean gradient that LARS needs, computed before its update.
+
+    In host memory all ranks share the work, as set by ``way`` (:class:`pto.Norms`). A GPU reads its memory
+    faster than ranks exchange messages: each computes all, with two kernels. The optimizer reads ``given``;
+    ``reason`` describes how the sums are computed. Each step that is not skipped calls ``give``.
+    """
+
+    def __init__(self, variables: Sequence[Any], sizes: Sequence[int], topology: Topology, way: Way) -> None:
+        self.given = GivenSquares(len(sizes))
+        if topology.world.arrays is np:
+            norms = Norms(sizes, topology.world, partition=way)
+            self.reason, self._squares = norms.choice.reason, _on_host(variables, sizes, norms)
+        else:
+            self.reason = "norms on each GPU: all tensors at once"
+            self._squares = _on_gpu(variables, sizes, topology.world.arrays)
+
+    def give(self, mean: Any) -> None:
+        """Give the optimizer the sums; collective, with the mean that it will apply."""
+        self.given.give(self._squares(mean))
+
+
+def norm_of(size: int, arrays: ModuleType) -> Callable[[Float32], float]:
+    """Return a function for the norm of vectors of ``size`` entries; equal vectors have equal norms.
+
+    ``arrays``: the array module, NumPy or CuPy.
+    """
+    if arrays is np:
+        return lambda vector: float(sum_of_squares(vector) ** 0.5)
+    plan = SegmentSquares([size])
+    return lambda vector: float(to_host(plan.squares(vector))[0] ** 0.5)
+
+
+def _on_host(variables: Sequence[Any], sizes: Sequence[int], norms: Norms) -> Callable[[Float32], Float64]:
+    read, ends = tf.function(lambda: [each.value.read_value() for each in variables]), np.cumsum(sizes)[:-1]
+    return lambda mean: norms.squares([array_of(weight) for weight in read()], np.split(mean, ends))
+
+
+def _on_gpu(variables: Sequence[Any], sizes: Sequence[int], arrays: ModuleType) -> Callable[[Any], Float64]:
+    plan = SegmentSquares(sizes)
+    read = tf.function(lambda: tf.concat([tf.reshape(each.value, [-1]) for each in variables], axis=0))
+    return lambda mean: np.stack([to_host(plan.squares(each)) for each in (array_of(read(), arrays), mean)])
+
+
+def _with_slots_for_momentum(config: Config) -> Optimizer:
+    """Return the optimizer's settings, with a momentum if any phase has one.
+
+    Every step sets its own value, but an optimizer created without momentum has no velocity slots.
+    """
+    settings = config.optimizer
+    if getattr(settings, "momentum", None) == 0 and any(phase.momentum for phase in config.phases):
+        return settings.model_copy(update={"momentum": 0.5})
+    return settings

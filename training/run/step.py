@@ -1,0 +1,116 @@
+"""A training step: gradient, exchange, update."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from commlib import Report, Topology
+from commlib.reducers.report import Stopwatch
+from commlib.topology import Traffic
+from commlib.trace import Recorder
+from datacache import Batch
+from training.config.records import Phase
+from training.results import LoopSeconds, StepHyperparameters
+from training.run.exchange import PhaseExchange
+from training.run.model import Array, Backward, Model
+from training.run.optimizer import WeightUpdate
+
+
+class TrainingStep:
+    """The steps of one rank, with its model, exchange and optimizer.
+
+    ``stopwatch`` adds up the time of steps until it is restarted.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        model: Model,
+        exchange: PhaseExchange,
+        optimizer: WeightUpdate,
+        *,
+        accumulate: int = 1,
+    ) -> None:
+        self.model, self.exchange, self.optimizer = model, exchange, optimizer
+        self._accumulate = accumulate
+        self.stopwatch = Stopwatch(topology.world.now, LoopSeconds)
+
+    def begin(self, phase: Phase) -> float | None:
+        """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.
+
+        Collective.
+        """
+        self.optimizer.begin(phase)
+        return self.exchange.begin(phase, self.optimizer.optimizer)
+
+    def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
+        """Apply the residual before a change to or from local steps; return the traffic of that.
+
+        Collective.
+        """
+        return self.exchange.settle(lambda mean: self._apply(mean, hyperparameters))
+
+    def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
+        """Begin an epoch, or continue it, with a density, if its reducer has one."""
+        if density is not None:
+            self.exchange.set_density(density)
+        if is_new:
+            self.model.restart_carried()
+
+    def take(
+        self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
+    ) -> tuple[float, Report]:
+        """Train on one batch; return the loss of this rank's samples, and the report of the exchange.
+
+        A step with a non-finite gradient on any rank changes only the loss scale and the random states of the
+        model; with local steps that holds for a round, whose steps report the gradient of this replica.
+        """
+        local = self.exchange.local
+        if local is not None:
+            local.begin_step()
+        with self.stopwatch.measure("forward_backward"):
+            loss, inputs, before = self._gradient(backward, batch)
+        with self.stopwatch.measure("exchange_wait"):
+            if not backward.overlaps:
+                self.exchange.current.submit_inputs(inputs)
+            mean, report = self.exchange.wait()
+        if report.finite:
+            self._apply(mean, hyperparameters)
+        else:
+            backward.undo(before)
+        if local is not None:
+            if not hyperparameters.round_steps:
+                return loss, report
+            with self.stopwatch.measure("exchange_wait"):
+                report = local.end_round(within=report)
+        if self.optimizer.scale is not None:
+            self.optimizer.scale.update(report.finite)
+        return loss, report
+
+    def _gradient(self, backward: Backward, batch: Batch) -> tuple[float, list[Any], Sequence[Any]]:
+        """Return loss and gradient of a batch, computed in parts, and the values that this has changed."""
+        arrays, *more = parts_of(batch, self._accumulate)
+        loss, inputs = backward(*arrays)
+        before = backward.before
+        if more:
+            gradients = self.exchange.gradients
+            for arrays in more:
+                own_loss, own = backward(*arrays)
+                loss += own_loss
+                inputs = gradients.sum_of(inputs, own)
+            loss, inputs = loss / self._accumulate, gradients.divided(inputs, self._accumulate)
+        return loss, inputs, before
+
+    def _apply(self, mean: Any, hyperparameters: StepHyperparameters) -> None:
+        self.optimizer.apply(mean, hyperparameters, self.stopwatch.measure)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
+        self.stopwatch.recorder = recorder
+        self.exchange.gradients.record(recorder)
+
+
+def parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
+    """Return the arrays of each of ``parts`` equal parts of a batch."""
+    return list(zip(*(np.split(array, parts) for array in batch.arrays), strict=True))
