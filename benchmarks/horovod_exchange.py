@@ -1,10 +1,10 @@
-"""Training with Horovod's own all-reduce, as its users have it: a baseline of ``bench train --cluster``.
+"""Training with Horovod's own all-reduce, as its users have it: a baseline of the race.
 
 In the backward graph each gradient has an asynchronous ``hvd.allreduce`` of its own: Horovod's thread fuses
-those that are ready, and exchanges them while others are still computed. No run imports this.
+those that are ready, and exchanges them while others are still computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,66 +17,71 @@ from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters
-from training.run.learner import Learner
-from training.run.steps import Backward
+from training.run.build import Parts, build
+from training.run.data import Data
+from training.run.model import Backward
+from training.run.step import TrainingStep
 
 
 class HorovodGradients(DistributedGradients):
-    """Submits gradients to Horovod; what ``submit`` returns are the means, one tensor a variable."""
+    """Gives gradients to Horovod in the backward graph, which returns the means, one tensor a variable."""
 
     def __init__(self, topology: Topology, variables: Sequence[Any], config: Mapping[str, Any]) -> None:
         super().__init__(topology, variables, config)
-        import horovod.tensorflow as hvd
-
-        self._horovod = hvd
         self.overlaps = True  # the exchange is in the backward graph
 
-    def submit(self, gradients: Sequence[Any]) -> list[Any]:
+    def submit_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the means, which the graph waits for at its end."""
-        hvd = self._horovod
+        import horovod.tensorflow as hvd
+
         return [
             hvd.allreduce(tensor, op=hvd.Average, name=f"gradient.{number}")
-            for number, tensor in enumerate(self._layout.tensors(gradients)[0])
+            for number, tensor in enumerate(self._tensors(gradients))
         ]
 
 
-class HorovodLearner(Learner):
-    """A learner whose gradients go through Horovod, which runs while it takes steps.
+class HorovodStep(TrainingStep):
+    """A step whose gradients go through Horovod, which runs while it takes steps.
 
     As with Horovod, nothing looks for a NaN in the mean, and each variable is updated from its own tensor.
     The bytes that it sends are not known.
     """
 
-    def __init__(self, config: Config, topology: Topology, *more: Any) -> None:
-        _check(config)
-        super().__init__(config, topology, *more)
-        self.gradients.close()
-        self.gradients = HorovodGradients(topology, self.variables, self.gradients.config)
-        signature = [[tf.TensorSpec(variable.shape, tf.float32) for variable in self.variables]]
+    apply_means: Callable[[Any], None]
 
-        @tf.function(input_signature=signature)
-        def apply(means: Any) -> None:
-            self.optimizer.apply(means, self.variables)
-
-        self._apply_means = apply
-
-    def step(
+    def take(
         self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
-        """See :meth:`training.run.learner.Learner.step`."""
+        """See :meth:`TrainingStep.take`."""
         with self.stopwatch.measure("forward_backward"):
             loss, means = backward(*batch.arrays)
         with self.stopwatch.measure("update"):
-            self._set(hyperparameters)
-            self._apply_means(means)
-        size = self.gradients.size
+            self.optimizer.set(hyperparameters)
+            self.apply_means(means)
+        size = self.exchange.gradients.size
         return loss, Report(
             finite=True, selected=size, applied=size, traffic=Traffic(), seconds=StageSeconds()
         )
 
 
+def build_horovod(config: Config, topology: Topology, data: Data) -> Parts:
+    """Return the parts of a run that exchanges by Horovod."""
+    _check(config)
+    parts = build(config, topology, data)
+    variables, optimizer = parts.model.variables, parts.optimizer
+    parts.exchange.gradients.close()
+    parts.exchange.gradients = HorovodGradients(topology, variables, parts.exchange.gradients.config)
+    step = HorovodStep(topology, parts.model, parts.exchange, optimizer)
+    signature = [[tf.TensorSpec(variable.shape, tf.float32) for variable in variables]]
+    step.apply_means = tf.function(
+        lambda means: optimizer.optimizer.apply(means, variables), input_signature=signature
+    )
+    parts.step = step
+    return parts
+
+
 def _check(config: Config) -> None:
-    """Raise ``ConfigurationError`` for what this learner would leave out."""
+    """Raise ``ConfigurationError`` for what this step would leave out."""
     expected = {
         "accumulate": 1,
         "clip_norm": None,

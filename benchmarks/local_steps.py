@@ -68,7 +68,7 @@ class LossAfterRounds(Callback):
 
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):
-            tested = evaluate(run.learner, islice(run.phase.data.test_batches(), self._batches))
+            tested = evaluate(run.parts, islice(run.phase.data.test_batches(), self._batches))
             run.report(RoundTested(steps, float(np.log(tested.values["perplexity"]))))
 
 

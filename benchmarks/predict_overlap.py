@@ -5,7 +5,7 @@
 
 Computing takes as long as one GPU did in the paper, and its layers share it by their multiply-adds; see
 training/plan/step.py for what follows from that, by closed forms. ``--simulate``: the same by
-``commlib.Engine`` and the reducers themselves, on simulated ranks.
+``commlib.BucketExchange`` and the reducers themselves, on simulated ranks.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.papers import HALF, HITOPKCOMM, Cluster, communication, local_ba
 from benchmarks.predict_papers import FOLDER, PAGE
 from benchmarks.shapes import Shape, resnet50, vgg19
 from benchmarks.validate import RESULTS, newest
-from commlib import REDUCERS, Buckets, Communicator, Engine, Link, Network, Topology, make_reducer
+from commlib import REDUCERS, BucketExchange, Communicator, Link, Network, Topology
 from commlib.transport import simulated
 from training.bench.record import command, machine
 from training.config.config import DEFAULT_BUCKET_MIB
@@ -191,37 +191,38 @@ def simulate(name: str, gbit: float, reducer: str) -> Simulation:
     def body(comm: Communicator) -> tuple[float, float, float, float]:
         assert isinstance(comm, simulated.SimulatedCommunicator)
         topology = Topology(comm)
-        buckets = Buckets([make_reducer(reducer, topology, size, **options) for size in sizes])
-        buckets.synchronize()  # no part of a step
         normal = np.random.default_rng(comm.rank).standard_normal
+        settings = {"name": reducer, **options}
 
-        def begin() -> tuple[Any, float]:
+        def begin(exchange: BucketExchange) -> tuple[Any, float]:
             # What is selected from is distributed alike in all steps, as in a training that has settled.
-            gradient = normal(buckets.size, np.float32) - buckets.residual
+            gradient = normal(exchange.size, np.float32) - exchange.residual
             comm.barrier()
             return gradient, comm.now()
 
-        with Engine(buckets) as engine:
+        with BucketExchange(topology, sizes, settings, overlap=True) as exchange:
             for _ in range(2):  # the order of the buckets is recorded in the first one
-                gradient, begun = begin()
+                gradient, begun = begin(exchange)
                 comm.compute(workload.forward)
-                futures = []
                 for number in reversed(range(len(sizes))):
                     comm.compute(workload.backward(workload.buckets[number]))
-                    part = gradient[buckets.slices[number]]
-                    futures.append(engine.submit(buckets.reducers[number], part))
-                for future in futures:
-                    future.result()
+                    exchange.submit(number, gradient[exchange.slices[number]])
+                _, report = exchange.wait()
                 overlapped = comm.now() - begun
-        gradient, begun = begin()
-        comm.compute(workload.computing)
-        buckets.reduce(gradient)
-        return comm.now() - begun, overlapped, engine.busy_seconds, engine.waited_seconds
+        with BucketExchange(topology, sizes, settings) as exchange:
+            for _ in range(2):
+                gradient, begun = begin(exchange)
+                comm.compute(workload.computing)
+                for number, part in enumerate(exchange.slices):
+                    exchange.submit(number, gradient[part])
+                exchange.wait()
+                plain = comm.now() - begun
+        return plain, overlapped, report.busy, report.hidden
 
     where = cluster(gbit, scale_of(workload))
     found = simulated.run(body, where.size, where.ranks_per_node, where.network)
-    plain, overlapped, busy, waited = zip(*found, strict=True)
-    hidden = 1 - fmean(waited) / fmean(busy)
+    plain, overlapped, busy, hidden_seconds = zip(*found, strict=True)
+    hidden = fmean(hidden_seconds) / fmean(busy)
     return Simulation(name, gbit, reducer, max(plain), max(overlapped), hidden)
 
 

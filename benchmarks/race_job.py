@@ -83,8 +83,8 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             "steps": sum(line["steps"] for line in epochs),
             "train_seconds": sum(line["train_seconds"] for line in epochs),
             "sent_inter_bytes": sum(line["sent_inter_bytes"] for line in epochs),
-            "weights": trainer.learner.gradients.size,
-            "overlaps": trainer.learner.gradients.overlaps,
+            "weights": trainer.parts.exchange.gradients.size,
+            "overlaps": trainer.parts.exchange.gradients.overlaps,
             "reducers": [trainer.config.reducer_config(phase) for phase in trainer.config.phases],
         }
         _close(trainer)
@@ -92,20 +92,20 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
 
 def _horovod_of(subject: Json, world: Communicator) -> AbstractContextManager[Any]:
     """Return what a subject computes and exchanges within; collective."""
-    from training.run.replicas import running_horovod
+    from training.run.model import running_horovod
 
     return running_horovod(world) if subject["horovod"] else nullcontext()
 
 
 def _trainer(config: Json, subject: Json, topology: Topology, dataset: Any) -> Any:
-    from benchmarks.horovod_exchange import HorovodLearner
+    from benchmarks.horovod_exchange import build_horovod
+    from training.run.build import build
     from training.run.data import Data
-    from training.run.learner import Learner
     from training.run.trainer import Trainer
 
     checked = Config.model_validate(config).resolved()
-    learner = HorovodLearner if subject["horovod"] else Learner
-    return Trainer(checked, topology=topology, data=Data(checked, topology, dataset), learner=learner)
+    parts = build_horovod if subject["horovod"] else build
+    return Trainer(checked, topology=topology, data=Data(checked, topology, dataset), build=parts)
 
 
 def _close(trainer: Any) -> None:

@@ -23,17 +23,16 @@ from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.transport import simulated
 from commlib.transport.mpi import world
-from commlib.tuning.profile import Profile
 from commlib.vectors import Float32
 from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters, Summary
+from training.run.build import Parts, build
 from training.run.data import Data
-from training.run.learner import Learner, parts_of
 from training.run.local_steps import LocalSteps
-from training.run.replicas import assign
-from training.run.steps import Backward
+from training.run.model import Backward, assign
+from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
 
 
@@ -47,109 +46,86 @@ class Trained:
     totals: Sequence[RankTotals]
 
 
-class RanksLearner(Learner):
-    """Computes the gradients of all ranks one after the other; ``ranks`` reduce them."""
+class RanksStep(TrainingStep):
+    """A step that computes the gradients of all ranks one after the other; ``ranks`` reduce them.
 
-    ranks: Ranks  # of a subclass: the trainer makes its learner
-    replicas: "Replicas | None" = None
+    ``replicas``: of a phase with local steps, else ``None``. The step has the interface of
+    :class:`TrainingStep`, and the state of all ranks.
+    """
 
-    def __init__(self, config: Config, topology: Topology, data: Data, profile: Profile | None) -> None:
-        if config.sparse_tables:
-            raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
-        have = [phase.local_steps is not None for phase in config.phases]
-        if have != sorted(have):
-            expected = "expected in all phases after one that has them on simulated ranks"
-            place = have.index(False, have.index(True))
-            raise ConfigurationError(f"phases[{place}].local_steps: {expected}, got none")
-        super().__init__(config, topology, data, profile)
-        self.config = self.config.model_copy(update={"accumulate": self.ranks.count})
-        self.task.carried = [  # it has the rows of all ranks
-            tf.Variable(each[: each.shape[0] // self.ranks.count], trainable=False)
-            for each in self.task.carried
-        ]
-        self.gradients.close()
+    def __init__(self, ranks: Ranks, parts: Parts) -> None:
+        super().__init__(parts.topology, parts.model, parts.exchange, parts.optimizer)
+        self.ranks, self._config = ranks, parts.config
+        self.replicas: Replicas | None = None
         self._carried: list[list[Any]] = []  # what the task carries over batches, of each rank
-        options = self.gradients.config
         self._steps = 0
-
-        def make(rank: int) -> None:
-            topology = self.ranks.topologies[rank]
-            self.ranks.gradients[rank] = DistributedGradients(topology, self.variables, options)
-
-        self.ranks.all_do(make)
-        self.gradients = self.ranks.gradients[0]
-        self._set_local_steps(self.config.phases[0])
+        self._begin_local_steps(self._config.phases[0])
 
     def begin(self, phase: Any) -> float | None:
-        """See :meth:`Learner.begin`."""
-        options, residual = self.config.reducer_config(phase), None
-        if options != self.gradients.config:
-            residual = self.residual_norm()
-            self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch(options))
-        self._set_local_steps(phase)
+        """See :meth:`TrainingStep.begin`."""
+        options, residual = self._config.reducer_config(phase), None
+        if options != self._gradients(0).config:
+            residual = self.exchange.residual_norm()
+            self.ranks.all_do(lambda rank: self._gradients(rank).switch(options))
+        self._begin_local_steps(phase)
         return residual
 
+    def _begin_local_steps(self, phase: Any) -> None:
+        before, self.replicas = self.replicas, None
+        if phase.local_steps is not None:
+            self.replicas = Replicas(self, phase, before)
+        self.exchange.local = None if self.replicas is None else self.replicas.local_steps[0]
+
     def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
-        """See :meth:`Learner.settle`; only from gradients to differences of weights."""
-        self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch({"name": "dense"}))
+        """See :meth:`TrainingStep.settle`; only from gradients to differences of weights."""
+        self.ranks.all_do(lambda rank: self._gradients(rank).switch({"name": "dense"}))
         if not any(residual.any() for residual in self._residuals()):
             return Traffic()
-        nothing = np.zeros(self.gradients.size, np.float32)
-        results = self.ranks.all_do(lambda rank: self.ranks.gradients[rank].reduce_flat(nothing))
-        mean, report = results[0]
+        nothing = np.zeros(self._gradients(0).size, np.float32)
+        mean, report = self.ranks.all_do(lambda rank: self._reduced(rank, nothing))[0]
         self._apply(mean, hyperparameters)
         traffic: Traffic = report.traffic
         return traffic
 
-    def _set_local_steps(self, phase: Any) -> None:
-        if self.ranks.gradients[0] is None:  # the ranks have no reducers yet
-            return
-        before = self.replicas
-        self.replicas = None
-        if phase.local_steps is not None:
-            self.replicas = Replicas(self, phase, before)
-        self.local = None if self.replicas is None else self.replicas.local_steps[0]
+    def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
+        """See :meth:`TrainingStep.begin_epoch`."""
+        if density is not None and self._gradients(0).exchange.density != density:
+            self.ranks.all_do(lambda rank: self._gradients(rank).exchange.set_density(density))
+        if is_new:
+            self.model.restart_carried()
+            self._carried = [self._copies() for _ in range(self.ranks.count)]
 
-    def set_density(self, density: float) -> None:
-        """See :meth:`Learner.set_density`."""
-        reducer: Any = self.gradients.reducer
-        if reducer.density != density:
-            self.ranks.all_do(lambda rank: self._reducer(rank).set_density(density))
-
-    def _reducer(self, rank: int) -> Any:
-        return self.ranks.gradients[rank].reducer
-
-    def step(
+    def take(
         self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
-        """See :meth:`Learner.step`; the loss is the mean over all ranks."""
+        """See :meth:`TrainingStep.take`; the loss is the mean over all ranks."""
         if self.replicas is not None:
             return self._step_of(self.replicas, backward, batch, hyperparameters)
-        losses, flats, found, carried = [], [], [], []
+        losses, flats, before, carried = [], [], [], []
         for arrays, own in zip(parts_of(batch, self.ranks.count), self._carried, strict=True):
-            assign(self.task.carried, own)
+            assign(self.model.task.carried, own)
             loss, (flat,) = backward(*arrays)
             losses.append(loss)
             flats.append(np.array(flat))
-            found.append(backward.found)
+            before.append(backward.before)
             carried.append(self._copies())
-        looks = self._is_sparse and self._steps % self.ranks.look_every == 0
-        before = self._residuals() if looks else []
-        results = self.ranks.all_do(lambda rank: self.ranks.gradients[rank].reduce_flat(flats[rank]))
+        looks = self._gradients(0).exchange.sparse and self._steps % self.ranks.look_every == 0
+        residuals = self._residuals() if looks else []
+        results = self.ranks.all_do(lambda rank: self._reduced(rank, flats[rank]))
         reports = [each for _, each in results]
         self.ranks.count_exchange(reports)
         mean, report = results[0]
         if report.finite:
             if looks:
-                density, after = self._reducer(0).density, self._residuals()
-                vectors = {"gradients": flats, "before": before, "after": after}
+                density, after = self._gradients(0).exchange.density, self._residuals()
+                vectors = {"gradients": flats, "before": residuals, "after": after}
                 self.ranks.seen.append(StepSeen.of(self._steps, density, mean, reports, **vectors))
             self._apply(mean, hyperparameters)
             self._carried = carried
         else:
-            backward.put_back(found[0])
-        if self.scale is not None:
-            self.scale.update(report.finite)
+            backward.undo(before[0])
+        if self.optimizer.scale is not None:
+            self.optimizer.scale.update(report.finite)
         self._steps += 1
         return float(np.mean(losses)), report
 
@@ -160,41 +136,37 @@ class RanksLearner(Learner):
         losses, weights = [], []
         for rank, arrays in enumerate(parts_of(batch, self.ranks.count)):
             with replicas.having_the_model(rank) as local:
-                assign(self.task.carried, self._carried[rank])
+                assign(self.model.task.carried, self._carried[rank])
                 local.begin_step()
-                loss, (flat,) = backward(*arrays)
+                loss, inputs = backward(*arrays)
                 losses.append(loss)
-                own, report = local.replica_gradient(flat)
-                if not local.rounds.failed:
+                local.submit_inputs(inputs)
+                own, report = local.wait()
+                if report.finite:
                     self._apply(own, hyperparameters)
                 self._carried[rank] = self._copies()
                 if hyperparameters.round_steps:
                     weights.append(local.weights.read())
         if hyperparameters.round_steps:
-            report = self._end_round(replicas, weights)
+            results = self.ranks.all_do(lambda rank: replicas.local_steps[rank].rounds.end(weights[rank]))
+            replicas.finish_round(results)
+            self.ranks.count_exchange([each for _, each in results])
+            report = results[0][1]
         return float(np.mean(losses)), report
 
-    def _end_round(self, replicas: "Replicas", weights: Sequence[Float32]) -> Report:
-        results = self.ranks.all_do(lambda rank: replicas.local_steps[rank].rounds.end(weights[rank]))
-        replicas.finish_round(results)
-        self.ranks.count_exchange([each for _, each in results])
-        report: Report = results[0][1]
-        return report
+    def _gradients(self, rank: int) -> DistributedGradients:
+        return self.ranks.gradients[rank]
 
-    def restart_carried(self) -> None:
-        """See :meth:`Learner.restart_carried`."""
-        super().restart_carried()
-        self._carried = [self._copies() for _ in range(self.ranks.count)]
+    def _reduced(self, rank: int, gradient: Float32) -> tuple[Float32, Report]:
+        """Exchange the gradient of a rank, in the thread of that rank."""
+        self._gradients(rank).submit_inputs([gradient])
+        return self._gradients(rank).wait()
 
     def _copies(self) -> list[Any]:
-        return [variable.numpy() for variable in self.task.carried]
-
-    @property
-    def _is_sparse(self) -> bool:
-        return bool(getattr(self.gradients.reducer, "sparse", False))
+        return [variable.numpy() for variable in self.model.task.carried]
 
     def _residuals(self) -> list[Float32]:
-        return [self._reducer(rank).residual for rank in range(self.ranks.count)]
+        return [self._gradients(rank).exchange.residual for rank in range(self.ranks.count)]
 
 
 class Replicas:
@@ -202,17 +174,17 @@ class Replicas:
 
     local_steps: list[LocalSteps]
 
-    def __init__(self, learner: RanksLearner, phase: Any, before: "Replicas | None") -> None:
-        ranks, optimizer = learner.ranks, learner.optimizer
+    def __init__(self, step: RanksStep, phase: Any, before: "Replicas | None") -> None:
+        ranks, optimizer, variables = step.ranks, step.optimizer.optimizer, step.model.variables
         if phase.replica_is_node and max(ranks.layout) > 1:
             raise ConfigurationError("local: expected rank, or one rank on each node, on simulated ranks")
         earlier = [None] * ranks.count if before is None else before.local_steps
         self.local_steps = [
-            LocalSteps(phase, gradients, learner.variables, optimizer, [], each)
+            LocalSteps(phase, gradients, variables, optimizer, [], each)
             for gradients, each in zip(ranks.gradients, earlier, strict=True)
         ]
-        self._weights = len(learner.variables)
-        self._variables = [*learner.variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
+        self._weights = len(variables)
+        self._variables = [*variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
         self._read, self._write = tf.function(self._values_now), tf.function(partial(assign, self._variables))
         self._values: list[Any] = [self._read()] * ranks.count if before is None else before._values
 
@@ -236,6 +208,32 @@ class Replicas:
                 self._values[rank][: self._weights] = self._values[0][: self._weights]
 
 
+def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) -> Parts:
+    """Return the parts of a run on one rank, whose step trains all of ``ranks``."""
+    if config.sparse_tables:
+        raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
+    have = [phase.local_steps is not None for phase in config.phases]
+    if have != sorted(have):
+        expected = "expected in all phases after one that has them on simulated ranks"
+        place = have.index(False, have.index(True))
+        raise ConfigurationError(f"phases[{place}].local_steps: {expected}, got none")
+    parts = build(config.model_copy(update={"accumulate": ranks.count}), topology, data)
+    parts.model.task.carried = [  # it has the rows of all ranks
+        tf.Variable(each[: each.shape[0] // ranks.count], trainable=False)
+        for each in parts.model.task.carried
+    ]
+    variables, options = parts.model.variables, parts.exchange.gradients.config
+    parts.exchange.gradients.close()
+
+    def make(rank: int) -> None:
+        ranks.gradients[rank] = DistributedGradients(ranks.topologies[rank], variables, options)
+
+    ranks.all_do(make)
+    parts.exchange.gradients = ranks.gradients[0]
+    parts.step = RanksStep(ranks, parts)
+    return parts
+
+
 def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Trained:
     """Train with a reducer for each of the ranks of ``layout``, those of each node.
 
@@ -251,8 +249,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Tra
             while ranks.take_part(comm):
                 pass
             return None
-        learner = type("RanksLearner", (RanksLearner,), {"ranks": ranks})
-        summary = Trainer(config, topology=Topology(world()), learner=learner).fit()
+        summary = Trainer(config, topology=Topology(world()), build=partial(build_ranks, ranks)).fit()
         ranks.end()
         return summary
 

@@ -239,25 +239,25 @@ import numpy as np
 from training.process.tf_logging import import_tensorflow
 import_tensorflow()
 import keras
-from benchmarks.horovod_exchange import HorovodLearner
+from benchmarks.horovod_exchange import build_horovod
 from training.config.config import Config
-from training.run.learner import Learner
+from training.run.build import build
 from training.run.trainer import Trainer
 
 phase = {"steps": 3, "input_size": 8, "batch_size": 16, "learning_rate": 0.1}
 found = []
-for learner in (Learner, HorovodLearner):
+for parts in (build, build_horovod):
     keras.utils.clear_session()
     given = {"name": "x", "dataset": "digits", "model": "vgg_tiny", "output": sys.argv[1]}
     given["phases"] = [phase] * 2
-    trainer = Trainer(Config.model_validate(given).resolved(), learner=learner)
-    before = np.concatenate([each.numpy().ravel() for each in trainer.learner.variables])
+    trainer = Trainer(Config.model_validate(given).resolved(), build=parts)
+    before = np.concatenate([each.numpy().ravel() for each in trainer.parts.model.variables])
     trainer.fit()
-    found.append(np.concatenate([each.numpy().ravel() for each in trainer.learner.variables]))
+    found.append(np.concatenate([each.numpy().ravel() for each in trainer.parts.model.variables]))
     assert np.abs(found[-1] - before).max() > 1e-3
 if trainer.rank == 0:
     print("differ by", np.abs(found[0] - found[1]).max())
-    print("overlaps", trainer.learner.gradients.overlaps)
+    print("overlaps", trainer.parts.exchange.gradients.overlaps)
 """
 
 

@@ -99,30 +99,31 @@ def softmax_gradient(weights, bias, images, labels):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """The batches of the ranks of each step, and the learner with its first weights."""
-    batches, learners, parts_of = [], [], simulated_ranks.parts_of
+    """The batches of the ranks of each step, and the variables of the model with their first values."""
+    batches, models, parts_of = [], [], simulated_ranks.parts_of
 
     def taken(batch, parts):
         batches.append(parts_of(batch, parts))
         return batches[-1]
 
-    class Watched(simulated_ranks.RanksLearner):
+    class Watched(simulated_ranks.RanksStep):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            learners.append((self, [variable.numpy().astype(np.float64) for variable in self.variables]))
+            values = [variable.numpy().astype(np.float64) for variable in self.model.variables]
+            models.append((self.model, values))
 
     monkeypatch.setattr(simulated_ranks, "parts_of", taken)
-    monkeypatch.setattr(simulated_ranks, "RanksLearner", Watched)
-    return batches, learners
+    monkeypatch.setattr(simulated_ranks, "RanksStep", Watched)
+    return batches, models
 
 
 def test_each_round_begins_with_the_mean_of_what_the_ranks_came_to(tmp_path, watched):
-    batches, learners = watched
+    batches, models = watched
     plain = "optimizer={name: sgd, momentum: 0.0}"
     made = config(tmp_path, plain, batch=66, local_steps=5)  # rounds of 5, 5 and 2
     trained = simulated_ranks.train(made, [1, 1, 1])
-    ((learner, common),) = learners
-    features = keras.Model(learner.model.input, learner.model.get_layer("logits").input)
+    ((model, common),) = models
+    features = keras.Model(model.keras.input, model.keras.get_layer("logits").input)
     for first in range(0, STEPS, 5):
         came_to = []
         for rank in range(3):
@@ -133,7 +134,7 @@ def test_each_round_begins_with_the_mean_of_what_the_ranks_came_to(tmp_path, wat
                 own = [each - 0.1 * gradient for each, gradient in zip(own, gradients, strict=True)]
             came_to.append(own)
         common = [np.mean(each, axis=0) for each in zip(*came_to, strict=True)]
-    for variable, expected in zip(learner.variables, common, strict=True):
+    for variable, expected in zip(model.variables, common, strict=True):
         np.testing.assert_allclose(variable.numpy(), expected, rtol=0, atol=1e-6)  # 12 steps in float32
     assert [rank.exchanges for rank in trained.totals] == [3, 3, 3]
 
@@ -150,39 +151,39 @@ def test_ranks_have_optimizers_of_their_own_and_an_outer_one(tmp_path):
     assert losses["half"] > losses["none"] * 1.001
 
 
-def weights_after(folder, learners, phases, *words):
+def weights_after(folder, models, phases, *words):
     made = load(DIGITS, [*ALONE, "model=linear", f"phases=[{', '.join(phases)}]", f"output={folder}", *words])
     simulated_ranks.train(made, [1, 1, 1])
-    learner, _ = learners[-1]
-    return np.concatenate([variable.numpy().ravel() for variable in learner.variables])
+    model, _ = models[-1]
+    return np.concatenate([variable.numpy().ravel() for variable in model.variables])
 
 
 def test_with_a_frozen_variance_a_mean_of_the_ranks_own_steps_is_a_step_along_the_mean(tmp_path, watched):
     """A step is linear then; with a variance of each rank it is not, and the mean is another."""
-    _, learners = watched
+    _, models = watched
     dense, own = phase(steps=4, batch=66), phase(steps=8, batch=66, local_steps=1)
     frozen = "optimizer={name: adam, freeze_variance: 4}"
-    together = weights_after(tmp_path / "1", learners, [dense, phase(steps=8, batch=66)], frozen)
-    apart = weights_after(tmp_path / "2", learners, [dense, own], frozen)
+    together = weights_after(tmp_path / "1", models, [dense, phase(steps=8, batch=66)], frozen)
+    apart = weights_after(tmp_path / "2", models, [dense, own], frozen)
     np.testing.assert_allclose(apart, together, rtol=0, atol=1e-6)  # 8 differences of weights in float32
     adam = "optimizer={name: adam}"
-    together = weights_after(tmp_path / "3", learners, [dense, phase(steps=8, batch=66)], adam)
-    assert np.abs(weights_after(tmp_path / "4", learners, [dense, own], adam) - together).max() > 1e-4
+    together = weights_after(tmp_path / "3", models, [dense, phase(steps=8, batch=66)], adam)
+    assert np.abs(weights_after(tmp_path / "4", models, [dense, own], adam) - together).max() > 1e-4
 
 
 def test_what_ranks_hold_back_of_gradients_is_applied_before_their_first_differences(tmp_path, monkeypatch):
-    seen, settle = [], simulated_ranks.RanksLearner.settle
+    seen, settle = [], simulated_ranks.RanksStep.settle
 
     def watched(self, pace):
-        residuals = [np.copy(gradients.reducer.residual) for gradients in self.ranks.gradients]
-        before = np.concatenate([variable.numpy().ravel() for variable in self.variables])
+        residuals = [np.copy(gradients.exchange.residual) for gradients in self.ranks.gradients]
+        before = np.concatenate([variable.numpy().ravel() for variable in self.model.variables])
         sent = settle(self, pace).sent
-        after = np.concatenate([variable.numpy().ravel() for variable in self.variables])
+        after = np.concatenate([variable.numpy().ravel() for variable in self.model.variables])
         seen.append((np.mean(residuals, axis=0, dtype=np.float64), before - after, sent.inter))
-        assert not any(gradients.reducer.residual.any() for gradients in self.ranks.gradients)
+        assert not any(gradients.exchange.residual.any() for gradients in self.ranks.gradients)
         return settle(self, pace)  # there is nothing left to apply
 
-    monkeypatch.setattr(simulated_ranks.RanksLearner, "settle", watched)
+    monkeypatch.setattr(simulated_ranks.RanksStep, "settle", watched)
     sparse = phase(steps=4, batch=66, reducer="{name: allgather, density: 0.1}")
     local = phase(steps=2, batch=66, local_steps=1, reducer="{name: allgather, density: 0.1}")
     words = [f"phases=[{sparse}, {local}]", "optimizer={name: sgd, momentum: 0.0}", f"output={tmp_path}"]
@@ -194,18 +195,18 @@ def test_what_ranks_hold_back_of_gradients_is_applied_before_their_first_differe
 
 
 def test_a_round_with_bad_numbers_on_one_rank_is_skipped_by_all(tmp_path, watched, monkeypatch):
-    _, learners = watched
-    find, found = simulated_ranks.LocalSteps.replica_gradient, []
+    _, models = watched
+    submit, found = simulated_ranks.LocalSteps.submit, []
 
-    def spoiled(self, flat):
+    def spoiled(self, bucket, gradient):
         found.append(self)
-        return find(self, flat * (np.nan if len(found) == 2 else 1))  # of rank 1 in the first step
+        submit(self, bucket, gradient * (np.nan if len(found) == 2 else 1))  # of rank 1 in the first step
 
-    monkeypatch.setattr(simulated_ranks.LocalSteps, "replica_gradient", spoiled)
+    monkeypatch.setattr(simulated_ranks.LocalSteps, "submit", spoiled)
     made = config(tmp_path, batch=64, local_steps=STEPS)
     trained = simulated_ranks.train(made, [1, 1])
-    ((learner, first),) = learners
-    for variable, expected in zip(learner.variables, first, strict=True):
+    ((model, first),) = models
+    for variable, expected in zip(model.variables, first, strict=True):
         np.testing.assert_array_equal(variable.numpy(), expected)
     assert sum(phase.skipped_steps for phase in trained.summary.phases) == STEPS
 

@@ -69,7 +69,7 @@ class NotFinite(Callback):
     def on_run_begin(self, run: Any) -> None:
         if run.rank != self._rank:
             return
-        gradients = run.learner.gradients
+        gradients = run.parts.exchange.gradients
         assert not gradients.overlaps  # or it would be reduced elsewhere
         whole = gradients.reduce_flat
 

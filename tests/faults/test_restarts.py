@@ -29,7 +29,7 @@ MOMENTS = {
     "before-the-checkpoint-is-renamed": (0, f"{CHECKPOINT}.places:Folder.complete", 5, False),
     "before-an-old-one-is-removed": (0, f"{CHECKPOINT}.places:Folder.remove", 2, True),
     "in-a-test": (1, "training.run.trainer:evaluate", 2, False),
-    "at-the-boundary": (1, "training.run.learner:Learner.begin", 1, True),
+    "at-the-boundary": (1, "training.run.step:TrainingStep.begin", 1, True),
     "when-the-weights-are-saved": (0, "training.run_folder:RunFolder.save_weights", 1, True),
 }
 

@@ -27,6 +27,7 @@ from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import GPURanks
 from tests.gpu.test_reducers_with_kernels import engine_for
 from tests.launching import DIGITS
+from tests.training.replicas import Replica
 from tests.training.small import phase, trainer
 from training.config.config import load
 from training.config.schema import ConfigurationError
@@ -35,8 +36,8 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.process import devices as gpus
 from training.process.job import LocalRank
+from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.learner import Learner, StepHyperparameters
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 BATCH = 8
@@ -62,7 +63,7 @@ def kernels_for(cupy):
             norms.current_engine = before
 
 
-# ---------------------------------------------------------------------------------------- a learner
+# ---------------------------------------------------------------------------------------- a replica
 
 
 def two_layers(channels, classes, *, normalised=False):
@@ -85,24 +86,24 @@ def learned(comm, config, dataset, spoil):
     """Return the weights after each step of two phases, and what was held back at the switch."""
     topology = Topology(comm, ranks_per_node=2)
     keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    learner = Learner(config, topology, Data(config, topology, dataset), None)
+    replica = Replica(config, topology, Data(config, topology, dataset))
     seen = []
     for number, each in enumerate(config.phases):
         if number:
-            seen.append(learner.begin(each))
-        backward = learner.backward_of(each)
+            seen.append(replica.begin(each))
+        backward = replica.backward_of(each)
         for step in range(STEPS):
             batch = batch_of(comm.rank, STEPS * number + step)
             if spoil == (comm.rank, STEPS * number + step):
-                learner.variables[-1].assign(np.full(learner.variables[-1].shape, np.nan, np.float32))
-            before = [variable.numpy() for variable in learner.variables]
-            _, report = learner.step(backward, batch, StepHyperparameters(0.1, 0.9))
+                replica.variables[-1].assign(np.full(replica.variables[-1].shape, np.nan, np.float32))
+            before = [variable.numpy() for variable in replica.variables]
+            _, report = replica.step(backward, batch, StepHyperparameters(0.1, 0.9))
             seen.append((report.finite, report.selected, report.traffic))
             if not report.finite:
-                for variable, value in zip(learner.variables, before, strict=True):
+                for variable, value in zip(replica.variables, before, strict=True):
                     np.testing.assert_array_equal(variable.numpy(), value)
-        seen.append([variable.numpy().tobytes() for variable in learner.variables])
-    norms = [] if config.phases[-1].reducer.name == "torus2d" else [learner.residual_norm()]
+        seen.append([variable.numpy().tobytes() for variable in replica.variables])
+    norms = [] if config.phases[-1].reducer.name == "torus2d" else [replica.parts.exchange.residual_norm()]
     return seen, norms
 
 

@@ -6,10 +6,10 @@ residual are to the bit those of the same gradient given as a dense vector.
 
 import numpy as np
 import pytest
+from commlib.fusion import Buckets
 
 from benchmarks.memory import Meter, MeteredCommunicator, traced
 from commlib import REDUCERS, Engine, InvalidArgument, SparseVector, Topology, bytes_sent, make_reducer
-from commlib.fusion import Buckets
 from commlib.transport import simulated
 from commlib.vectors import delta, index_dtype
 from tests.extent import more

@@ -20,8 +20,9 @@ from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 from training.config.config import Config, load
-from training.run.replicas import average_statistics
-from training.run.state import dense_residual, own_state, shared_state
+from training.run.checkpointing import states_of
+from training.run.exchange import dense_residual
+from training.run.model import average_statistics
 from training.run_folder import to_resume
 
 STEPS, BOUNDARY = 40, 25
@@ -176,16 +177,16 @@ class Run:
         self.at_end = at_end
         self.first: dict[str, Any] | None = None
         self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
-        self._step = self.trainer.learner.step
-        self.trainer.learner.step = self._noted
+        self._step = self.trainer.parts.step.take
+        self.trainer.parts.step.take = self._noted
 
     def _noted(self, backward: Any, batch: Any, hyperparameters: Any) -> Any:
-        at, learner = self.trainer.position, self.trainer.learner
+        at, gradients = self.trainer.position, self.trainer.parts.exchange.gradients
         if at.steps == END and self.at_end is not None:
             settle(self.trainer)
             self.at_end(self)
         if self.first is None:
-            self.first = {"steps": at.steps, "residual": learner.gradients.reducer.residual}
+            self.first = {"steps": at.steps, "residual": gradients.exchange.residual}
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
         return self._step(backward, batch, hyperparameters)
 
@@ -196,7 +197,7 @@ class Run:
 
     def state(self) -> dict[str, bytes]:
         """Return the bits of all that a run has, by name; all ranks call it together."""
-        tree = {"shared": shared_state(self.trainer.learner), "own": own_state(self.trainer.learner)}
+        tree = dict(zip(("shared", "own"), states_of(self.trainer.parts), strict=True))
         return dict(_leaves("", tree))
 
 
@@ -387,6 +388,6 @@ def _sum_of_residuals(run: Run, path: Path | None, stop: int) -> Any:
     checkpoint = newest(Checkpoints(Folder(path / "checkpoints"), run.trainer.topology.world, run=identity))
     assert checkpoint is not None
     assert checkpoint.step == stop
-    size = run.trainer.learner.gradients.size
+    size = run.trainer.gradient_size
     states: list[Any] = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
     return np.sum([dense_residual(state["reducer"], size).astype(np.float64) for state in states], axis=0)

@@ -48,12 +48,12 @@ def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4)
 def settle(run: Trainer) -> None:
     """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
     if run.checkpointer is not None:
-        run.checkpointer.saving.finish()
+        run.checkpointer.finish()
 
 
 def crash_after(run: Trainer, steps: int) -> None:
     """Train until a run has made so many steps, and its checkpoint is written; then it raises an error."""
-    step = run.learner.step
+    step = run.parts.step.take
 
     def fail(*arguments: Any) -> Any:
         if run.position.steps == steps:
@@ -61,7 +61,7 @@ def crash_after(run: Trainer, steps: int) -> None:
             raise RuntimeError("a crash")
         return step(*arguments)
 
-    run.learner.step = fail
+    run.parts.step.take = fail
     with pytest.raises(RuntimeError, match="a crash"):
         run.fit()
 

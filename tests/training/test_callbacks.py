@@ -312,7 +312,7 @@ def on_ranks(tmp_path, monkeypatch):
     """Return a function that trains on simulated ranks, as threads; it returns what each rank ends with."""
     monkeypatch.setitem(MODELS, "linear", linear)
     monkeypatch.setattr("training.run.trainer.prepare_tensorflow", lambda *_: None)
-    monkeypatch.setattr("training.run.learner.broadcast_weights", broadcast)
+    monkeypatch.setattr("training.run.model.broadcast_weights", broadcast)
     hvd.init()
     keras.utils.clear_session()
 
@@ -368,16 +368,16 @@ def test_one_rank_that_asks_for_it_stops_all(on_ranks):
 @pytest.mark.parametrize("altered", [0, 2])
 def test_a_rank_whose_weights_are_altered_is_named_by_all(tmp_path, on_ranks, altered):
     def alter_after_step_3(run):
-        step = run.learner.step
+        step = run.parts.step.take
 
         def altering(*arguments):
             result = step(*arguments)
             if run.rank == altered and run.position.steps == 2:
-                weights = run.learner.variables[0]
+                weights = run.parts.model.variables[0]
                 weights.assign(np.nextafter(weights.numpy(), np.float32(9)))
             return result
 
-        run.learner.step = altering
+        run.parts.step.take = altering
 
     results = on_ranks(3, "digest_every=2", phases=(phase(steps=8),), prepare=alter_after_step_3)
     other = 1 if altered == 0 else 0

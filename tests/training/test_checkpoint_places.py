@@ -20,7 +20,7 @@ from training.checkpoint.places import COMPLETE, Folder, Objects
 from training.config.config import ConfigurationError, load
 from training.config.records import Checkpointing
 from training.process.supervisor import Progress
-from training.run.saving import place_of
+from training.run.checkpointing import place_of
 
 DIGITS = "configs/digits.yaml"
 

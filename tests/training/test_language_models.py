@@ -16,7 +16,7 @@ from training import Trainer
 from training.config.config import ConfigurationError, load
 from training.datasets import make_dataset
 from training.datasets.vocabulary import END, MASK, SPECIAL
-from training.run.learner import StepHyperparameters
+from training.results import StepHyperparameters
 from training.tasks import Samples
 from training.tasks.language_model import LanguageModel, NextTokens
 from training.tasks.masked_language_model import MaskedLanguageModel, MaskedTokens
@@ -347,7 +347,7 @@ def test_a_window_s_state_is_where_the_next_one_begins(tmp_path):
     seen = []
     for batch in list(phase.data.training_batches(0))[:3]:
         before = carried.numpy()
-        run.learner.step(phase.backward, batch, StepHyperparameters(0.0, None))
+        run.parts.step.take(phase.backward, batch, StepHyperparameters(0.0, None))
         seen.append(batch.arrays[0])
         _, expected = run.model([np.concatenate(seen, axis=1), run.model.zero_state(4)])
         np.testing.assert_allclose(carried.numpy(), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Local steps of real models: learners of several ranks, one a thread, and whole runs of one rank."""
+"""Local steps of real models: replicas of several ranks, one a thread, and whole runs of one rank."""
 
 from itertools import chain
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from benchmarks.horovod_exchange import HorovodLearner
+from benchmarks.horovod_exchange import build_horovod
 from commlib import Topology
 from commlib.transport import simulated
 from commlib.transport.mpi import world
@@ -16,6 +16,7 @@ from commlib.tuning.budget import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
+from tests.training.replicas import Replica
 from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.stored import newest, save_whole
 from training.callbacks.skipped_steps import TrainingDiverged
@@ -27,9 +28,8 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.learner import Learner
+from training.run.part import OtherModel
 from training.run.phases import PhaseRun
-from training.run.state import OtherModel, own_state, restore, shared_state
 
 RATE = 0.1
 DILOCO = "{rate: 0.7, momentum: 0.9, nesterov: true}"
@@ -62,34 +62,38 @@ def config_of(*phases, words=()):
     return load(DIGITS, [f"phases=[{lists}]", *plain, *words])
 
 
-def learner_of(comm, config, layout=None):
+def replica_of(comm, config, layout=None):
     topology = Topology(comm, ranks_per_node=layout)
     data = Data(config, topology, make_dataset("digits"))
     keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    return Learner(config, topology, data, None)
+    return Replica(config, topology, data)
 
 
-def take(learner, step, *, steps=None, number=0, spoilt=False):
+def take(replica, step, *, steps=None, number=0, spoilt=False):
     """Take one step, numbered from 1, the last of a round where ``steps`` divides it; return the report."""
-    only = learner.config.phases[number]
+    only = replica.config.phases[number]
     steps = steps or only.local_steps or 1
     if spoilt:
-        first = learner.variables[0]
+        first = replica.variables[0]
         first.assign(np.full(first.shape, np.nan, np.float32))
     hyperparameters = StepHyperparameters(RATE, 0.9, 0 if step % steps else steps)
-    batch = batch_of(learner.topology.world.rank, step)
-    return learner.step(learner.backward_of(only), batch, hyperparameters)[1]
+    batch = batch_of(replica.topology.world.rank, step)
+    return replica.step(replica.backward_of(only), batch, hyperparameters)[1]
 
 
-def flat(learner):
-    return np.concatenate([variable.numpy().ravel() for variable in learner.variables])
+def weights_of(variables):
+    return np.concatenate([variable.numpy().ravel() for variable in variables])
 
 
-def state_of(learner):
+def flat(replica):
+    return weights_of(replica.variables)
+
+
+def state_of(replica):
     """Return the bits of optimizer, statistics and reducer of a rank."""
-    optimizer = learner.optimizer
-    parts = [optimizer.iterations, *chain(*optimizer.slots), *learner.model.non_trainable_weights]
-    return [each.numpy().tobytes() for each in parts], learner.gradients.reducer.residual.tobytes()
+    optimizer = replica.optimizer
+    parts = [optimizer.iterations, *chain(*optimizer.slots), *replica.model.non_trainable_weights]
+    return [each.numpy().tobytes() for each in parts], replica.gradients.exchange.residual.tobytes()
 
 
 def on_ranks(body, world_size=3):
@@ -104,10 +108,10 @@ def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, eq
     config = config_of({"local_steps": 3, "local": local, "reducer": "hitopk", "density": 0.1})
 
     def body(comm):
-        learner, seen = learner_of(comm, config, [2, 1]), []
+        replica, seen = replica_of(comm, config, [2, 1]), []
         for step in range(1, 7):
-            report = take(learner, step)
-            seen.append((flat(learner).tobytes(), report.traffic.sent, report.selected))
+            report = take(replica, step)
+            seen.append((flat(replica).tobytes(), report.traffic.sent, report.selected))
         return seen
 
     ranks = on_ranks(body)
@@ -131,11 +135,11 @@ def test_one_local_step_of_gradient_descent_is_plain_training():
     )
 
     def body(comm):
-        learners = [learner_of(comm, config) for config in (plain, local)]
+        replicas = [replica_of(comm, config) for config in (plain, local)]
         for step in range(1, 5):
-            for learner in learners:
-                take(learner, step)
-        return [flat(learner) for learner in learners]
+            for replica in replicas:
+                take(replica, step)
+        return [flat(replica) for replica in replicas]
 
     for one, other in on_ranks(body, 2):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)  # θ − (θ − w) rounds
@@ -146,11 +150,11 @@ def test_a_replica_of_all_ranks_trains_as_plain_ranks_do():
     plain, local = (config_of(keys, words=words) for keys in ({}, {"local_steps": 4}))
 
     def body(comm):
-        learners = [learner_of(comm, config, 2) for config in (plain, local)]
+        replicas = [replica_of(comm, config, 2) for config in (plain, local)]
         for step in range(1, 9):
-            for learner in learners:
-                take(learner, step)
-        return [flat(learner) for learner in learners]
+            for replica in replicas:
+                take(replica, step)
+        return [flat(replica) for replica in replicas]
 
     for one, other in on_ranks(body, 2):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -167,23 +171,23 @@ def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(loca
     config = config_of(keys, words=("optimizer={name: adamw}", f"precision={precision}"))
 
     def body(comm):
-        learner = learner_of(comm, config, [2, 1])
-        if learner.scale is not None:
-            learner.scale.scale.assign(16.0)  # that of the beginning is too large
+        replica = replica_of(comm, config, [2, 1])
+        if replica.scale is not None:
+            replica.scale.scale.assign(16.0)  # that of the beginning is too large
         for step in (1, 2, 3):
-            assert take(learner, step).finite
-        before = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
-        scales = [learner.scale and float(learner.scale.scale.numpy())]
+            assert take(replica, step).finite
+        before = flat(replica).tobytes(), state_of(replica), replica.local.rounds.outer.velocity.tobytes()
+        scales = [replica.scale and float(replica.scale.scale.numpy())]
         finite = []
         for step in (4, 5, 6):
-            finite.append(take(learner, step, spoilt=(comm.rank, step) == (1, 5)).finite)
-            for statistics in learner.model.non_trainable_weights:
+            finite.append(take(replica, step, spoilt=(comm.rank, step) == (1, 5)).finite)
+            for statistics in replica.model.non_trainable_weights:
                 assert np.isfinite(statistics.numpy()).all()
-        after = flat(learner).tobytes(), state_of(learner), learner.local.rounds.outer.velocity.tobytes()
-        scales.append(learner.scale and float(learner.scale.scale.numpy()))
-        assert take(learner, 7).finite
-        assert take(learner, 8).finite
-        return finite, before == after, scales, take(learner, 9).finite, flat(learner).tobytes()
+        after = flat(replica).tobytes(), state_of(replica), replica.local.rounds.outer.velocity.tobytes()
+        scales.append(replica.scale and float(replica.scale.scale.numpy()))
+        assert take(replica, 7).finite
+        assert take(replica, 8).finite
+        return finite, before == after, scales, take(replica, 9).finite, flat(replica).tobytes()
 
     ranks = on_ranks(body)
     keras.config.set_dtype_policy("float32")
@@ -199,18 +203,18 @@ def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
     """The checkpoint is of step 6, in the middle of a round of four, in which rank 1 had no gradient."""
 
     def train(comm):
-        learner = learner_of(comm, adamw)
+        replica = replica_of(comm, adamw)
         for step in range(1, 7):
-            bias = learner.variables[-1]
+            bias = replica.variables[-1]
             finite = bias.numpy()
             if (comm.rank, step) == (1, 6):
                 bias.assign(np.full(bias.shape, np.nan, np.float32))
-            take(learner, step)
+            take(replica, step)
             if (comm.rank, step) == (1, 6):  # else the difference would not be finite by itself
                 bias.assign(finite)
             if step == 4:
-                before = flat(learner).tobytes()
-        save_whole(Checkpoints(Folder(tmp_path), comm), 6, shared_state(learner), own_state(learner))
+                before = flat(replica).tobytes()
+        save_whole(Checkpoints(Folder(tmp_path), comm), 6, replica.shared_state(), replica.own_state())
         return before
 
     before = on_ranks(train, 2)
@@ -225,15 +229,15 @@ def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_ow
     config = config_of({"local_steps": 3})
 
     def body(comm):
-        learner = learner_of(comm, config)
-        common = flat(learner)
+        replica = replica_of(comm, config)
+        common = flat(replica)
         for step in (1, 2):
-            take(learner, step)
-        own = flat(learner)
-        with learner.common_weights():
-            tested = flat(learner)
+            take(replica, step)
+        own = flat(replica)
+        with replica.common_weights():
+            tested = flat(replica)
         assert tested.tobytes() == common.tobytes() != own.tobytes()
-        return own.tobytes() == flat(learner).tobytes()
+        return own.tobytes() == flat(replica).tobytes()
 
     assert on_ranks(body, 1) == [True]
 
@@ -245,11 +249,11 @@ def test_the_outer_velocity_goes_on_in_the_next_phase():
     config = config_of(*({"local_steps": steps, "outer": DILOCO} for steps in (1, 2)))
 
     def body(comm):
-        learner = learner_of(comm, config)
-        take(learner, 1)
-        before = learner.local.rounds.outer.velocity.copy()
-        learner.begin(config.phases[1])
-        return before.any() and before.tobytes() == learner.local.rounds.outer.velocity.tobytes()
+        replica = replica_of(comm, config)
+        take(replica, 1)
+        before = replica.local.rounds.outer.velocity.copy()
+        replica.begin(config.phases[1])
+        return before.any() and before.tobytes() == replica.local.rounds.outer.velocity.tobytes()
 
     assert on_ranks(body, 1) == [True]
 
@@ -261,16 +265,16 @@ def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_
     pace = StepHyperparameters(RATE, None)
 
     def body(comm):
-        learner, seen = learner_of(comm, config, [2, 1]), []
+        replica, seen = replica_of(comm, config, [2, 1]), []
         for number, each in enumerate(config.phases):
             if number:
-                before, residual = flat(learner), learner.gradients.reducer.residual
-                sent = learner.settle(pace).sent
-                learner.begin(each)
-                seen.append((before, residual, flat(learner), sent))
-                assert not learner.gradients.reducer.residual.any()
+                before, residual = flat(replica), replica.gradients.exchange.residual
+                sent = replica.settle(pace).sent
+                replica.begin(each)
+                seen.append((before, residual, flat(replica), sent))
+                assert not replica.gradients.exchange.residual.any()
             for step in (1, 2):
-                assert take(learner, step, number=number).finite
+                assert take(replica, step, number=number).finite
         return seen
 
     ranks = on_ranks(body)
@@ -286,20 +290,20 @@ def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_
 def test_after_local_steps_all_ranks_have_the_mean_of_their_optimizers_states():
     config = config_of({"local_steps": 2, "local": "rank"}, {}, words=("optimizer={name: adamw}",))
 
-    def slots(learner):
-        return np.concatenate([slot.numpy().ravel() for slots in learner.optimizer.slots for slot in slots])
+    def slots(replica):
+        return np.concatenate([slot.numpy().ravel() for slots in replica.optimizer.slots for slot in slots])
 
     def body(comm):
-        learner = learner_of(comm, config)
+        replica = replica_of(comm, config)
         for step in (1, 2):
-            take(learner, step)
-        before = slots(learner)
-        learner.settle(StepHyperparameters(RATE, None))
-        learner.begin(config.phases[1])
-        after = slots(learner)
+            take(replica, step)
+        before = slots(replica)
+        replica.settle(StepHyperparameters(RATE, None))
+        replica.begin(config.phases[1])
+        after = slots(replica)
         for step in (3, 4):
-            take(learner, step, number=1)
-        return before, after, flat(learner).tobytes()
+            take(replica, step, number=1)
+        return before, after, flat(replica).tobytes()
 
     ranks = on_ranks(body, 2)
     expected = np.mean([before for before, *_ in ranks], axis=0, dtype=np.float64)
@@ -317,24 +321,24 @@ LAST = 10
 
 def saved(comm, config, folder):
     """Train to the last step, with checkpoints after steps 6 and 8; return weights and state by step."""
-    learner, seen = learner_of(comm, config), {}
+    replica, seen = replica_of(comm, config), {}
     for step in range(1, LAST + 1):
-        take(learner, step)
-        seen[step] = flat(learner).tobytes(), state_of(learner)
+        take(replica, step)
+        seen[step] = flat(replica).tobytes(), state_of(replica)
         if step in (6, 8):
             store = Checkpoints(Folder(folder / str(step)), comm)
-            save_whole(store, step, shared_state(learner), own_state(learner))
+            save_whole(store, step, replica.shared_state(), replica.own_state())
     return seen
 
 
 def resumed(comm, config, folder, last=LAST, *, spoilt=0):
     """Go on from a checkpoint; rank 1 spoils step ``spoilt``; return lines, weights and state by step."""
-    learner, checkpoint = learner_of(comm, config), newest(Checkpoints(Folder(folder), comm))
-    lines, seen = restore(learner, checkpoint), {}
-    seen[checkpoint.step] = flat(learner).tobytes(), state_of(learner)
+    replica, checkpoint = replica_of(comm, config), newest(Checkpoints(Folder(folder), comm))
+    lines, seen = replica.restore(checkpoint), {}
+    seen[checkpoint.step] = flat(replica).tobytes(), state_of(replica)
     for step in range(checkpoint.step + 1, last + 1):
-        report = take(learner, step, spoilt=(comm.rank, step) == (1, spoilt))
-        seen[step] = flat(learner).tobytes(), state_of(learner)
+        report = take(replica, step, spoilt=(comm.rank, step) == (1, spoilt))
+        seen[step] = flat(replica).tobytes(), state_of(replica)
     return lines, seen, report.finite
 
 
@@ -388,8 +392,8 @@ def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
     local, plain = config_of({"local_steps": 2}), config_of({})
 
     def save(comm):
-        learner = learner_of(comm, local)
-        save_whole(Checkpoints(Folder(tmp_path), comm), 1, shared_state(learner), own_state(learner))
+        replica = replica_of(comm, local)
+        save_whole(Checkpoints(Folder(tmp_path), comm), 1, replica.shared_state(), replica.own_state())
 
     simulated.run(save, 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "
@@ -405,18 +409,18 @@ EPOCH_STEPS = 1437 // 64
 def noted(run):
     """Return lists that get the weights after each step, and those that are tested."""
     after, tested = [], []
-    step, evaluate = run.learner.step, run.learner.evaluation.evaluate
+    step, evaluate = run.parts.step.take, run.parts.model.evaluation.evaluate
 
     def note_step(*arguments):
         result = step(*arguments)
-        after.append(flat(run.learner).tobytes())
+        after.append(weights_of(run.parts.model.variables).tobytes())
         return result
 
     def note_test(*arguments):
-        tested.append(flat(run.learner).tobytes())
+        tested.append(weights_of(run.parts.model.variables).tobytes())
         return evaluate(*arguments)
 
-    run.learner.step, run.learner.evaluation.evaluate = note_step, note_test
+    run.parts.step.take, run.parts.model.evaluation.evaluate = note_step, note_test
     return after, tested
 
 
@@ -444,7 +448,7 @@ def test_a_run_that_ends_within_a_round_ends_with_the_weights_that_were_tested(t
     after, _ = noted(run)
     run.fit()
     assert len(after) == EPOCH_STEPS
-    assert flat(run.learner).tobytes() == after[20 - 1] != after[-1]
+    assert weights_of(run.parts.model.variables).tobytes() == after[20 - 1] != after[-1]
 
 
 def test_a_run_goes_on_to_the_bit_within_a_round(tmp_path):
@@ -455,7 +459,7 @@ def test_a_run_goes_on_to_the_bit_within_a_round(tmp_path):
     crash_after(trainer(tmp_path / "crashed", *words, phases=phases), 24)  # the checkpoint is of step 22
     again = trainer(tmp_path / "crashed", *words, phases=phases)
     again.fit()
-    assert flat(again.learner).tobytes() == flat(whole.learner).tobytes()
+    assert flat(Replica.of(again.parts)).tobytes() == flat(Replica.of(whole.parts)).tobytes()
     assert again.summary.metrics == whole.summary.metrics
 
 
@@ -484,8 +488,8 @@ def test_auto_chooses_for_a_budget_what_is_then_written_out(mbit_per_second, key
     config = with_budget(mbit_per_second, density=0.1, **keys)
 
     def body(comm):
-        learner = learner_of(comm, config, 1)
-        return learner.config.phases[0], learner.gradients.config, learner.gradients.size
+        replica = replica_of(comm, config, 1)
+        return replica.config.phases[0], replica.gradients.config, replica.gradients.size
 
     (phase, reducer, size), other = simulated.run(body, 2)
     assert (phase, reducer, size) == other
@@ -502,8 +506,9 @@ def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
     config = with_budget(1e-7, density=0.1)
 
     def built(comm):
-        learner = learner_of(comm, config, 1)
-        PhaseRun(0, learner.config.phases[0], Data(config, learner.topology, make_dataset("digits")), learner)
+        replica = replica_of(comm, config, 1)
+        config_now, choice = replica.config, replica.parts.choices[0]
+        PhaseRun(0, config_now.phases[0], config_now, replica.parts.data, None, choice)
 
     expected = (
         r"^phases\[0\].budget: expected a budget for an exchange in the 100 steps of the phase, got one for "
@@ -594,4 +599,4 @@ def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
 def test_the_bench_of_horovod_refuses_local_steps(tmp_path):
     config = config_of({"local_steps": 2}, words=(f"output={tmp_path}",))
     with pytest.raises(ConfigurationError, match="^local_steps: expected none with Horovod"):
-        HorovodLearner(config, Topology(world()), None)
+        build_horovod(config, Topology(world()), None)

@@ -16,7 +16,6 @@ from tests.training.test_summary import epoch as epoch_result
 from training.callbacks.dawnbench import DawnBench
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.config.config import Config, ConfigurationError, load
-from training.process.progress import Progress
 from training.run.data import Data
 from training.run.trainer import Trainer
 from training.run_folder import RunFolder
@@ -28,14 +27,14 @@ DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
 
 def noted_paces(run):
     """Return a list that gets learning rate and momentum of the optimizer at every update."""
-    paces, optimizer = [], run.learner.optimizer
-    update = run.learner._update
+    paces, optimizer = [], run.parts.optimizer.optimizer
+    update = run.parts.optimizer._update
 
     def note(mean):
         paces.append((float(optimizer.learning_rate.numpy()), float(optimizer.momentum.numpy())))
         update(mean)
 
-    run.learner._update = note
+    run.parts.optimizer._update = note
     return paces
 
 
@@ -77,13 +76,13 @@ def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
     )
     again = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
     run = trainer(tmp_path, phases=(warmup, again))
-    step, densities = run.learner.step, []
+    step, densities = run.parts.step.take, []
 
     def noted(*args):
-        densities.append(run.learner.gradients.reducer.density)
+        densities.append(run.parts.exchange.gradients.exchange.density)
         return step(*args)
 
-    run.learner.step = noted
+    run.parts.step.take = noted
     run.fit()
     assert densities[::3] == pytest.approx([0.25, 0.05, 0.01, 0.01])
 
@@ -93,7 +92,7 @@ def test_a_warm_up_that_the_phase_cuts_off_leaves_the_next_one_its_own_density(t
     after = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
     run = trainer(tmp_path, phases=(cut, after))
     run.fit()
-    assert run.learner.gradients.reducer.density == 0.01
+    assert run.parts.exchange.gradients.exchange.density == 0.01
 
 
 # ----------------------------------------------------------------------------- phases and their tests
@@ -102,13 +101,13 @@ def test_a_warm_up_that_the_phase_cuts_off_leaves_the_next_one_its_own_density(t
 def test_phases_in_steps_end_in_the_middle_of_an_epoch_and_the_next_begins_another(tmp_path):
     phases = (phase(steps=EPOCH_STEPS + 3), phase(steps=2, size=6), phase(epochs=1))
     run = trainer(tmp_path, phases=phases)
-    read, step = [], run.learner.step
+    read, step = [], run.parts.step.take
 
     def noted(backward, batch, hyperparameters):
         read.append((run.position.run_epoch, batch.images.shape[1], batch.ids.tolist()))
         return step(backward, batch, hyperparameters)
 
-    run.learner.step = noted
+    run.parts.step.take = noted
     run.fit()
     lengths = [EPOCH_STEPS, 3, 2, EPOCH_STEPS]
     assert [epoch for epoch, _, _ in read] == [
@@ -157,7 +156,7 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
 
 def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
     run = trainer(tmp_path, phases=(phase(steps=3), phase(steps=3)))
-    begin, waited = run.learner.begin, 0.3
+    begin, waited = run.parts.step.begin, 0.3
 
     def slow(phase):
         import time
@@ -165,52 +164,52 @@ def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
         time.sleep(waited)
         return begin(phase)
 
-    run.learner.begin = slow
+    run.parts.step.begin = slow
     summary = run.fit()
     assert summary.phases[1].stall_seconds > waited * 0.9  # but for a step, which is much shorter
 
 
 def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
     run = trainer(tmp_path, "average=0.99")
-    before = [variable.numpy() for variable in run.learner.variables]
+    before = [variable.numpy() for variable in run.parts.model.variables]
     tested = []
-    evaluate = run.learner.evaluation.evaluate
+    evaluate = run.parts.model.evaluation.evaluate
 
     def noted(*args):
-        tested.append([variable.numpy() for variable in run.learner.variables])
+        tested.append([variable.numpy() for variable in run.parts.model.variables])
         return evaluate(*args)
 
-    run.learner.evaluation.evaluate = noted
+    run.parts.model.evaluation.evaluate = noted
     run.fit()
-    averages = [each.numpy() for each in run.learner.average.averages]
+    averages = [each.numpy() for each in run.parts.model.average.averages]
     for variable, average, first, seen in zip(
-        run.learner.variables, averages, before, tested[0], strict=True
+        run.parts.model.variables, averages, before, tested[0], strict=True
     ):
         np.testing.assert_array_equal(seen, average)
         distance = np.abs(average - variable.numpy()).max()
         assert distance > 10 * np.abs(average - first).max() > 0  # it has hardly moved yet
-    weights = [variable.numpy() for variable in run.learner.variables]
+    weights = [variable.numpy() for variable in run.parts.model.variables]
     (folder,) = tmp_path.iterdir()
     run.model.load_weights(folder / "model.weights.h5")
-    for variable, average, weight in zip(run.learner.variables, averages, weights, strict=True):
+    for variable, average, weight in zip(run.parts.model.variables, averages, weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), average)
         assert (variable.numpy() != weight).any()
 
 
 def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path):
     run = trainer(tmp_path, phases=(phase(epochs=2),))
-    step = run.learner.gradients.reduce_flat
+    submit_inputs = run.parts.exchange.gradients.submit_inputs
 
-    def spoiled(gradient):
-        return step(gradient * np.float32(np.nan) if run.position.steps != 1 else gradient)
+    def spoiled(inputs):
+        submit_inputs([each * np.float32(np.nan) for each in inputs] if run.position.steps != 1 else inputs)
 
-    run.learner.gradients.reduce_flat = spoiled
-    before = [variable.numpy() for variable in run.learner.variables]
+    run.parts.exchange.gradients.submit_inputs = spoiled
+    before = [variable.numpy() for variable in run.parts.model.variables]
     with pytest.raises(TrainingDiverged, match="20 steps in a row had a NaN or an infinity"):
         run.fit()
     assert run.position.steps == 22  # the first one was not in that row
     assert run.summary.phases[0].skipped_steps == 21
-    for variable, value in zip(run.learner.variables, before, strict=True):
+    for variable, value in zip(run.parts.model.variables, before, strict=True):
         assert np.isfinite(variable.numpy()).all()
         assert (variable.numpy() != value).any()
 
@@ -363,7 +362,7 @@ def test_phases_that_add_up_to_nothing_are_refused(tmp_path):
 )
 def test_samples_to_test_on_that_are_none_or_of_no_class_are_refused(tmp_path, test, message):
     run = trainer(tmp_path)
-    dataset = replace(run.data.dataset, test=test)
+    dataset = replace(run.parts.data.dataset, test=test)
     with pytest.raises(ValueError, match="test samples") as caught:
         Data(run.config, run.topology, dataset)
     assert message in str(caught.value)
@@ -383,7 +382,7 @@ def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
 
 def test_steps_are_trained_without_a_folder_as_a_bench_does(tmp_path):
     run = trainer(tmp_path)
-    run.begin(None, Progress(silent=True), tmp_path)
+    run.begin(writes=False)
     before = run.model.get_weights()
     (only,) = run.phases
     run.train_step(only, next(only.data.training_batches(0)))

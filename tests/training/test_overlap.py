@@ -53,8 +53,8 @@ def test_a_step_that_is_not_finite_in_one_bucket_of_one_rank_changes_no_weight()
 
 def test_with_a_gradient_in_parts_the_buckets_are_reduced_after_the_last_one(tmp_path):
     run = trainer(tmp_path, "bucket_mib=0.0001", "accumulate=2")
-    assert not run.learner.gradients.overlaps
-    assert run.learner.how_gradients_travel() == []  # one rank has no buckets
+    assert not run.parts.exchange.gradients.overlaps
+    assert run.parts.exchange.lines() == []  # one rank has no buckets
 
 
 @pytest.mark.parametrize("size", [0, -1, "much"])

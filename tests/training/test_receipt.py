@@ -392,7 +392,7 @@ def test_the_log_of_a_run_that_fails_ends_aborted(tmp_path):
     def fail(*arguments):
         raise RuntimeError("a crash")
 
-    broken.learner.step = fail
+    broken.parts.step.take = fail
     with pytest.raises(RuntimeError, match="a crash"):
         broken.fit()
     (folder,) = (tmp_path / "broken").iterdir()

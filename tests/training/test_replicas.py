@@ -9,7 +9,7 @@ from training.process.tf_logging import import_tensorflow
 import_tensorflow()
 import horovod.tensorflow as hvd
 import keras
-from training.run.replicas import average_statistics, broadcast_weights, running_horovod
+from training.run.model import average_statistics, broadcast_weights, running_horovod
 
 def model_of(number):
     weights = [keras.Variable([number, 1.0]), keras.Variable([[2 * number]], trainable=False)]

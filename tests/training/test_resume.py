@@ -21,7 +21,7 @@ from tests.training import small
 from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
 from training.checkpoint.serialization import Written, read_tree, write_tree
 from training.config.config import ConfigurationError
-from training.run.saving import Saving
+from training.run.checkpointing import Checkpointer
 
 LONG = pytest.mark.timeout(1500)
 
@@ -183,7 +183,7 @@ class Stopped(Exception):
 def fit_until(step, folder, *words):
     """Train until before a step, with a checkpoint after every second one."""
     run = trainer(folder, "checkpoints={every_steps: 2, every_epochs: null}", *words)
-    whole = run.learner.step
+    whole = run.parts.step.take
 
     def broken(*args):
         if run.position.steps == step:
@@ -191,7 +191,7 @@ def fit_until(step, folder, *words):
             raise Stopped
         return whole(*args)
 
-    run.learner.step = broken
+    run.parts.step.take = broken
     with pytest.raises(Stopped):
         run.fit()
     (path,) = Path(folder).iterdir()
@@ -209,7 +209,7 @@ RESUMABLE = ("checkpoints={every_steps: 2, every_epochs: null}",)
 def test_without_anything_to_go_on_with_a_run_begins_and_says_so(tmp_path, capsys):
     run = trainer(tmp_path, *RESUMABLE, "resume=auto")
     run.fit()
-    assert "resume: no run of digits is there to go on with: this one is new" in capsys.readouterr().out
+    assert "resume: no unfinished run of digits exists: this one is new" in capsys.readouterr().out
     assert run.position.steps == 8
     again = trainer(tmp_path, *RESUMABLE, "resume=auto")  # the first has ended
     again.fit()
@@ -298,7 +298,7 @@ def stopped_at_6(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def resuming(stopped_at_6, tmp_path_factory):
-    """Return a trainer that has not begun, whose learner takes over one checkpoint after the other."""
+    """Return a trainer that has not begun, and restores one checkpoint after the other."""
     return trainer(tmp_path_factory.mktemp("resuming"), *RESUMABLE)
 
 
@@ -313,14 +313,14 @@ def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_
     rewrite(checkpoint, file, change)
     identity = json.loads((path / "run.json").read_text())["identity"]
     settings, callbacks = resuming.config.checkpoints, resuming.callbacks
-    saving = Saving(path, settings, resuming.learner, identity, callbacks)
-    resumption = saving.resume(resuming.phases, resuming.summary)
+    Checkpointer(resuming, resuming.parts, resuming.loop, callbacks, path, settings, identity).resume()
     (line,) = capsys.readouterr().err.splitlines()
     start = "cloudtrain: warning: the checkpoint of step 6 is left out: "
-    assert line.startswith(f"{start}{checkpoint / file}: "), line
+    assert line.startswith(f"{start}{checkpoint}"), line
     assert expected in line
     assert len(line) < 800
-    assert (resumption.position.steps, resumption.position.phase, resumption.position.run_epoch) == (4, 0, 0)
+    at = resuming.position
+    assert (at.steps, at.phase, at.run_epoch) == (4, 0, 0)
 
 
 def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_path, capsys):
@@ -425,7 +425,7 @@ def test_a_checkpoint_of_the_end_of_a_density_warm_up_is_taken_as_it_is(tmp_path
     run.fit()
     (resumed,) = kinds(path, "resume")
     assert (resumed["steps"], resumed["changes"]) == (7, [])
-    assert run.learner.gradients.reducer.density == 0.05
+    assert run.parts.exchange.gradients.exchange.density == 0.05
 
 
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
@@ -441,9 +441,11 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
     assert losses[0] == losses[1]
     for one, other in zip(whole.model.weights, averaged.model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    assert whole.learner.average is not None
-    assert averaged.learner.average is not None
-    for one, other in zip(whole.learner.average.averages, averaged.learner.average.averages, strict=True):
+    assert whole.parts.model.average is not None
+    assert averaged.parts.model.average is not None
+    for one, other in zip(
+        whole.parts.model.average.averages, averaged.parts.model.average.averages, strict=True
+    ):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    first = averaged.learner.average.averages[0].numpy()
+    first = averaged.parts.model.average.averages[0].numpy()
     assert np.abs(first - averaged.model.trainable_variables[0].numpy()).max() > 0

@@ -9,8 +9,8 @@ from commlib import Topology, make_reducer
 from commlib.reducers import REDUCERS
 from commlib.transport import simulated
 from tests.extent import more
-from training.config.local_steps import Outer
-from training.run.rounds import OuterSgd, Rounds
+from training.config.records import Outer
+from training.run.local_steps import OuterSgd, Rounds
 
 SIZE, ROUNDS, RATE = 60, 5, 0.1
 START = np.random.default_rng(3).standard_normal(SIZE).astype(np.float32)

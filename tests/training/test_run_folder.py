@@ -20,7 +20,7 @@ from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training import run_folder
 from training.results import Ranks
-from training.run.beginning import RunBegun
+from training.run.events import RunBegun
 from training.run.trainer import Trainer
 from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
 
@@ -64,7 +64,7 @@ def test_weights_are_saved_where_a_picture_that_cannot_be_decoded_has_a_name_tha
     run.fit()
     folder = only_run(tmp_path / "runs")
     saved = weights_of(folder)
-    assert sum(each.size for each in saved) == run.learner.gradients.size
+    assert sum(each.size for each in saved) == run.parts.exchange.gradients.size
     line = r"a/\xff\x1b[2J.png (sample 4) cannot be decoded: a/0.png (sample 0) stood in"
     assert line in capsys.readouterr().out.splitlines()
     content = (folder / "metrics.jsonl").read_bytes().decode("utf-8")  # and nothing that is no Unicode

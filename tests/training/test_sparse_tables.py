@@ -9,15 +9,15 @@ from commlib import Topology
 from commlib.transport import simulated
 from datacache import Batch
 from tests.extent import more
+from tests.training.replicas import Replica
 from tests.training.stored import newest, save_whole
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load
 from training.models import MODELS
+from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.learner import Learner, StepHyperparameters
-from training.run.state import own_state, restore, shared_state
 
 TOKENS, UNITS, CLASSES, BATCH, STEPS = 40, 6, 4, 4, 3
 TABLES = (0, 3)  # of the variables of the model below
@@ -65,11 +65,11 @@ def configured(folder, *words, text=CLASSIFIER):
     return load(folder / "my.yaml", [f"output={folder}/runs", *words])
 
 
-def learner_of(comm, config):
+def replica_of(comm, config):
     topology = Topology(comm)
     data = Data(config, topology, config.make_dataset())
     keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    return Learner(config, topology, data, None)
+    return Replica(config, topology, data)
 
 
 def batch_of(rank, step):
@@ -79,21 +79,21 @@ def batch_of(rank, step):
     return Batch((tokens, random.integers(0, CLASSES, BATCH)), np.arange(BATCH), np.ones(BATCH, bool))
 
 
-def stepped(learner, step):
-    backward = learner.backward_of(learner.config.phases[0])
-    batch = batch_of(learner.topology.world.rank, step)
-    return learner.step(backward, batch, StepHyperparameters(0.5, 0.9))[1]
+def stepped(replica, step):
+    backward = replica.backward_of(replica.config.phases[0])
+    batch = batch_of(replica.topology.world.rank, step)
+    return replica.step(backward, batch, StepHyperparameters(0.5, 0.9))[1]
 
 
 def learned(comm, config):
     """The weights after each step, and of each step what its report says, and the residual by variable."""
-    learner, seen = learner_of(comm, config), []
-    ends = np.cumsum([variable.numpy().size for variable in learner.variables])
+    replica, seen = replica_of(comm, config), []
+    ends = np.cumsum([variable.numpy().size for variable in replica.variables])
     for step in range(STEPS):
-        report = stepped(learner, step)
+        report = stepped(replica, step)
         assert report.finite
-        weights = [variable.numpy() for variable in learner.variables]
-        residual = np.split(learner.gradients.reducer.residual, ends[:-1])
+        weights = [variable.numpy() for variable in replica.variables]
+        residual = np.split(replica.gradients.exchange.residual, ends[:-1])
         seen.append((weights, (report.selected, report.traffic), residual))
     return seen
 
@@ -177,19 +177,19 @@ def test_a_bad_number_on_one_rank_skips_the_step_on_all(tmp_path):
     config = configured(tmp_path, SPARSE, "reducer={name: gtopk, density: 0.2}")
 
     def body(comm):
-        learner = learner_of(comm, config)
-        table = learner.variables[0]
-        assert stepped(learner, 0).finite
+        replica = replica_of(comm, config)
+        table = replica.variables[0]
+        assert stepped(replica, 0).finite
         good = table.numpy()
         if comm.rank == 1:
             table.assign(np.where(np.arange(TOKENS)[:, None] == batch_of(1, 1).arrays[0][0, 0], np.nan, good))
-        before = table.numpy(), learner.gradients.reducer.residual, learner.optimizer_state()["iterations"]
-        assert not stepped(learner, 1).finite
+        before = table.numpy(), replica.gradients.exchange.residual, replica.optimizer_state()["iterations"]
+        assert not stepped(replica, 1).finite
         np.testing.assert_array_equal(table.numpy(), before[0])
-        np.testing.assert_array_equal(learner.gradients.reducer.residual, before[1])
-        assert learner.optimizer_state()["iterations"] == before[2]
+        np.testing.assert_array_equal(replica.gradients.exchange.residual, before[1])
+        assert replica.optimizer_state()["iterations"] == before[2]
         table.assign(good)
-        assert stepped(learner, 2).finite
+        assert stepped(replica, 2).finite
         return table.numpy().tobytes()
 
     assert len(set(simulated.run(body, 2))) == 1
@@ -206,20 +206,22 @@ def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, a
     reducer = "reducer={name: allgather, density: 0.05}"
 
     def written(comm):
-        learner = learner_of(comm, configured(tmp_path, reducer, *before))
-        stepped(learner, 0)
-        save_whole(Checkpoints(Folder(tmp_path / "kept"), comm), 1, shared_state(learner), own_state(learner))
-        seen = learner.gradients.reducer.residual
-        stepped(learner, 1)
-        return seen, [variable.numpy() for variable in learner.variables]
+        replica = replica_of(comm, configured(tmp_path, reducer, *before))
+        stepped(replica, 0)
+        save_whole(
+            Checkpoints(Folder(tmp_path / "kept"), comm), 1, replica.shared_state(), replica.own_state()
+        )
+        seen = replica.gradients.exchange.residual
+        stepped(replica, 1)
+        return seen, [variable.numpy() for variable in replica.variables]
 
     def read(comm):
-        learner = learner_of(comm, configured(tmp_path, reducer, *after))
-        lines = restore(learner, newest(Checkpoints(Folder(tmp_path / "kept"), comm)))
-        seen = learner.gradients.reducer.residual
+        replica = replica_of(comm, configured(tmp_path, reducer, *after))
+        lines = replica.restore(newest(Checkpoints(Folder(tmp_path / "kept"), comm)))
+        seen = replica.gradients.exchange.residual
         assert bool(lines) == (before != after or world_size == 3)
-        stepped(learner, 1)
-        return seen, [variable.numpy() for variable in learner.variables]
+        stepped(replica, 1)
+        return seen, [variable.numpy() for variable in replica.variables]
 
     keras.utils.clear_session()
     wrote = simulated.run(written, 2)
@@ -242,7 +244,9 @@ def test_a_run_says_which_tables_are_sparse_and_goes_to_its_end(tmp_path, capsys
         said.split()
     )
     assert np.isfinite(summary.metrics["accuracy"])
-    assert run.learner.gradients.size == sum(variable.numpy().size for variable in run.learner.variables)
+    assert run.parts.exchange.gradients.size == sum(
+        variable.numpy().size for variable in run.parts.model.variables
+    )
 
 
 GPT = """
@@ -264,7 +268,7 @@ phases: [{steps: 1, tokens: 64, sequence_length: 8, learning_rate: 0.01}]
 def test_a_table_that_makes_the_logits_too_stays_dense_and_is_named(tmp_path):
     keras.utils.clear_session()
     run = Trainer(configured(tmp_path, SPARSE, text=GPT))
-    (line,) = run.learner.tables.lines()
+    (line,) = run.parts.model.tables.lines()
     assert line == (
         "gradients that stay rows: gpt/positions/embeddings; "
         "dense: gpt/embedding/embeddings, of which the model uses all rows"

@@ -59,15 +59,16 @@ class Clock:
 def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
     clock = Clock()
     run = trainer(tmp_path, "log_every=1", "clip_norm=1.0", phases=(phase(steps=3),))
-    learner, (only,) = run.learner, run.phases
-    run._now, learner.stopwatch = clock, Stopwatch(clock, LoopSeconds)
-    backward, update, reduce_flat = only.backward, learner._update, learner.gradients.reduce_flat
+    parts, (only,) = run.parts, run.phases
+    gradients, optimizer = parts.exchange.gradients, parts.optimizer
+    run.topology.world.now, parts.step.stopwatch = clock, Stopwatch(clock, LoopSeconds)
+    backward, submit_inputs = only.backward, gradients.submit_inputs
     training_batches = only.data.training_batches
     backward._backward = clock.taking(1, backward._backward)
     spoil = 1.0 if is_finite else float("nan")
-    learner.gradients.reduce_flat = clock.taking(2, lambda gradient: reduce_flat(gradient * spoil))
-    learner._clip = clock.taking(3, learner._clip)
-    learner._update = clock.taking(4, update)
+    gradients.submit_inputs = clock.taking(2, lambda given: submit_inputs([each * spoil for each in given]))
+    optimizer._clip = clock.taking(3, optimizer._clip)
+    optimizer._update = clock.taking(4, optimizer._update)
     only.data.training_batches = lambda *at: clock.batches(training_batches(*at), 5)
     run.fit()
 

@@ -10,11 +10,12 @@ from commlib.tensorflow import DistributedGradients
 from commlib.transport.mpi import world
 from datacache import Batch
 from pto.keras import LossScale
+from tests.training.replicas import Replica
 from tests.training.small import phase, trainer
 from training.models.resnet8 import resnet8
 from training.models.vgg import vgg_tiny
-from training.run.learner import StepHyperparameters
-from training.run.steps import Average, Backward
+from training.results import StepHyperparameters
+from training.run.model import Average, Backward
 from training.tasks.image_classification import ImageClassification, hits
 from training.tasks.images import ImagePhase
 
@@ -150,32 +151,33 @@ def test_a_prepared_step_begins_as_one_that_is_not(random, builder):
         np.testing.assert_array_equal(one, other)
 
 
-# -------------------------------------------------------------------------------- one step of a learner
+# -------------------------------------------------------------------------------- one step
 
 
-def learner_of(folder, *words, **keys):
-    return trainer(folder, *words, phases=(phase(steps=4, batch=8, **keys),)).learner
+def replica_of(folder, *words, **keys):
+    run = trainer(folder, *words, phases=(phase(steps=4, batch=8, **keys),))
+    return Replica.of(run.parts)
 
 
-def noted(learner):
+def noted(replica):
     """Return a list that gets every mean that reaches the weights."""
-    means, update = [], learner._update
+    means, update = [], replica.parts.optimizer._update
 
     def note(mean):
-        means.append(mean.copy())
+        means.append(np.array(mean))
         update(mean)
 
-    learner._update = note
+    replica.parts.optimizer._update = note
     return means
 
 
 def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
     batch, weights = batch_of(random), []
     for parts in (1, 2, 8):
-        learner = learner_of(tmp_path, f"accumulate={parts}")
-        backward = learner.backward_of(learner.config.phases[0])
-        losses = [learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[0] for _ in range(3)]
-        weights.append((losses, [variable.numpy() for variable in learner.variables]))
+        replica = replica_of(tmp_path, f"accumulate={parts}")
+        backward = replica.backward_of(replica.config.phases[0])
+        losses = [replica.step(backward, batch, StepHyperparameters(0.1, 0.9))[0] for _ in range(3)]
+        weights.append((losses, [variable.numpy() for variable in replica.variables]))
     (whole_losses, whole), *others = weights
     assert whole_losses[2] < whole_losses[0]
     for losses, parts in others:
@@ -186,13 +188,13 @@ def test_a_batch_in_parts_is_the_batch_to_rounding(tmp_path, random):
 
 def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_path, random):
     batch = batch_of(random)
-    learner = learner_of(tmp_path)
-    backward, means = learner.backward_of(learner.config.phases[0]), noted(learner)
-    learner.step(backward, batch, StepHyperparameters(0.0, 0.9))  # the weights stay as they are
+    replica = replica_of(tmp_path)
+    backward, means = replica.backward_of(replica.config.phases[0]), noted(replica)
+    replica.step(backward, batch, StepHyperparameters(0.0, 0.9))  # the weights stay as they are
     norm = float(np.linalg.norm(means[0].astype(np.float64)))
     for most, factor in ((norm / 4, 0.25), (norm * 2, 1.0)):
-        clipped = learner_of(tmp_path, f"clip_norm={most!r}")
-        for variable, same in zip(clipped.variables, learner.variables, strict=True):
+        clipped = replica_of(tmp_path, f"clip_norm={most!r}")
+        for variable, same in zip(clipped.variables, replica.variables, strict=True):
             variable.assign(same.numpy())
         own = noted(clipped)
         clipped.step(clipped.backward_of(clipped.config.phases[0]), batch, StepHyperparameters(0.0, 0.9))
@@ -202,39 +204,39 @@ def test_a_mean_beyond_the_norm_is_scaled_down_to_it_and_others_are_left(tmp_pat
             np.testing.assert_array_equal(own[0], means[0])
 
 
-def everything(learner):
+def everything(replica):
     return {
-        **{variable.path: variable.numpy() for variable in learner.model.weights},
-        **learner.optimizer_state(),
-        "residual": learner.gradients.reducer.residual,
+        **{variable.path: variable.numpy() for variable in replica.model.weights},
+        **replica.optimizer_state(),
+        "residual": replica.gradients.exchange.residual,
     }
 
 
 def test_an_overflow_in_float16_changes_nothing_but_the_scale(tmp_path, random):
-    learner = learner_of(tmp_path, "model=resnet8", "precision=float16", "reducer=hitopk")
-    batch, backward = batch_of(random), learner.backward_of(learner.config.phases[0])
-    held = random.standard_normal(learner.gradients.size).astype(np.float32) * 1e-3
-    start = {name: value.copy() for name, value in everything(learner).items()}
-    assert learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
-    before = everything(learner)
+    replica = replica_of(tmp_path, "model=resnet8", "precision=float16", "reducer=hitopk")
+    batch, backward = batch_of(random), replica.backward_of(replica.config.phases[0])
+    held = random.standard_normal(replica.gradients.size).astype(np.float32) * 1e-3
+    start = {name: value.copy() for name, value in everything(replica).items()}
+    assert replica.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
+    before = everything(replica)
     assert any((before[name] != start[name]).any() for name in start if name.endswith("moving_mean"))
 
-    learner.gradients.reducer.add_residual(held)
+    replica.gradients.exchange.add_residual(held)
     before["residual"] = held
-    learner.scale.scale.assign(2.0**40)  # beyond what float16 holds
-    _, report = learner.step(backward, batch, StepHyperparameters(0.1, 0.9))
+    replica.scale.scale.assign(2.0**40)  # beyond what float16 holds
+    _, report = replica.step(backward, batch, StepHyperparameters(0.1, 0.9))
     assert not report.finite
-    assert float(learner.scale.scale.numpy()) == 2.0**39
-    assert int(learner.scale.good_steps.numpy()) == 0
-    after = everything(learner)
+    assert float(replica.scale.scale.numpy()) == 2.0**39
+    assert int(replica.scale.good_steps.numpy()) == 0
+    after = everything(replica)
     assert after.keys() == before.keys()
     for name, value in before.items():  # statistics of BatchNormalization, too
         np.testing.assert_array_equal(after[name], value, err_msg=name)
 
-    learner.scale.scale.assign(2.0**10)
-    assert learner.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
-    assert int(learner.scale.good_steps.numpy()) == 1
-    assert not learner.gradients.reducer.residual.any()  # alone, a rank applies all that it held
+    replica.scale.scale.assign(2.0**10)
+    assert replica.step(backward, batch, StepHyperparameters(0.1, 0.9))[1].finite
+    assert int(replica.scale.good_steps.numpy()) == 1
+    assert not replica.gradients.exchange.residual.any()  # alone, a rank applies all that it held
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -249,7 +251,7 @@ def test_half_precision_trains_float32_weights(tmp_path, precision):
     assert run.model.layers[5].compute_dtype == precision
     assert run.fit().metrics["top1"] > 0.5  # a guess is right in a tenth
     assert keras.config.dtype_policy().name == "float32"  # of this process, for whatever comes next
-    assert (run.learner.scale is None) == (precision == "bfloat16")
+    assert (run.parts.optimizer.scale is None) == (precision == "bfloat16")
 
 
 def test_the_average_follows_its_formula_and_lends_its_values():

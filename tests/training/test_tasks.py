@@ -17,10 +17,10 @@ from tests.launching import DIGITS
 from tests.training.small import metrics_of, phase, trainer
 from training.config.config import Config, ConfigurationError, load
 from training.datasets import Dataset
-from training.run.learner import StepHyperparameters
+from training.results import StepHyperparameters
+from training.run.model import Backward, load_carried
+from training.run.part import OtherModel
 from training.run.parts import import_parts
-from training.run.state import OtherModel, _check_identity, _identity, _take_over_carried
-from training.run.steps import Backward
 from training.tasks import Means, Metric
 from training.tasks.image_classification import ImageClassification
 
@@ -117,10 +117,10 @@ def test_state_is_carried_over_batches_and_begins_each_epoch_as_zero(tmp_path):
     run = trainer(tmp_path, REMEMBERING, phases=(phase(epochs=2, batch=400),))
     (only,), (memory,) = run.phases, run.task.carried
     for epoch in range(2):
-        run.learner.restart_carried()
+        run.parts.model.restart_carried()
         batches = list(only.data.training_batches(epoch))
         for number, batch in enumerate(batches, 1):
-            run.learner.step(only.backward, batch, StepHyperparameters(0.1, 0.9))
+            run.parts.step.take(only.backward, batch, StepHyperparameters(0.1, 0.9))
             np.testing.assert_allclose(memory.numpy(), remembered(run, batches[:number]), rtol=1e-5)
     summary = run.fit()
     assert summary.tested == 360
@@ -131,10 +131,10 @@ def test_a_step_that_is_skipped_leaves_what_is_carried(tmp_path):
     run = trainer(tmp_path, REMEMBERING)
     (only,), (memory,) = run.phases, run.task.carried
     batches = only.data.training_batches(0)
-    run.learner.step(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
-    before, reduce_flat = memory.numpy(), run.learner.gradients.reduce_flat
-    run.learner.gradients.reduce_flat = lambda gradient: reduce_flat(gradient * np.float32(np.nan))
-    _, report = run.learner.step(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
+    run.parts.step.take(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
+    before, submit_inputs = memory.numpy(), run.parts.exchange.gradients.submit_inputs
+    run.parts.exchange.gradients.submit_inputs = lambda given: submit_inputs([given[0] * np.float32(np.nan)])
+    _, report = run.parts.step.take(only.backward, next(batches), StepHyperparameters(0.1, 0.9))
     assert not report.finite
     np.testing.assert_array_equal(memory.numpy(), before)
     only.close()
@@ -156,24 +156,16 @@ def test_a_run_goes_on_to_the_bit_with_what_it_carried(tmp_path):
     assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "resume"] == [7]
 
 
-def learner_with(carried, rank, size):
-    variables = [tf.Variable(each) for each in carried]
-    return SimpleNamespace(
-        task=SimpleNamespace(carried=variables),
-        topology=SimpleNamespace(world=SimpleNamespace(rank=rank, size=size)),
-    )
-
-
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3), (3, 1)])
-def test_other_ranks_divide_the_streams_anew(before, after):
+def test_other_ranks_divide_the_streams(before, after):
     streams = np.arange(12 * 2, dtype=np.float32).reshape(12, 2)
     saved = [{"carried": [part]} for part in np.split(streams, before)]
     checkpoint = SimpleNamespace(world_size=before, own_of=saved.__getitem__)
     found = []
     for rank in range(after):
-        learner = learner_with([np.zeros((12 // after, 2), np.float32)], rank, after)
-        assert _take_over_carried(learner, checkpoint) == []
-        found.append(learner.task.carried[0].numpy())
+        carried = tf.Variable(np.zeros((12 // after, 2), np.float32))
+        assert load_carried([carried], checkpoint, rank, after) == []
+        found.append(carried.numpy())
     np.testing.assert_array_equal(np.concatenate(found), streams)
 
 
@@ -181,10 +173,10 @@ def test_other_streams_begin_again_and_a_line_says_so():
     checkpoint = SimpleNamespace(
         world_size=1, own_of=lambda rank: {"carried": [np.ones((12, 2), np.float32)]}
     )
-    learner = learner_with([np.zeros((8, 2), np.float32)], 0, 2)
-    (line,) = _take_over_carried(learner, checkpoint)
+    carried = tf.Variable(np.zeros((8, 2), np.float32))
+    (line,) = load_carried([carried], checkpoint, 0, 2)
     assert line.endswith("begins again: expected the shape (16, 2) over all ranks, got (12, 2)")
-    assert not learner.task.carried[0].numpy().any()
+    assert not carried.numpy().any()
 
 
 # ---------------------------------------------------------------------------------------- bad input
@@ -276,21 +268,12 @@ def test_a_data_set_of_another_kind_is_refused():
     assert str(caught.value).endswith("got mine (Dataset)")
 
 
-def test_a_checkpoint_of_another_task_is_refused():
-    def learner_of(task, fingerprint):
-        return SimpleNamespace(
-            config=SimpleNamespace(task=SimpleNamespace(name=task)),
-            task=SimpleNamespace(identity=lambda dataset: fingerprint),
-            samples=SimpleNamespace(dataset=None),
-        )
-
-    learner = learner_of("translation", "abc")
-    _check_identity(learner, _identity(learner))
-    for other in (learner_of("translation", "abd"), learner_of("language_model", "abc")):
-        with pytest.raises(OtherModel, match="of another task: expected translation abc, got ") as caught:
-            _check_identity(learner, _identity(other))
-        assert "\n" not in str(caught.value)
-    assert _identity(learner_of("image_classification", "")) == "image_classification"
+def test_a_checkpoint_of_another_task_is_refused(tmp_path):
+    model = trainer(tmp_path).parts.model
+    saved = model.state_dict().shared
+    model.check_state(saved)
+    with pytest.raises(OtherModel, match="of another task: expected image_classification, got translation"):
+        model.check_state({**saved, "task": "translation abd"})
 
 
 def test_a_configuration_writes_the_keys_of_its_task(tmp_path):

@@ -24,14 +24,14 @@ def trainer(folder, *words, steps=8):
 
 def before_step(run, number, function):
     """Call a function before a step of a run."""
-    whole = run.learner.step
+    whole = run.parts.step.take
 
     def step(*args):
         if run.position.steps == number:
             function()
         return whole(*args)
 
-    run.learner.step = step
+    run.parts.step.take = step
 
 
 def recorded(folder, kind):
@@ -112,7 +112,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_as_it_was(tmp_path, monk
     seen = []
 
     def stop():
-        seen.append((run.checkpointer.saving.flags, list((tmp_path / "held").glob("*/checkpoints/step-*"))))
+        seen.append((run.checkpointer.flags, list((tmp_path / "held").glob("*/checkpoints/step-*"))))
         go.set()
         small.settle(run)
         raise KeyboardInterrupt

@@ -12,13 +12,14 @@ from commlib.trace import ClockOffset, Span
 from commlib.transport import simulated
 from tests.gpu.test_training import batch_of, config_of, two_layers
 from tests.test_trace import Ahead
+from tests.training.replicas import Replica
 from tests.training.small import metrics_of, phase, trainer
 from training.callbacks.tracing import RankTrace, Tracing, merged
 from training.config.config import ConfigurationError
 from training.datasets import make_dataset
 from training.models import MODELS
+from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.learner import Learner, StepHyperparameters
 from training.run_folder import RunFolder
 
 LOOP_STAGES = ["data_wait", "forward_backward", "exchange_wait", "norms", "update"]
@@ -70,13 +71,13 @@ def traced(comm, config, dataset, asked, steps, ahead):
     comm = Ahead(comm, ahead[comm.rank])
     keras.utils.set_random_seed(3)
     topology = Topology(comm, ranks_per_node=2)
-    learner = Learner(config, topology, Data(config, topology, dataset), None)
+    replica = Replica(config, topology, Data(config, topology, dataset))
     (only,) = config.phases
-    backward, tracing, times = learner.backward_of(only), Tracing(asked, learner), []
+    backward, tracing, times = replica.backward_of(only), Tracing(asked, replica), []
     for number in range(1, steps + 1):
         comm.barrier()
         start = comm.now()
-        learner.step(backward, batch_of(comm.rank, number), StepHyperparameters(0.1, 0.9))
+        replica.step(backward, batch_of(comm.rank, number), StepHyperparameters(0.1, 0.9))
         end = comm.now()
         times.append((start - ahead[comm.rank], end - ahead[comm.rank]))
         if tracing.add_step(number, start, end):
@@ -132,18 +133,18 @@ def test_what_is_hidden_is_what_was_not_waited_for():
     def body(comm):
         keras.utils.set_random_seed(3)
         topology = Topology(comm, ranks_per_node=2)
-        learner = Learner(config, topology, Data(config, topology, dataset), None)
-        engine = learner.gradients._engine
-        wait_for = engine.wait_for
-        backward, reports = learner.backward_of(config.phases[0]), []
+        replica = Replica(config, topology, Data(config, topology, dataset))
+        exchange = replica.gradients.exchange
+        wait_for_thread = exchange._wait_for_thread
+        backward, reports = replica.backward_of(config.phases[0]), []
         for waited in (0.0, 1e-9, 1e9):
 
-            def wait(step, waited=waited):
-                wait_for(step)
-                engine.waited_seconds = waited
+            def wait(waited=waited):
+                wait_for_thread()
+                return waited
 
-            engine.wait_for = wait
-            _, report = learner.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))
+            exchange._wait_for_thread = wait
+            _, report = replica.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))
             reports.append((waited, report))
         return reports
 
@@ -196,7 +197,7 @@ def test_a_run_writes_its_trace_across_epochs_and_phases_and_goes_on(tmp_path, c
     (line,) = [line for line in lines if line["kind"] == "trace"]
     assert line["steps"] == 3
     assert lines[-1]["kind"] == "summary"
-    assert run.learner.stopwatch.recorder is run.learner.gradients._recorder is None
+    assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
     (folder,) = tmp_path.iterdir()
     assert f"trace of 3 steps: {folder / 'trace.json'}" in capsys.readouterr().out
 
@@ -226,7 +227,7 @@ def test_without_trace_nothing_is_recorded_or_written(tmp_path):
     (folder,) = tmp_path.iterdir()
     assert not (folder / "trace.json").exists()
     assert not any(line["kind"] == "trace" for line in metrics_of(tmp_path))
-    assert run.learner.stopwatch.recorder is run.learner.gradients._recorder is None
+    assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, monkeypatch, capsys):

@@ -73,7 +73,7 @@ def test_the_page_has_every_number():
         size=4,
         task=SimpleNamespace(unit="images"),
         phases=[SimpleNamespace(result=SimpleNamespace(skipped_steps=count)) for count in (1, 2)],
-        learner=SimpleNamespace(gradients=SimpleNamespace(size=100)),
+        gradient_size=100,
     )
     numbers = numbers_of_step(run, step)
     assert numbers == {
@@ -274,7 +274,7 @@ SAMPLE = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\{run=\"digits\"\} (-?[0-9.e+-]+)"
 def test_prometheus_reads_the_newest_numbers_while_the_run_lasts(tmp_path):
     port, texts = free_port(), []
     run = trainer(tmp_path, f"metrics_port={port}", "log_every=1", phases=(phase(steps=3),))
-    step = run.learner.step
+    step = run.parts.step.take
 
     def look(*arguments):
         texts.append(scraped(port))
@@ -283,7 +283,7 @@ def test_prometheus_reads_the_newest_numbers_while_the_run_lasts(tmp_path):
                 scraped(port, "/")
         return step(*arguments)
 
-    run.learner.step = look
+    run.parts.step.take = look
     run.fit()
     assert texts[0] == ("text/plain; version=0.0.4; charset=utf-8", "")
     lines = texts[2][1].splitlines()

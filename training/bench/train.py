@@ -44,8 +44,8 @@ class TimedSteps:
 
         Reports are those of exchanges.
         """
-        learner = self._trainer.learner
-        learner.begin(self._phase.phase)
+        step = self._trainer.parts.step
+        step.begin(self._phase.phase)
         local_steps = self._phase.phase.local_steps or 1
         counted = -(-counted // local_steps) * local_steps
         for number in range(warm_up + counted):
@@ -53,7 +53,7 @@ class TimedSteps:
                 self._world.barrier()
                 before, start = self._counter(), self._world.now()
             hyperparameters = self._hyperparameters(number, warm_up)
-            _, taken = learner.step(self._phase.backward, next(self._batches), hyperparameters)
+            _, taken = step.take(self._phase.backward, next(self._batches), hyperparameters)
             if number >= warm_up and hyperparameters.round_steps:
                 self._reports.append(taken)
         self._world.barrier()
@@ -85,7 +85,7 @@ class TimedSteps:
             "hidden": sum(each.hidden for each in self._reports),
         }
         ranks = self._world.allgather_objects(own)
-        busy, gradients = sum(rank["busy"] for rank in ranks), self._trainer.learner.gradients
+        busy, gradients = sum(rank["busy"] for rank in ranks), self._trainer.parts.exchange.gradients
         intra, inter = max((rank["sent"] for rank in ranks), key=lambda sent: (sent[1], sent[0]))
         return {
             "seconds": [max(turns) for turns in zip(*(rank["turns"] for rank in ranks), strict=True)],
@@ -110,7 +110,7 @@ def close(trainer: Any) -> None:
     """Free what a trainer holds that was not run."""
     for phase in trainer.phases:
         phase.close()
-    trainer.learner.gradients.close()
+    trainer.close()
 
 
 def bench(

@@ -86,6 +86,10 @@ class RunView(Protocol):
         """The Keras model."""
 
     @property
+    def data(self) -> Any:
+        """The samples: ``training`` and ``test`` are their manifests."""
+
+    @property
     def phases(self) -> Sequence[PhaseView]:
         """The phases of the run."""
 

@@ -7,19 +7,15 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib.version import __version__
-from training.callbacks.callback import Callback
+from training.callbacks.callback import Callback, RunView
 from training.config.run_files import DAWNBENCH, DAWNBENCH_LINES, METRICS
 from training.config.secrets import mask
-
-if TYPE_CHECKING:
-    from training.config.config import Config
-    from training.results import EpochResult
-    from training.run.trainer import Trainer
-    from training.run_folder import RunFolder
-    from training.tasks.task import Metric
+from training.results import EpochResult
+from training.run_folder import RunFolder
+from training.tasks.task import Metric
 
 
 class DawnBenchFiles(Callback):
@@ -28,7 +24,7 @@ class DawnBenchFiles(Callback):
     def __init__(self) -> None:
         self._files: DawnBench | None = None
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Write what is known; ``ValueError`` where there is no room for it."""
         if run.folder is None:
             return
@@ -37,7 +33,7 @@ class DawnBenchFiles(Callback):
         except OSError as error:
             raise ValueError(f"{run.folder.path}: expected room for its records: {error}") from error
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Write the line of the epoch."""
         if self._files is not None:
             self._files.add(result)
@@ -47,7 +43,7 @@ class DawnBench:
     """Writes both files into a run's folder. A resumed run continues with the lines of the epochs before."""
 
     def __init__(
-        self, folder: "RunFolder", config: "Config", metrics: "Mapping[str, Metric]", hardware: str
+        self, folder: RunFolder, config: Any, metrics: "Mapping[str, Metric]", hardware: str
     ) -> None:
         """Write ``dawnbench.json``, and the header of ``dawnbench.tsv``; ``OSError`` on a full disk.
 
@@ -60,7 +56,7 @@ class DawnBench:
         self._lines = [row.split("\t") for row in rows]
         self._write()
 
-    def add(self, result: "EpochResult") -> None:
+    def add(self, result: EpochResult) -> None:
         """Append a tested epoch; shares in percent, hours since the run began.
 
         The previous line of an epoch that is trained again after a crash is dropped. On a full disk the
@@ -80,7 +76,7 @@ class DawnBench:
         self._folder.write_file(DAWNBENCH_LINES, content)
 
 
-def _about(config: "Config", hardware: str) -> dict[str, Any]:
+def _about(config: Any, hardware: str) -> dict[str, Any]:
     about = config.dawnbench
     return {
         "version": "v1.0",

@@ -3,17 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64
 
 from commlib import Communicator, RanksDisagree
-from training.callbacks.callback import Callback, Event
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.trainer import Trainer
+from training.callbacks.callback import Callback, Event, RunView
+from training.results import Step
 
 
 class WeightsDiffer(RanksDisagree):
@@ -35,7 +32,7 @@ class Digests(Callback):
     def __init__(self, every: int) -> None:
         self._every = every
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Compare, if it is time to."""
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):

@@ -1,16 +1,12 @@
 """The end of a run that no longer gets better."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib.errors import shown, suggestion
-from training.callbacks.callback import Callback
+from training.callbacks.callback import Callback, RunView
 from training.config.schema import is_number, is_whole
-
-if TYPE_CHECKING:
-    from training.checkpoint.serialization import Tree
-    from training.results import EpochResult
-    from training.run.trainer import Trainer
+from training.results import EpochResult
 
 
 class EarlyStopping(Callback):
@@ -29,7 +25,7 @@ class EarlyStopping(Callback):
         self._best: float | None = None
         self._waited = 0
 
-    def on_build(self, run: "Trainer") -> None:
+    def on_build(self, run: RunView) -> None:
         """Refuse a metric that the task has not."""
         metrics = run.task.metrics
         if self._metric not in metrics:
@@ -37,7 +33,7 @@ class EarlyStopping(Callback):
             expected = f"expected one of {', '.join(metrics)}, the metrics of {run.config.task.name}"
             raise ValueError(f"metric: {expected}; got {shown(self._metric)}{near}")
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Count the tests since the best; all ranks have the same."""
         if not result.metrics:
             return
@@ -52,7 +48,7 @@ class EarlyStopping(Callback):
             tests = "1 test" if self._patience == 1 else f"{self._patience} tests in a row"
             run.stop(f"early stopping: {self._metric} was no better than {best} in {tests}")
 
-    def state_dict(self) -> "Mapping[str, Tree]":
+    def state_dict(self) -> Mapping[str, Any]:
         """See :meth:`Callback.state_dict`."""
         return {"best": self._best, "waited": self._waited}
 

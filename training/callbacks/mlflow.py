@@ -1,13 +1,10 @@
 """The numbers of a run for MLflow, through its package mlflow."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from training.callbacks.callback import RunView
 from training.callbacks.writer import Writer, package
-
-if TYPE_CHECKING:
-    from training.checkpoint.serialization import Tree
-    from training.run.trainer import Trainer
 
 
 class MLflow(Writer):
@@ -22,12 +19,12 @@ class MLflow(Writer):
         self._mlflow: Any = None
         self._run_id: str | None = None
 
-    def on_build(self, run: "Trainer") -> None:
+    def on_build(self, run: RunView) -> None:
         """Refuse to run without the package."""
         if run.rank == 0:
             package("mlflow")
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Begin the run there, or go on with it."""
         if run.folder is None:
             return
@@ -45,17 +42,17 @@ class MLflow(Writer):
         """Give numbers."""
         self._mlflow.log_metrics(dict(numbers), step=steps)
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """End the run there."""
         if self._mlflow is not None:
             self._mlflow.end_run()
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
+    def on_error(self, run: RunView, error: BaseException) -> None:
         """Mark the run there as failed."""
         if self._mlflow is not None:
             self._mlflow.end_run("FAILED")
 
-    def state_dict(self) -> "Mapping[str, Tree]":
+    def state_dict(self) -> Mapping[str, Any]:
         """See :meth:`Callback.state_dict`."""
         return {} if self._run_id is None else {"run_id": self._run_id}
 

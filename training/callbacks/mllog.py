@@ -6,16 +6,12 @@ The format is that of https://github.com/mlcommons/logging, and so are the names
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training.callbacks.callback import Callback
+from training.callbacks.callback import Callback, PhaseView, RunView
 from training.config.run_files import MLLOG
-
-if TYPE_CHECKING:
-    from training.results import EpochResult, Step
-    from training.run.phases import PhaseRun
-    from training.run.trainer import Trainer
-    from training.tasks.task import Tested
+from training.results import EpochResult, Step
+from training.tasks.task import Tested
 
 TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
@@ -40,11 +36,11 @@ class MLLog(Callback):
         self._built = self._step_end = 0
         self._is_running = self._in_epoch = False
 
-    def on_build(self, run: "Trainer") -> None:
+    def on_build(self, run: RunView) -> None:
         """Note when the run was built."""
         self._built = _now()
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Write the beginning, and what is known of the run; ``ValueError`` where there is no room for it."""
         if run.folder is None:
             return
@@ -56,14 +52,14 @@ class MLLog(Callback):
         for key, value in (self._submission | _facts(run)).items():
             self._write(run, POINT, key, value)
 
-    def on_phase_begin(self, run: "Trainer", phase: "PhaseRun") -> None:
+    def on_phase_begin(self, run: RunView, phase: PhaseView) -> None:
         """Write that the run begins, with its first phase."""
         if not self._is_running:
             self._is_running = True
             self._write(run, END, "init_stop")
             self._write(run, START, "run_start")
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Write the beginning of an epoch, after its first step."""
         self._step_end = _now()
         if not self._in_epoch:
@@ -71,7 +67,7 @@ class MLLog(Callback):
             start = self._step_end - round(1000 * step.seconds)
             self._write(run, START, "epoch_start", at=start, epoch_num=run.position.run_epoch + 1)
 
-    def on_test_end(self, run: "Trainer", tested: "Tested") -> None:
+    def on_test_end(self, run: RunView, tested: Tested) -> None:
         """Write the end of the epoch, and its test, which began after the last step."""
         epoch, config = run.position.run_epoch + 1, run.config
         self._end_epoch(run, epoch)
@@ -81,27 +77,27 @@ class MLLog(Callback):
         self._write(run, POINT, "eval_accuracy", value if math.isfinite(value) else None, epoch_num=epoch)
         self._write(run, END, "eval_stop", epoch_num=epoch)
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Write the end of an epoch that was not tested."""
         self._end_epoch(run, result.epoch + 1)
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """Write the end; a run that has a target and did not reach it was aborted, as MLPerf has it."""
         has_failed = run.config.target is not None and not run.summary.reached
         self._write(run, END, "run_stop", status="aborted" if has_failed else "success")
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
+    def on_error(self, run: RunView, error: BaseException) -> None:
         """Write that the run was aborted."""
         if self._is_running:
             self._write(run, END, "run_stop", status="aborted")
 
-    def _end_epoch(self, run: "Trainer", epoch: int) -> None:
+    def _end_epoch(self, run: RunView, epoch: int) -> None:
         if self._in_epoch:
             self._in_epoch = False
             self._write(run, END, "epoch_stop", at=self._step_end, epoch_num=epoch)
 
     def _write(
-        self, run: "Trainer", event: str, key: str, value: Any = None, at: int | None = None, **metadata: Any
+        self, run: RunView, event: str, key: str, value: Any = None, at: int | None = None, **metadata: Any
     ) -> None:
         """Append a line, on rank 0; ``at``: ms since 1970, now by default."""
         if run.folder is None:
@@ -128,7 +124,7 @@ def line(event: str, key: str, value: Any, at: int, metadata: dict[str, Any]) ->
     return f"{TOKEN}{json.dumps({**fields, 'metadata': metadata})}\n"
 
 
-def _facts(run: "Trainer") -> dict[str, Any]:
+def _facts(run: RunView) -> dict[str, Any]:
     config, first = run.config, run.phase
     return {
         "submission_platform": run.ranks.hardware,

@@ -4,12 +4,9 @@ import re
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import TYPE_CHECKING
 
+from training.callbacks.callback import RunView
 from training.callbacks.writer import Writer
-
-if TYPE_CHECKING:
-    from training.run.trainer import Trainer
 
 LOOPBACK = "127.0.0.1"
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,7 +20,7 @@ class Prometheus(Writer):
         self._numbers: dict[str, float] = {}
         self._server: ThreadingHTTPServer | None = None
 
-    def on_build(self, run: "Trainer") -> None:
+    def on_build(self, run: RunView) -> None:
         """Take the port; ``ValueError`` where another program has it."""
         if run.rank != 0:
             return
@@ -33,7 +30,7 @@ class Prometheus(Writer):
             expected = f"expected a free port of {LOOPBACK}"
             raise ValueError(f"metrics_port: {expected}, got {self._port}: {error.strerror}") from error
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Begin to serve."""
         if self._server is not None:
             Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
@@ -42,13 +39,13 @@ class Prometheus(Writer):
         """Serve these numbers from now on, and earlier ones of other names."""
         self._numbers = {**self._numbers, "steps": steps, **numbers}  # a new one: others may read the old one
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """Free the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
+    def on_error(self, run: RunView, error: BaseException) -> None:
         """Free the port."""
         self.on_run_end(run)
 

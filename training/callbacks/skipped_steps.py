@@ -1,12 +1,7 @@
 """The count of skipped steps, and the end of a run that skips too many in a row."""
 
-from typing import TYPE_CHECKING
-
-from training.callbacks.callback import Callback
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.trainer import Trainer
+from training.callbacks.callback import Callback, RunView
+from training.results import Step
 
 SKIPPED_STEPS_IN_A_ROW = 20
 
@@ -21,7 +16,7 @@ class SkippedSteps(Callback):
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Count the step; raise :class:`TrainingDiverged`, on all ranks, if there are too many."""
         steps = step.hyperparameters.round_steps
         if not steps:  # within a round nothing is known of the other ranks

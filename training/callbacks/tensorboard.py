@@ -1,13 +1,11 @@
 """The numbers of a run for TensorBoard."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from training.callbacks.callback import RunView
 from training.callbacks.writer import Writer
-
-if TYPE_CHECKING:
-    from training.results import EpochResult
-    from training.run.trainer import Trainer
+from training.results import EpochResult
 
 FOLDER = "tensorboard"
 
@@ -18,7 +16,7 @@ class TensorBoard(Writer):
     def __init__(self) -> None:
         self._writer: Any = None
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Open a file."""
         if run.folder is not None:
             import tensorflow as tf
@@ -33,17 +31,17 @@ class TensorBoard(Writer):
             for name, value in numbers.items():
                 tf.summary.scalar(name, value)
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Write the numbers of the epoch, and all that is not on the disk yet."""
         super().on_epoch_end(run, result)
         if self._writer is not None:
             self._writer.flush()
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
+    def on_error(self, run: RunView, error: BaseException) -> None:
         """Close the file."""
         self.on_run_end(run)

@@ -6,16 +6,12 @@ The file has Chrome's trace event format, which https://ui.perfetto.dev and ``ch
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commlib import Communicator
 from commlib.trace import ENGINE, LOOP, ClockOffset, Recorder, Span, clock_offset
-from training.callbacks.callback import Callback, Event
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.learner import Learner
-    from training.run.trainer import Trainer
+from training.callbacks.callback import Callback, Event, RunView
+from training.results import Step
 
 TRACE = "trace.json"
 THREADS = {LOOP: 0, ENGINE: 1}
@@ -43,22 +39,22 @@ class Profiler(Callback):
         self._steps = steps
         self._tracing: Tracing | None = None
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Begin with the next step."""
-        self._tracing = Tracing(self._steps, run.learner)
+        self._tracing = Tracing(self._steps, run)
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Add the step; collective after the last one."""
         end = step.start + step.seconds
         if self._tracing is not None and self._tracing.add_step(run.position.steps, step.start, end):
             self._write(run, self._tracing)
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """Write what there is: the run had fewer steps."""
         if self._tracing is not None:
             self._write(run, self._tracing)
 
-    def _write(self, run: "Trainer", tracing: "Tracing") -> None:
+    def _write(self, run: RunView, tracing: "Tracing") -> None:
         """Write what was traced; collective. The time that takes is none of a step's."""
         self._tracing, traces = None, tracing.end()
         if tracing.steps == 0:
@@ -83,8 +79,8 @@ class RankTrace:
 class Tracing:
     """Records the first ``steps`` steps after the first one that it sees, which is slower than the others."""
 
-    def __init__(self, steps: int, learner: "Learner") -> None:
-        self._left, self._learner = steps, learner
+    def __init__(self, steps: int, run: RunView) -> None:
+        self._left, self._run = steps, run
         self._recorder: Recorder | None = None
         self.steps = 0  # that are recorded
 
@@ -92,7 +88,7 @@ class Tracing:
         """Count a step that is over, by the transport's clock; return whether it is the last one."""
         if self._recorder is None:
             self._recorder = Recorder()
-            self._learner.record(self._recorder)
+            self._run.record(self._recorder)
             return False
         self._recorder.add(f"step {number}", start, end)
         self.steps += 1
@@ -100,9 +96,9 @@ class Tracing:
 
     def end(self) -> list[RankTrace]:
         """Stop recording, and return the spans of all ranks; collective, while no step is under way."""
-        self._learner.record(None)
+        self._run.record(None)
         spans = [] if self._recorder is None else self._recorder.spans
-        return gathered(spans, self._learner.topology.world)
+        return gathered(spans, self._run.topology.world)
 
 
 def gathered(spans: list[Span], world: Communicator) -> list[RankTrace]:

@@ -1,12 +1,10 @@
 """The numbers of a run for Weights & Biases, through its package wandb (0.19 or newer)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from training.callbacks.callback import RunView
 from training.callbacks.writer import Writer, package
-
-if TYPE_CHECKING:
-    from training.run.trainer import Trainer
 
 # wandb would also send the command line, which may hold a secret, and wrap the terminal.
 SETTINGS = {"console": "off", "x_disable_meta": True, "disable_code": True, "disable_git": True}
@@ -31,12 +29,12 @@ class WeightsAndBiases(Writer):
         self._where: dict[str, Any] = {"project": project, "entity": entity, "mode": mode}
         self._run: Any = None
 
-    def on_build(self, run: "Trainer") -> None:
+    def on_build(self, run: RunView) -> None:
         """Refuse to run without the package."""
         if run.rank == 0:
             package("wandb")
 
-    def on_run_begin(self, run: "Trainer") -> None:
+    def on_run_begin(self, run: RunView) -> None:
         """Begin the run there, or go on with it."""
         if run.folder is not None:
             self._run = package("wandb").init(
@@ -53,12 +51,12 @@ class WeightsAndBiases(Writer):
         """Send numbers."""
         self._run.log(dict(numbers), step=steps)
 
-    def on_run_end(self, run: "Trainer") -> None:
+    def on_run_end(self, run: RunView) -> None:
         """End the run there."""
         if self._run is not None:
             self._run.finish()
 
-    def on_error(self, run: "Trainer", error: BaseException) -> None:
+    def on_error(self, run: RunView, error: BaseException) -> None:
         """Mark the run there as failed."""
         if self._run is not None:
             self._run.finish(exit_code=1)

@@ -4,13 +4,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training.callbacks.callback import Callback
-
-if TYPE_CHECKING:
-    from training.results import EpochResult, Step
-    from training.run.trainer import Trainer
+from training.callbacks.callback import Callback, RunView
+from training.results import EpochResult, Step
 
 
 class Writer(Callback):
@@ -20,22 +17,22 @@ class Writer(Callback):
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
         """Write numbers by name, after ``steps`` of the run; only on rank 0, after ``on_run_begin``."""
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: RunView, step: Step) -> None:
         """Write the numbers of the step."""
         if run.folder is not None and run.position.steps % run.config.log_every == 0:
             self.write(numbers_of_step(run, step), run.position.steps)
 
-    def on_epoch_end(self, run: "Trainer", result: "EpochResult") -> None:
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Write the numbers of the epoch."""
         if run.folder is not None:
             self.write(numbers_of_epoch(run, result), run.position.steps)
 
 
-def numbers_of_step(run: "Trainer", step: "Step") -> dict[str, float]:
+def numbers_of_step(run: RunView, step: Step) -> dict[str, float]:
     """Return the numbers of a step that are finite, as rank 0 has them; throughput is of all ranks."""
     report = step.report
     exchange = {
-        "exchange/density": report.selected / run.learner.gradients.size,
+        "exchange/density": report.selected / run.gradient_size,
         "exchange/sent_intra_bytes": report.traffic.sent.intra,
         "exchange/sent_inter_bytes": report.traffic.sent.inter,
         "exchange/hidden_share": report.hidden / report.busy if report.busy else None,
@@ -52,7 +49,7 @@ def numbers_of_step(run: "Trainer", step: "Step") -> dict[str, float]:
     )
 
 
-def numbers_of_epoch(run: "Trainer", result: "EpochResult") -> dict[str, float]:
+def numbers_of_epoch(run: RunView, result: EpochResult) -> dict[str, float]:
     """Return the numbers of an epoch that are finite, over all ranks."""
     exchange = {
         "epoch/sent_intra_bytes": result.sent_intra_bytes,

@@ -1,13 +1,12 @@
 """Checks across the settings of a configuration, and warnings for settings without effect."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
 from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
-from training.config.local_steps import check_local_steps, local_steps_without_effect
 from training.config.parts import imported
+from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import (
     AUTO,
     DEFAULT_REDUCER,
@@ -18,14 +17,10 @@ from training.config.reducers import (
 )
 from training.config.schema import problem
 from training.models import MODELS, check_model
-
-if TYPE_CHECKING:
-    from training.config.config import Config
-    from training.config.records import Phase, Target
-    from training.tasks.task import Metric
+from training.tasks.task import Metric
 
 
-def check(config: "Config") -> None:
+def check(config: AnyConfig) -> None:
     """Raise a problem for settings that exclude each other: the key, the value and what was expected."""
     _reducers_take_what_they_are_given(config)
     _momentum_is_not_counted_twice(config)
@@ -38,7 +33,7 @@ def check(config: "Config") -> None:
     check_local_steps(config)
 
 
-def _reducers_take_what_they_are_given(config: "Config") -> None:
+def _reducers_take_what_they_are_given(config: AnyConfig) -> None:
     check_takes(config.reducer.name or DEFAULT_REDUCER, config.reducer, "reducer")
     for number, phase in enumerate(config.phases):
         name, place = config.reducer_name(phase), f"phases[{number}]"
@@ -55,7 +50,7 @@ def _reducers_take_what_they_are_given(config: "Config") -> None:
         _values_are_right(config, number)
 
 
-def _values_are_right(config: "Config", number: int) -> None:
+def _values_are_right(config: AnyConfig, number: int) -> None:
     """Raise a problem that names the key by which a value was given that the reducer of a phase refuses."""
     phase = config.phases[number]
     options = config.reducer_config(phase)
@@ -80,7 +75,7 @@ def _values_are_right(config: "Config", number: int) -> None:
         ) from error
 
 
-def _momentum_is_not_counted_twice(config: "Config") -> None:
+def _momentum_is_not_counted_twice(config: AnyConfig) -> None:
     """Refuse momentum correction where the optimizer has a momentum of its own."""
     for number, phase in enumerate(config.phases):
         wrappers = config.reducer_config(phase).get("wrappers", [])
@@ -96,7 +91,7 @@ def _momentum_is_not_counted_twice(config: "Config") -> None:
                 )
 
 
-def _wrappers_have_the_whole_gradient(config: "Config") -> None:
+def _wrappers_have_the_whole_gradient(config: AnyConfig) -> None:
     """Refuse sparse tables, which travel apart, where a wrapper takes the place of momentum or clipping."""
     for number, phase in enumerate(config.phases):
         if config.sparse_tables and (wrappers := config.reducer_config(phase).get("wrappers")):
@@ -105,13 +100,13 @@ def _wrappers_have_the_whole_gradient(config: "Config") -> None:
             raise problem(f"{expected}; got true", key="sparse_tables")
 
 
-def _phases_have_a_learning_rate(config: "Config") -> None:
+def _phases_have_a_learning_rate(config: AnyConfig) -> None:
     for number, phase in enumerate(config.phases):
         if phase.learning_rate is None and config.learning_rate is None:
             raise problem("missing, expected a value", key=f"phases[{number}].learning_rate")
 
 
-def _nothing_is_given_that_auto_picks(config: "Config") -> None:
+def _nothing_is_given_that_auto_picks(config: AnyConfig) -> None:
     if all(phase.reducer and phase.reducer.name for phase in config.phases) or config.reducer.name != AUTO:
         return
     for option in ("selector", "wire"):
@@ -119,12 +114,12 @@ def _nothing_is_given_that_auto_picks(config: "Config") -> None:
             raise problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
 
 
-def _there_is_something_to_resume(config: "Config") -> None:
+def _there_is_something_to_resume(config: AnyConfig) -> None:
     if config.resume != "never" and config.checkpoints is None:
         raise problem(f"expected never where there are no checkpoints, got {config.resume}", key="resume")
 
 
-def _the_task_has_what_is_given(config: "Config") -> None:
+def _the_task_has_what_is_given(config: AnyConfig) -> None:
     """Check what depends on the task, unless it is not imported yet."""
     task = config.task.kind
     if task is None:
@@ -141,7 +136,7 @@ def _the_task_has_what_is_given(config: "Config") -> None:
     _raise_with_key("", lambda: config.task.make().check(config))
 
 
-def _the_target_is_a_metric(target: "Target", task: str, metrics: Mapping[str, "Metric"]) -> None:
+def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Metric]) -> None:
     if (metric := metrics.get(target.metric)) is None:
         near = suggestion(target.metric, metrics)
         expected = f"expected one of {', '.join(metrics)}, the metrics of {task}"
@@ -165,7 +160,7 @@ def _raise_with_key(key: str, function: Callable[[], None]) -> None:
         raise problem(rest, key=place) from error
 
 
-def _the_optimizer_has_what_is_given(config: "Config") -> None:
+def _the_optimizer_has_what_is_given(config: AnyConfig) -> None:
     for number, phase in enumerate(config.phases):
         if phase.momentum is not None and not hasattr(config.optimizer, "momentum"):
             raise problem(
@@ -176,7 +171,7 @@ def _the_optimizer_has_what_is_given(config: "Config") -> None:
         raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
 
 
-def without_effect(config: "Config") -> Iterator[str]:
+def without_effect(config: AnyConfig) -> Iterator[str]:
     """Yield a line for every setting that no phase takes."""
     phases, optimizer = config.phases, config.optimizer
     for option, value in config.options_given.items():
@@ -194,7 +189,54 @@ def without_effect(config: "Config") -> Iterator[str]:
     yield from local_steps_without_effect(config)
 
 
-def _is_taken(config: "Config", phase: "Phase", option: str) -> bool:
+def _is_taken(config: AnyConfig, phase: Phase, option: str) -> bool:
     """Return whether a phase's reducer takes an option from the configuration, if that is known."""
     known = options_of(config.reducer_name(phase))
     return option not in phase.options_given and (known is None or option in known)
+
+
+def check_local_steps(config: AnyConfig) -> None:
+    """Raise a problem for settings that exclude local steps, or that need them."""
+    for number, phase in enumerate(config.phases):
+        place = f"phases[{number}]"
+        if phase.budget is not None:
+            _the_budget_is_for_auto(config, phase, place)
+        elif phase.local_steps is None:
+            for key in ("outer", "local"):
+                if getattr(phase, key) is not None:
+                    raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
+            continue
+        given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
+        if wrappers := config.reducer_config(phase).get("wrappers"):
+            expected = f"expected none, {given} and exchanges no gradients"
+            raise problem(f"{expected}; got {wrappers[0]['name']}", key=f"{place}.reducer.wrappers")
+        for key, excluded in _excluded(config).items():
+            if excluded:
+                none = "false" if excluded is True else "none"
+                got = str(excluded).lower()
+                raise problem(f"expected {none}, {given}; got {got}", key=key)
+
+
+def _the_budget_is_for_auto(config: AnyConfig, phase: Phase, place: str) -> None:
+    if (name := config.reducer_name(phase)) != AUTO:
+        raise problem(
+            f"expected none, the reducer of this phase is {name}, not auto; got one", key=f"{place}.budget"
+        )
+    if phase.local_steps is not None:
+        expected = "expected none beside budget, for which auto chooses them"
+        raise problem(f"{expected}; got {phase.local_steps}", key=f"{place}.local_steps")
+
+
+def _excluded(config: AnyConfig) -> dict[str, bool | float | None]:
+    """Return the settings that do not go with local steps, by key."""
+    return {
+        "optimizer.sharded": config.optimizer.sharded,  # replicas have weights of their own
+        "sparse_tables": config.sparse_tables,  # a difference of weights has all rows
+        "average": config.average,
+    }
+
+
+def local_steps_without_effect(config: AnyConfig) -> Iterator[str]:
+    """Yield a line for what local steps leave without an effect."""
+    if "overlap" in config.model_fields_set and config.overlap and all(p.local_steps for p in config.phases):
+        yield "overlap=True has no effect: every phase has local_steps, whose exchange is after the last one"

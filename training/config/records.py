@@ -1,19 +1,19 @@
 """The records of a configuration: its data set, its phases, and others with keys of their own."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, model_validator
 
 from commlib.registry import check_options
 from datacache.storage import Storage
-from training.config.local_steps import Budget, Outer
 from training.config.parts import PartRecord, imported, part_in
 from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
     Density,
+    Momentum,
     Positive,
     Rate,
     Record,
@@ -26,6 +26,8 @@ from training.config.schema import (
 from training.config.secrets import resolved
 from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
 from training.models import MODELS
+
+AnyConfig: TypeAlias = Any  # a Config, for modules of which its class is made: tasks and checks
 
 
 def _is_layout(value: Any) -> bool:
@@ -133,6 +135,42 @@ class Normalise(Record):
         if len(self.mean) != len(self.std):
             raise problem(f"expected as many as the {len(self.mean)} of mean, got {len(self.std)}", key="std")
         return self
+
+
+class Outer(Record):
+    """The outer optimizer, which moves the common weights by the mean difference of a round.
+
+    At the defaults the common weights become the mean of all replicas' weights.
+    """
+
+    optimizer: Literal["sgd"] = "sgd"
+    """Gradient descent, with the mean difference in place of a gradient."""
+    rate: Positive = 1.0
+    """Times the mean difference is subtracted from the common weights."""
+    momentum: Momentum = 0.0
+    """Share of the last round's velocity that is added to the next."""
+    nesterov: bool = False
+    """Whether the weights are moved by Nesterov's momentum."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_a_momentum(self) -> "Outer":
+        if self.nesterov and not self.momentum:
+            raise problem("expected false where momentum is 0, got true", key="nesterov")
+        return self
+
+
+class Budget(Record):
+    """What a rank may send on average: ``auto`` chooses reducer, codec and local steps for it."""
+
+    mbit_per_second: Positive
+    """Of a rank, between nodes where there are several; the time of exchanges is not counted."""
+    step_seconds: Positive
+    """How long a local step takes."""
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Return the bytes that a rank may send in an average step."""
+        return self.mbit_per_second * 1e6 / 8 * self.step_seconds
 
 
 class Phase(ReducerKeys):

@@ -9,15 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from training.config.config import Config
 from training.config.run_files import CHECKPOINTS, METRICS
 from training.process.hosts import Ranks
 from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
 from training.process.last_records import last_checkpoint, last_record
-
-if TYPE_CHECKING:
-    from training.config.config import Config
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 HOST_FAILURES = 2  # after which a host is left out
@@ -234,7 +231,7 @@ class Supervisor:
         )
 
 
-def check_restarts(restarts: int, config: "Config", *, is_dry: bool) -> None:
+def check_restarts(restarts: int, config: Config, *, is_dry: bool) -> None:
     """Raise ``ValueError`` where a run of this configuration could not go on after a restart."""
     if restarts and is_dry:
         raise ValueError(f"--restarts: expected 0 for a dry run, got {restarts}")

@@ -1,1 +1,1 @@
-"""A run: trainer, learner, data, events, metrics and the state that a checkpoint holds."""
+"""A run: the trainer, the parts that it is made of, events and checkpoints."""

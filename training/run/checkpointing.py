@@ -4,7 +4,7 @@ import copy
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,7 @@ class Checkpointer:
         """Begin to write a checkpoint."""
         self.finish()
         start, loop = time.perf_counter(), self._loop
-        shared, own = self._states()
+        shared, own = states_of(self._parts)
         shared |= self._of_loop()
         own["accumulator"] = loop.accumulator.as_tree()
         self._copy_seconds = time.perf_counter() - start
@@ -129,16 +129,6 @@ class Checkpointer:
         start = time.perf_counter()
         saved = self._checkpoints.finish()
         self._report(saved, time.perf_counter() - start)
-
-    def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the states of all parts, shared and of this rank, by name."""
-        shared, own = dict[str, Any](), dict[str, Any]()
-        with self._parts.exchange.common_weights():
-            states = [part.state_dict() for part in self._parts.stateful.values()]
-        for state in states:
-            shared |= state.shared
-            own |= state.own
-        return shared, own
 
     def _of_loop(self) -> dict[str, Any]:
         """Return the state of loop and callbacks: that of rank 0, where other ranks save it, too."""
@@ -200,6 +190,18 @@ class Checkpointer:
         loop.position = phase.converted(at)
         loop.accumulator = found.accumulator or loop.accumulator
         return Resumed(checkpoint.path.name, lines + _moved(at, loop.position, phase), loop.position)
+
+
+def states_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the states of all parts by name, those equal on all ranks and those of this rank; collective."""
+    shared, own = dict[str, Any](), dict[str, Any]()
+    for part in parts.stateful.values():
+        # Within a round of local steps, the model's state is that of the common weights.
+        with parts.exchange.common_weights() if part is parts.model else nullcontext():
+            state = part.state_dict()
+        shared |= state.shared
+        own |= state.own
+    return shared, own
 
 
 def restore(parts: Parts, checkpoint: Checkpoint) -> list[str]:

@@ -22,8 +22,7 @@ from commlib.reducers.report import StageSeconds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
-from training.config.local_steps import Outer
-from training.config.records import Phase
+from training.config.records import Outer, Phase
 from training.run.model import assign
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())

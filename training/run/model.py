@@ -15,6 +15,7 @@ from pto.keras import LossScale
 from training.checkpoint.stored import Checkpoint
 from training.config.config import Config
 from training.config.records import Phase
+from training.config.schema import ConfigurationError
 from training.run.data import Data
 from training.run.part import OtherModel, PartState
 from training.run.tables import Tables, find_tables
@@ -41,6 +42,9 @@ class Model:
         phase = config.phases[0]
         self.tables = Tables()
         if config.sparse_tables:
+            if topology.world.arrays is not np:
+                expected = "expected false, or transport=mpi, where gradients stay on GPUs"
+                raise ConfigurationError(f"sparse_tables: {expected}; got true")
             specs = self.task.specs(phase, self._samples)
             self.tables = find_tables(self.keras, lambda arrays: self.losses(arrays, phase), specs)
         self.average = Average(self.variables, config.average) if config.average is not None else None
@@ -125,28 +129,11 @@ class Model:
             self.average.restart()
         own: Any = checkpoint.own
         if own is None:
-            return [*lines, *self._load_carried(checkpoint)]
+            world = self._topology.world
+            return [*lines, *load_carried(self.task.carried, checkpoint, world.rank, world.size)]
         assign_checked("statistics", self.keras.non_trainable_weights, own["statistics"])
         assign_checked("random", self._random_states(), own["random"])
         assign_checked("carried", self.task.carried, own["carried"])
-        return lines
-
-    def _load_carried(self, checkpoint: Checkpoint) -> list[str]:
-        """Take this rank's rows of what another number of ranks carried over batches."""
-        world, lines = self._topology.world, []
-        of_ranks: list[Any] = []
-        if self.task.carried:
-            of_ranks = [checkpoint.own_of(rank) for rank in range(checkpoint.world_size)]
-        for number, variable in enumerate(self.task.carried):
-            rows = np.concatenate([own["carried"][number] for own in of_ranks])
-            expected = (world.size * variable.shape[0], *variable.shape[1:])
-            if rows.shape == expected:
-                variable.assign(np.split(rows, world.size)[world.rank])
-            else:
-                lines.append(
-                    f"what is carried over batches begins again: expected the shape {expected} over all "
-                    f"ranks, got {rows.shape}"
-                )
         return lines
 
     def _random_states(self) -> list[Any]:
@@ -279,6 +266,28 @@ def assign_checked(name: str, variables: Sequence[Any], values: Sequence[Array])
                 f"got {found.dtype} of shape {found.shape}"
             )
         variable.assign(value)
+
+
+def load_carried(carried: Sequence[Any], checkpoint: Checkpoint, rank: int, size: int) -> list[str]:
+    """Assign this rank's rows of what another number of ranks carried over batches.
+
+    Return a line for each variable that begins again, since its rows are of another shape.
+    """
+    if not carried:
+        return []
+    of_ranks: list[Any] = [checkpoint.own_of(each) for each in range(checkpoint.world_size)]
+    lines = []
+    for number, variable in enumerate(carried):
+        rows = np.concatenate([own["carried"][number] for own in of_ranks])
+        expected = (size * variable.shape[0], *variable.shape[1:])
+        if rows.shape == expected:
+            variable.assign(np.split(rows, size)[rank])
+        else:
+            lines.append(
+                f"what is carried over batches begins again: expected the shape {expected} over all ranks, "
+                f"got {rows.shape}"
+            )
+    return lines
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A training step: gradient, exchange, update."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class TrainingStep:
         """Train on one batch; return the loss of this rank's samples, and the report of the exchange.
 
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of the
-        model; with local steps that holds for a round, whose steps report the gradient of this replica.
+        model; with local steps that holds for a round, which is skipped or not at its last step.
         """
         local = self.exchange.local
         if local is not None:
@@ -81,7 +82,8 @@ class TrainingStep:
             backward.undo(before)
         if local is not None:
             if not hyperparameters.round_steps:
-                return loss, report
+                # A round is skipped as a whole, at its end.
+                return loss, replace(report, finite=True)
             with self.stopwatch.measure("exchange_wait"):
                 report = local.end_round(within=report)
         if self.optimizer.scale is not None:

@@ -70,7 +70,8 @@ class Trainer:
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
         self.parts = build(config, topology, data)
         self._stack.enter_context(self.parts.exchange)
-        self.config, self.task, self.model = self.parts.config, data.task, self.parts.model.keras
+        self.config, self.data, self.task = self.parts.config, data, data.task
+        self.model = self.parts.model.keras
         phases = self.parts.phases()
         summary = Summary(phases=[phase.result for phase in phases])
         self.loop = LoopState(phases, Position(), summary, EpochAccumulator())
@@ -216,7 +217,7 @@ class Trainer:
             begun = events.RunBegun.of(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
             self.report(begun)
         self.progress.say(introduction(self.parts))
-        for line in self.task.notes(self.parts.data.samples):
+        for line in self.task.notes(self.data.samples):
             self.progress.say(line)
         for event in choices(self.parts, self.phases, self._why_not_on_gpus):
             self.report(event)
@@ -267,7 +268,7 @@ class Trainer:
 
     def _fill_ahead(self, number: int) -> None:
         """Fill a phase's cache in the background, before its first epoch."""
-        if number < len(self.phases) and self.parts.data.cache_dirs.memory is not None:
+        if number < len(self.phases) and self.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:
@@ -376,7 +377,7 @@ class Trainer:
         summary.residual_norm = exchange.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        self.report(events.CacheRead(self.parts.data.read_so_far()))
+        self.report(events.CacheRead(self.data.read_so_far()))
         self._call(Callback.on_run_end)
         return summary
 

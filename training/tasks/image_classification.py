@@ -9,7 +9,7 @@ import numpy.typing as npt
 from commlib.registry import options_of
 from datacache import Batch
 from training.config.parts import imported
-from training.config.records import DatasetRecord
+from training.config.records import AnyConfig, DatasetRecord
 from training.datasets import ImageDataset
 from training.datasets.stand_ins import ImageFacts
 from training.datasets.synthetic import synthetic
@@ -20,7 +20,6 @@ from training.tasks.task import EpochSize, Evaluation, Inputs, Means, Metric, Sa
 if TYPE_CHECKING:
     import keras
 
-    from training.config.config import Config
 
 # Of a dry run:
 TINY_BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
@@ -41,7 +40,7 @@ class ImageClassification(Task):
     }
     takes = frozenset({"normalise", "cache.shards"})
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         least = smallest_side(config.model.name)
         for number, phase in enumerate(_phases(config)):
@@ -60,7 +59,7 @@ class ImageClassification(Task):
         """See :meth:`Task.describe`."""
         return f"{phase.input_size} px"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated images of as many classes and channels."""
         facts = facts_of(config)
         phases, epochs = [], []
@@ -98,7 +97,7 @@ class ImageClassification(Task):
         """See :meth:`Task.inputs`."""
         return image_inputs(phase, samples)
 
-    def make_model(self, config: "Config", dataset: ImageDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""
         given = {"normalised": config.normalise is not None}
         arguments = dataset.channels, dataset.classes
@@ -145,7 +144,7 @@ def smallest_side(model: str) -> int:
     return getattr(imported(MODELS, "model", model), "smallest_side", 1)
 
 
-def _phases(config: "Config") -> Sequence[ImagePhase]:
+def _phases(config: AnyConfig) -> Sequence[ImagePhase]:
     return cast(Sequence[ImagePhase], config.phases)
 
 
@@ -157,7 +156,7 @@ def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> No
         )
 
 
-def facts_of(config: "Config") -> ImageFacts:
+def facts_of(config: AnyConfig) -> ImageFacts:
     """Return the properties that generated data need; a user's own data set is loaded for that."""
     dataset = config.dataset
     if dataset.name == "synthetic":

@@ -1,18 +1,15 @@
 """Images as inputs: the keys of their phases, their crops, and the order in which they are read."""
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from datacache import Augmentation, CentreCrop, Crop, EvaluationOrder, Order, Preprocessing
 from training.config import records
-from training.config.records import CropShare, Part
+from training.config.records import AnyConfig, CropShare, Part
 from training.config.schema import Count, Positive, Record, problem
 from training.tasks.task import Inputs, Reading, Samples
-
-if TYPE_CHECKING:
-    from training.config.config import Config
 
 EVALUATION_BATCH = 256
 
@@ -91,7 +88,7 @@ def image_inputs(phase: ImagePhase, samples: Samples) -> Inputs:
     )
 
 
-def training_crop(config: "Config", phase: ImagePhase) -> Crop:
+def training_crop(config: AnyConfig, phase: ImagePhase) -> Crop:
     """Return the crop of an image to train on."""
     settings = _settings(config, phase)
     if phase.augmentation is None:
@@ -99,19 +96,19 @@ def training_crop(config: "Config", phase: ImagePhase) -> Crop:
     return Augmentation(**settings, **phase.augmentation.model_dump())
 
 
-def test_crop(config: "Config", phase: ImagePhase) -> Crop:
+def test_crop(config: AnyConfig, phase: ImagePhase) -> Crop:
     """Return the crop of an image to test on."""
     return CentreCrop(ratio=phase.validation_crop, **_settings(config, phase))
 
 
-def _settings(config: "Config", phase: ImagePhase) -> dict[str, Any]:
+def _settings(config: AnyConfig, phase: ImagePhase) -> dict[str, Any]:
     settings: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
     if config.normalise is not None:
         settings |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
     return settings
 
 
-def input_dtype(config: "Config") -> Literal["uint8", "float16", "float32"]:
+def input_dtype(config: AnyConfig) -> Literal["uint8", "float16", "float32"]:
     """Return the dtype of a model's inputs: levels, or normalised values in the precision of the model."""
     if config.normalise is None:
         return "uint8"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from commlib import Communicator
 from datacache import Batch, BatchSpec, Collation, Manifest, Pools, Preprocessing, Streams, Windows
 from datacache.text_orders import TextOrder
+from training.config.records import AnyConfig
 from training.datasets import TextDataset
 from training.models import NEXT_TOKENS
 from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, Tiny, traced
@@ -28,7 +29,6 @@ from training.tasks.text import (
 if TYPE_CHECKING:
     import keras
 
-    from training.config.config import Config
 
 TEST_WINDOWS = 32  # of one rank at a step
 TEST_STREAMS = 32  # of all ranks: however many there are, the same tokens have the same text before them
@@ -54,7 +54,7 @@ class LanguageModel(TextTask):
         self.streams = streams
         self.accumulates = not streams
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         check_lengths(config)
         if not self.streams:
@@ -75,7 +75,7 @@ class LanguageModel(TextTask):
         """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} {'streams' if self.streams else 'windows'}"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated text."""
         return tiny_text(self, config, ranks)
 
@@ -100,7 +100,7 @@ class LanguageModel(TextTask):
         """See :meth:`Task.size`."""
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: "Config", dataset: TextDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: TextDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""
         import tensorflow as tf
 

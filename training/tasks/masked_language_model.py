@@ -10,6 +10,7 @@ from commlib.errors import shown
 from datacache import Batch, BatchSpec, Collation, Pools, Preprocessing, Windows
 from datacache.order import Flags, Ids, hashed
 from datacache.text_orders import Spans, Tokens
+from training.config.records import AnyConfig
 from training.datasets import TextDataset
 from training.datasets.vocabulary import MASK, SPECIAL
 from training.models import MASKED_TOKENS
@@ -29,7 +30,6 @@ from training.tasks.text import (
 if TYPE_CHECKING:
     import keras
 
-    from training.config.config import Config
 
 TEST_WINDOWS = 32  # of one rank at a step
 MASKED, KEPT = 0.8, 0.1  # of the chosen tokens: hidden, and left as they are; others are replaced
@@ -59,7 +59,7 @@ class MaskedLanguageModel(TextTask):
             raise ValueError(f"share: expected a number in (0, 1), got {shown(share)}")
         self.share = share
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         check_lengths(config)
 
@@ -71,7 +71,7 @@ class MaskedLanguageModel(TextTask):
         """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} windows"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated text."""
         return tiny_text(self, config, ranks)
 

@@ -13,14 +13,12 @@ import numpy.typing as npt
 
 from commlib import Communicator
 from datacache import Batch, BatchOrder, Collation, Manifest, Preprocessing
-from training.config.records import DatasetRecord, Phase
+from training.config.records import AnyConfig, DatasetRecord, Phase
 from training.datasets import Dataset
 from training.models import Signature, make_model
 
 if TYPE_CHECKING:
     import keras
-
-    from training.config.config import Config
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Samples:
     ``dataset``: of the kind that the task takes. ``ranks``: how many ranks train together.
     """
 
-    config: "Config"
+    config: AnyConfig
     dataset: Any
     training: Manifest
     test: Manifest
@@ -183,7 +181,7 @@ class Task(ABC):
 
     # ------------------------------------------------------------------------------ the configuration
 
-    def check(self, config: "Config") -> None:  # noqa: B027 - most tasks have nothing to check
+    def check(self, config: AnyConfig) -> None:  # noqa: B027 - most tasks have nothing to check
         """Raise a ``ValueError`` of one line, ``key: …``, for keys that do not go together."""
 
     @abstractmethod
@@ -194,14 +192,14 @@ class Task(ABC):
         """Return the size of a batch of one rank; by default there is a key ``batch_size``."""
         return f"{phase.batch_size} samples"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """Return what a dry run trains on, by default the whole: its phases take one step each.
 
         Raises a ``ValueError`` of one line where a phase's epoch has no step.
         """
         return Tiny(config.dataset, config.phases, self.epochs(config, config.make_dataset(), ranks))
 
-    def epochs(self, config: "Config", dataset: Any, ranks: int) -> list[EpochSize]:
+    def epochs(self, config: AnyConfig, dataset: Any, ranks: int) -> list[EpochSize]:
         """Return the size of an epoch of each phase, on a data set that was made; errors as of ``tiny``."""
         samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
         self.check_samples(samples)
@@ -240,7 +238,7 @@ class Task(ABC):
 
     # ---------------------------------------------------------------------------------------- the model
 
-    def make_model(self, config: "Config", dataset: Any) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: Any) -> "keras.Model":
         """Return a new model; ``ValueError`` of one line if it is invalid."""
         arguments = [getattr(dataset, name) for name in self.signature.arguments]
         return make_model(config.model.name, self.signature, arguments, config.model.options)

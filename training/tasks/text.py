@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +11,11 @@ from datacache import BatchSpec, Manifest, unpack_tokens
 from datacache.text_orders import TextOrder, Tokens
 from training.config import records
 from training.config.parts import imported
-from training.config.records import DatasetRecord
+from training.config.records import AnyConfig, DatasetRecord
 from training.config.schema import Count
 from training.datasets.vocabulary import PAD
 from training.models import MODELS
 from training.tasks.task import Samples, Task, Tiny
-
-if TYPE_CHECKING:
-    from training.config.config import Config
 
 LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 # Of a dry run:
@@ -44,12 +41,12 @@ class WindowPhase(records.Phase):
     """Windows in a step of one rank."""
 
 
-def phases_of(config: "Config") -> Sequence[WindowPhase]:
+def phases_of(config: AnyConfig) -> Sequence[WindowPhase]:
     """Return the phases of a configuration whose task reads windows."""
     return cast(Sequence[WindowPhase], config.phases)
 
 
-def check_lengths(config: "Config") -> None:
+def check_lengths(config: AnyConfig) -> None:
     """Raise a ``ValueError`` of one line for windows that are longer than what a built-in model takes."""
     longest = longest_of(config)
     for number, phase in enumerate(phases_of(config)):
@@ -60,7 +57,7 @@ def check_lengths(config: "Config") -> None:
             )
 
 
-def longest_of(config: "Config") -> int | None:
+def longest_of(config: AnyConfig) -> int | None:
     """Return the tokens of the longest sequence that a built-in model takes, ``None`` without a limit."""
     builder: Any = imported(MODELS, "model", config.model.name)
     options = builder.checked(config.model.options) if hasattr(builder, "checked") else None
@@ -110,7 +107,7 @@ def perplexity_of(cross_entropy: float) -> float:
     return math.exp(cross_entropy) if cross_entropy < LARGEST_EXPONENT else math.inf
 
 
-def tiny_text(task: Task, config: "Config", ranks: int) -> Tiny:
+def tiny_text(task: Task, config: AnyConfig, ranks: int) -> Tiny:
     """Return generated text of a vocabulary of the same size, and short windows of it, for a dry run."""
     dataset: Any = config.make_dataset()
     epochs = task.epochs(config, dataset, ranks)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from datacache import Batch, BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
 from training.config import records
-from training.config.records import DatasetRecord
+from training.config.records import AnyConfig, DatasetRecord
 from training.config.schema import Count
 from training.datasets import LabelledTextDataset
 from training.models import TEXT_CLASSES
@@ -19,7 +19,6 @@ from training.tasks.text import TextTask, padded
 if TYPE_CHECKING:
     import keras
 
-    from training.config.config import Config
 
 TEST_BATCH = 64  # of one rank at a step
 TINY_BATCH = 2  # texts in a step of one rank of a dry run, and for each part of `accumulate`
@@ -41,7 +40,7 @@ class TextClassification(TextTask):
     unit = "texts"
     metrics = {"accuracy": Metric("test accuracy", "higher", share=True)}
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         for number, phase in enumerate(_phases(config)):
             if phase.batch_size % config.accumulate:
@@ -58,7 +57,7 @@ class TextClassification(TextTask):
         """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} texts"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated texts of a vocabulary of the same size, of as many classes."""
         dataset = cast(LabelledTextDataset, config.make_dataset())
         batch = TINY_BATCH * config.accumulate
@@ -122,5 +121,5 @@ class Texts(Collation):
         return padded([unpack_tokens(sample)[0] for sample in samples]), labels
 
 
-def _phases(config: "Config") -> Sequence[TextPhase]:
+def _phases(config: AnyConfig) -> Sequence[TextPhase]:
     return cast(Sequence[TextPhase], config.phases)

@@ -12,7 +12,7 @@ from commlib.errors import shown
 from datacache import Batch, BatchOrder, BatchSpec, Collation, Manifest, Pools, Preprocessing, unpack_tokens
 from datacache.text_orders import LengthBuckets, bucket_boundaries
 from training.config import records
-from training.config.records import DatasetRecord, Part
+from training.config.records import AnyConfig, DatasetRecord, Part
 from training.config.schema import Count, is_number, is_whole
 from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import END, PAD, START
@@ -32,7 +32,6 @@ from training.tasks.text import (
 if TYPE_CHECKING:
     import keras
 
-    from training.config.config import Config
 
 TEST_TOKENS = 2048  # of one rank at a step, padding included
 SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search has of a model
@@ -76,7 +75,7 @@ class Translation(TextTask):
             raise ValueError(f"length_penalty: expected a number from 0, got {shown(length_penalty)}")
         self.beams, self.length_penalty = beams, float(length_penalty)
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         check_lengths(config)
         for number, phase in enumerate(_phases(config)):
@@ -98,7 +97,7 @@ class Translation(TextTask):
         """See :meth:`Task.describe_batch`."""
         return f"{phase.tokens:,} tokens"
 
-    def tiny(self, config: "Config", ranks: int) -> Tiny:
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """See :meth:`Task.tiny`: generated pairs of a vocabulary of the same size."""
         dataset: Any = config.make_dataset()
         epochs = self.epochs(config, dataset, ranks)
@@ -151,7 +150,7 @@ class Translation(TextTask):
         """See :meth:`Task.size`: tokens of targets."""
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: "Config", dataset: ParallelTextDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> "keras.Model":
         """See :meth:`Task.make_model`."""
         model = super().make_model(config, dataset)
         if missing := [each for each in SEARCHED if not hasattr(model, each)]:
@@ -267,7 +266,7 @@ def shifted(targets: Any) -> Any:
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]], constant_values=START)
 
 
-def _phases(config: "Config") -> Sequence[TranslationPhase]:
+def _phases(config: AnyConfig) -> Sequence[TranslationPhase]:
     return cast(Sequence[TranslationPhase], config.phases)
 
 
