@@ -6,10 +6,17 @@ residual are to the bit those of the same gradient given as a dense vector.
 
 import numpy as np
 import pytest
-from commlib.fusion import Buckets
 
 from benchmarks.memory import Meter, MeteredCommunicator, traced
-from commlib import REDUCERS, Engine, InvalidArgument, SparseVector, Topology, bytes_sent, make_reducer
+from commlib import (
+    REDUCERS,
+    BucketExchange,
+    InvalidArgument,
+    SparseVector,
+    Topology,
+    bytes_sent,
+    make_reducer,
+)
 from commlib.transport import simulated
 from commlib.vectors import delta, index_dtype
 from tests.extent import more
@@ -274,63 +281,38 @@ def test_the_residual_of_a_predecessor_is_flushed_once_whichever_ranks_have_one(
     assert simulated.run(body, 3) == [[True, True]] * 3
 
 
-def parts_of(topology, sizes=(10, 500, 499)):
-    """Buckets of which the first is dense, the second sends all, and the third selects."""
-    dense, table, rest = sizes
-    return Buckets(
-        [
-            make_reducer("dense", topology, dense),
-            make_reducer("ssar_split", topology, table, **ALL),
-            make_reducer("allgather", topology, rest, density=0.02),
-        ]
-    )
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_buckets_take_their_parts_of_the_entries_and_count_as_one(world_size):
-    def body(comm):
-        topology = Topology(comm)
-        reducer, twin = parts_of(topology), parts_of(topology)
-        same = []
-        for step in range(STEPS):
-            given = entries(1009, 0.1, comm.rank, step)
-            if step == 2 and comm.rank == 0:
-                given = SparseVector(1009, given.indices, np.full(given.nnz, np.inf, np.float32))
-            mean = reducer.reduce(given)
-            expected = twin.reduce(given.to_dense())
-            if step == 2:
-                same.append(not mean.is_finite and not reducer.last.finite)
-            else:
-                same.append(bits(mean) == expected.tobytes())
-        return same, reducer.residual.tobytes() == twin.residual.tobytes()
+@pytest.mark.parametrize("overlap", [False, True], ids=["inline", "overlapped"])
+def test_an_exchange_takes_dense_gradients_and_sparse_ones_in_one_step(world_size, overlap):
+    sizes, config = [10, 500, 499], {"name": "allgather", "density": 0.02}
 
-    assert simulated.run(body, world_size) == [([True] * STEPS, True)] * world_size
-
-
-def test_an_engine_takes_dense_gradients_and_sparse_ones_in_one_step():
     def body(comm):
         topology, same = Topology(comm), []
-        buckets, twin = parts_of(topology), parts_of(topology)
-        with Engine(buckets) as engine:
+        exchange, twin = (
+            BucketExchange(topology, sizes, config, tables=[1], overlap=each) for each in (overlap, False)
+        )
+        with exchange:
             for step in range(STEPS):
-                own = [entries(size, 0.1, comm.rank, step) for size in (10, 500, 499)]
-                if step == 2 and comm.rank == 1:
-                    own[0].values[...] = 0
+                own = [entries(size, 0.1, comm.rank, step) for size in sizes]
+                if step == 2 and comm.rank == comm.size - 1:
                     own[0] = SparseVector(10, None, np.full(10, np.nan, np.float32))
-                given = [own[0].to_dense(), own[1], own[2]]
-                futures = [engine.submit(*each) for each in zip(buckets.reducers, given, strict=True)]
-                means = [future.result() for future in futures]
-                expected = twin.reduce(np.concatenate([each.to_dense() for each in own]))
-                assert [type(mean) for mean in means] == [np.ndarray, SparseVector, SparseVector]
+                for bucket, each in enumerate(own):
+                    exchange.submit(bucket, each if bucket == 1 else each.to_dense())
+                    twin.submit(bucket, each.to_dense())
+                mean, of_tables, report = exchange.wait_sparse()
+                expected, _ = twin.wait()
+                table = exchange.slices[1]
+                assert list(of_tables) == [1]
+                mean[table] = of_tables[1].to_dense()
                 if step == 2:
-                    finite = [np.isfinite(means[0]).any(), means[1].is_finite, means[2].is_finite]
-                    same.append(not any(finite))
+                    same.append(
+                        not report.finite and not of_tables[1].is_finite and np.isnan(mean[:10]).all()
+                    )
                 else:
-                    whole = np.concatenate([means[0], means[1].to_dense(), means[2].to_dense()])
-                    same.append(whole.tobytes() == expected.tobytes())
-        return same, buckets.residual.tobytes() == twin.residual.tobytes()
+                    same.append(mean.tobytes() == expected.tobytes())
+            return same, exchange.residual.tobytes() == twin.residual.tobytes()
 
-    assert simulated.run(body, 3) == [([True] * STEPS, True)] * 3
+    assert simulated.run(body, world_size) == [([True] * STEPS, True)] * world_size
 
 
 @pytest.mark.parametrize(

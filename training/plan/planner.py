@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from commlib.errors import one_line
-from commlib.fusion import bucket_bounds
+from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class
 from commlib.tuning.tuner import ALONE, Choice, choose
 from commlib.vectors import VALUE_BYTES

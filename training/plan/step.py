@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from commlib.fusion import bucket_bounds
+from commlib.exchange import bucket_bounds
 
 FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
 
