@@ -30,7 +30,7 @@ if __name__ == "__main__":  # runs where the package is not installed
 from commlib import Communicator, Topology, make_reducer
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request, check_color
-from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import Gradients
 from commlib.vectors import partition
 
 STEPS = 3

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.shapes import SHAPES
-from commlib.memory import copy_of
+from commlib.arrays import copy_of
 from commlib.tensorflow import cut_up, tensor_of
 from training.bench.record import Record, Seconds, against_baseline, alternate, report
 from training.bench.train import endless

@@ -7,7 +7,7 @@ from typing import Any
 
 from commlib import Communicator, Reducer
 from commlib.transport.base import Request
-from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import Gradients
 from commlib.vectors import VALUE_BYTES
 
 STEPS = 2  # the first finds thresholds and regions, the second has a residual from the first

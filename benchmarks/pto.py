@@ -23,7 +23,7 @@ from benchmarks.shapes import SHAPES, Shape
 from commlib import Communicator, LinkBytes, Topology
 from commlib.agreement import differing, digest
 from commlib.errors import InvalidArgument, look_up
-from commlib.tuning.gradients import SEED
+from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way

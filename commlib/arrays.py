@@ -1,4 +1,4 @@
-"""Arrays in host memory and on a GPU: which module made an array, and copies to host memory.
+"""Arrays in host memory and on a GPU: their module, copies, aligned vectors, and memory that steps use again.
 
 NumPy's functions on a CuPy array are CuPy's (``np.abs``, ``np.concatenate``, …): most of commlib is written
 with them and runs on both. Code that allocates an array asks :func:`module_of` for the module to use.
@@ -6,13 +6,16 @@ CuPy is never imported here: whoever made a CuPy array has imported it.
 """
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.errors import InvalidArgument
+from commlib.entries import Float32
+from commlib.errors import InvalidArgument, OutOfDeviceMemory
 
 Array = npt.NDArray[Any]
 
@@ -56,3 +59,90 @@ def expect_module(name: str, array: Any, arrays: ModuleType) -> None:
     if arrays is np:
         raise InvalidArgument(f"{name}: expected an array in host memory, got one of CuPy (see cupy.asnumpy)")
     raise InvalidArgument(f"{name}: expected a CuPy array, got one in host memory (see cupy.asarray)")
+
+
+Allocate = Callable[[str, int, Any], npt.NDArray[Any]]  # of (name, length, dtype), as Workspace.get
+
+ALIGNMENT_BYTES = 64  # TensorFlow uses an array at such an address without a copy
+ROW_MULTIPLE = 4  # entries: rows of such lengths all begin where a GPU loads four entries at once
+
+
+def empty(size: int, arrays: ModuleType = np) -> Float32:
+    """Return ``size`` uninitialized float32 values, at an address that is a multiple of ``ALIGNMENT_BYTES``.
+
+    ``arrays``: the module to make it with, NumPy or CuPy.
+    """
+    if arrays is not np:
+        return arrays.empty(size, np.float32)  # type: ignore[no-any-return]
+    item = np.dtype(np.float32).itemsize
+    vector = np.empty(size + ALIGNMENT_BYTES // item, np.float32)
+    first = -vector.ctypes.data % ALIGNMENT_BYTES // item
+    return vector[first : first + size]
+
+
+def copy_of(vector: Float32) -> Float32:
+    """Return a copy of a vector, aligned as :func:`empty` aligns it."""
+    copy = empty(len(vector), module_of(vector))
+    copy[...] = vector
+    return copy
+
+
+def zeros(size: int, arrays: ModuleType = np) -> Float32:
+    """Return ``size`` zeros, aligned as :func:`empty` aligns them.
+
+    ``np.zeros`` costs five times as much: a page fault every 4 KiB.
+    """
+    vector = empty(size, arrays)  # in huge pages, where the system has them
+    vector.fill(0)
+    return vector
+
+
+def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an uninitialized array of ``length`` entries: the allocator of calls without a workspace."""
+    return np.empty(length, dtype)
+
+
+class Workspace:
+    """Arrays by name, each allocated once and again only where it is too short.
+
+    What ``get`` returned is valid until the next ``get`` of that name. CuPy's own memory pool reuses freed
+    memory, and knows which stream still reads it: on a GPU every call returns a new array.
+    """
+
+    def __init__(self, arrays: ModuleType = np) -> None:
+        self._arrays = arrays
+        self._buffers: dict[str, npt.NDArray[np.uint8]] = {}
+        self._latest: dict[str, tuple[int, npt.DTypeLike, npt.NDArray[Any]]] = {}  # most steps want the same
+
+    def get(self, name: str, length: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """Return a contiguous uninitialized array of ``length``, aligned as :func:`empty` aligns it."""
+        if self._arrays is not np:
+            return self._arrays.empty(length, dtype)  # type: ignore[no-any-return]
+        latest = self._latest.get(name)
+        if latest is not None and latest[0] == length and latest[1] is dtype:
+            return latest[2]
+        length_bytes = length * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.nbytes < length_bytes:
+            spare = 0 if buffer is None else length_bytes // 4  # what has grown once will grow again
+            buffer = self._buffers[name] = empty(-(-(length_bytes + spare) // 4)).view(np.uint8)
+        array = buffer[:length_bytes].view(dtype)
+        self._latest[name] = length, dtype, array
+        return array
+
+
+@contextmanager
+def memory_errors(owner: Any) -> Iterator[None]:
+    """Raise ``OutOfDeviceMemory``, which lists the arrays of ``owner``, if an array does not fit on the GPU.
+
+    ``owner.arrays``: the module of its arrays; a ``MemoryError`` of NumPy is raised as it is.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        if owner.arrays is np or isinstance(error, OutOfDeviceMemory):
+            raise
+        held = {name: array.nbytes for name, array in vars(owner).items() if is_on_gpu(array)}
+        names = ", ".join(f"{name.strip('_')} {size:,}" for name, size in held.items()) or "nothing"
+        text = f"{type(owner).__name__}: {error}; held by it, in bytes: {names}"
+        raise OutOfDeviceMemory(text) from error

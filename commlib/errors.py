@@ -10,7 +10,8 @@
     ├── LaunchError      processes that are not the ranks of one MPI job     (also a ValueError)
     ├── ConcurrentUse    two threads in one communicator at the same time
     ├── UseAfterClose    an exchange over a communicator that was closed
-    ├── GpuUnavailable, OutOfDeviceMemory    of commlib.gpu.errors
+    ├── GpuUnavailable     no CuPy, no CUDA libraries, no device, or one that is too old
+    ├── OutOfDeviceMemory  a buffer that does not fit on a GPU               (also a MemoryError)
     └── PeerFailed       another rank stopped, so this one cannot continue
 """
 
@@ -119,3 +120,11 @@ def look_up(table: Mapping[str, Member], kind: str, name: str) -> Member:
         known = ", ".join(table)
         given = shown(name)[1:-1] if isinstance(name, str) else shown(name)
         raise UnknownName(f'unknown {kind} "{given}" (known: {known}){suggestion(name, table)}') from None
+
+
+class GpuUnavailable(CommlibError):
+    """Something that the GPU path needs is missing; the message says what, and how to install it."""
+
+
+class OutOfDeviceMemory(CommlibError, MemoryError):
+    """A buffer that does not fit on the device; the message names its size and the buffers held."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import is_on_gpu, module_of
+from commlib.arrays import Allocate, copy_of, empty, is_on_gpu, module_of, new_array, zeros
 from commlib.entries import Float32 as Float32
 from commlib.entries import Index as Index
 from commlib.entries import (
@@ -27,7 +27,6 @@ from commlib.entries import (
     write_at,
 )
 from commlib.errors import InvalidArgument
-from commlib.memory import Room, copy_of, empty, new_array, zeros
 
 VALUE_BYTES = 4
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -276,16 +275,16 @@ def sum_sparse(
     vectors: Sequence[SparseVector],
     *,
     dense: Callable[[int], Float32] | None = None,
-    room: Room = new_array,
+    allocate: Allocate = new_array,
 ) -> SparseVector:
     """Return the sum, added in the order of ``vectors``: the same bits on all ranks that use the same order.
 
     The result is dense where the entries together could pass δ, or where one of the vectors is.
 
-    Without ``dense`` and ``room`` its arrays are new ones. ``dense(size)`` returns the array for a dense sum,
-    which may be that of the first vector. ``room(name, length, dtype)`` returns the arrays for a sparse sum,
-    as ``Workspace.get`` does: the sum is valid until the next call with the same workspace. Sparse vectors
-    are in host memory; :func:`commlib.kernels.kernels_of` has the sum of those on a GPU.
+    Without ``dense`` and ``allocate`` the arrays are new. ``dense(size)`` returns the array for a dense sum,
+    which may be the array of the first vector. ``allocate(name, length, dtype)`` returns the arrays for a
+    sparse sum, as ``Workspace.get`` does: the sum is valid until the next call with the same workspace.
+    Sparse vectors are in host memory; :func:`commlib.kernels.kernels_of` has the sum of those on a GPU.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
     >>> sum_sparse([a, a]).values
@@ -299,7 +298,7 @@ def sum_sparse(
     if len(sparse) < len(vectors) or (size and sum(map(len, sparse)) >= delta(size)):
         arrays = module_of(vectors[0].values)
         return _dense_total(vectors, empty(size, arrays) if dense is None else dense(size))
-    return _sparse_total(size, sparse, [vector.values for vector in vectors], room)
+    return _sparse_total(size, sparse, [vector.values for vector in vectors], allocate)
 
 
 def _dense_total(vectors: Sequence[SparseVector], sums: Float32) -> SparseVector:
@@ -316,12 +315,14 @@ def _is_same_memory(vector: Float32, other: Float32) -> bool:
     return not is_on_gpu(vector) and bool(np.may_share_memory(vector, other))
 
 
-def _sparse_total(size: int, indices: Sequence[Index], values: Sequence[Float32], room: Room) -> SparseVector:
+def _sparse_total(
+    size: int, indices: Sequence[Index], values: Sequence[Float32], allocate: Allocate
+) -> SparseVector:
     """Merge sorted runs: the values of an index are added in the order of the vectors, from 0 on."""
     ends, dtype = np.cumsum([len(run) for run in indices]), index_dtype(size)
     entries = int(ends[-1])
-    runs = room("indices of runs", entries, dtype), room("values of runs", entries, np.float32)
-    merged = room("indices of sums", entries, dtype), room("values of sums", entries, np.float32)
+    runs = allocate("indices of runs", entries, dtype), allocate("values of runs", entries, np.float32)
+    merged = allocate("indices of sums", entries, dtype), allocate("values of sums", entries, np.float32)
     np.concatenate(indices, out=runs[0])
     np.concatenate(values, out=runs[1])
     if not entries:

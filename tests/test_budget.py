@@ -4,7 +4,7 @@ import pytest
 
 from commlib import bytes_of_nodes
 from commlib.reducers import REDUCERS
-from commlib.tuning.budget import WIRES, choose_within
+from commlib.tuning.tuner import SHORT_WIRES, choose_within
 
 NODES = [range(4 * node, 4 * node + 4) for node in range(8)]
 SIZE, DENSITY = 1_000_000, 0.01
@@ -20,7 +20,7 @@ def bytes_of_rank(reducer, nodes=NODES, **options):
 
 def every_candidate(nodes=NODES):
     for name, reducer in REDUCERS.items():
-        for wire in WIRES if reducer.sparse else ("",):
+        for wire in SHORT_WIRES if reducer.sparse else ("",):
             yield bytes_of_rank(name, nodes, **({"wire": wire} if wire else {}))
 
 

@@ -11,12 +11,10 @@ import pytest
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, make_reducer, predict
 from commlib.cost import Speeds
 from commlib.transport import machines, simulated
-from commlib.tuning import probe, trials, tuner
-from commlib.tuning.gradients import Gradients
-from commlib.tuning.probe import job_of
+from commlib.tuning import probe, tuner
+from commlib.tuning.probe import Gradients, job_of
 from commlib.tuning.profile import WIRES, Candidate, Job, Profile, Trial
-from commlib.tuning.trials import try_out
-from commlib.tuning.tuner import Case, choose_buckets
+from commlib.tuning.tuner import Case, choose_buckets, try_out
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout
 
@@ -250,7 +248,7 @@ def test_what_may_be_the_fastest_is_tried_in_each_case():
         expected, there = tuner.expect(given, case), tuner.tried(given, case)
         assert there
         fastest = min(expected.values())
-        assert {each for each in expected if expected[each] <= trials.PROMISING * fastest} <= set(there)
+        assert {each for each in expected if expected[each] <= tuner.PROMISING * fastest} <= set(there)
         again = Counter(each.candidate for each in given.trials if each.density == density)
         assert max(again.values()) == 2  # those close to the fastest
         choice = tuner.choose(given, layout(4, 2), 20_011, density)
@@ -269,13 +267,13 @@ def test_a_trial_takes_what_the_steps_take():
                 Gradients(20_011),
             )
             seconds = []
-            for step in range(trials.WARM_UP_STEPS + trials.STEPS):
+            for step in range(tuner.WARM_UP_STEPS + tuner.STEPS):
                 comm.barrier()
                 start = comm.now()
-                reducer.reduce(gradients.of(comm.rank, step % trials.GRADIENTS))
+                reducer.reduce(gradients.of(comm.rank, step % tuner.GRADIENTS))
                 comm.barrier()
                 seconds.append(comm.now() - start)
-            return seconds[trials.WARM_UP_STEPS :]
+            return seconds[tuner.WARM_UP_STEPS :]
 
         of_ranks = simulated.run(steps, 4, 2, SLOW)
         assert trial.seconds == pytest.approx(median(map(max, zip(*of_ranks, strict=True))))

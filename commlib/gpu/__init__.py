@@ -5,12 +5,11 @@ Nothing imports CuPy before the first plan or sum asks for :func:`current_engine
 raises ``GpuUnavailable``.
 """
 
+from commlib.errors import GpuUnavailable, OutOfDeviceMemory
 from commlib.gpu.codecs import DeviceCodec
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import Buffers, Engine
-from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
-from commlib.gpu.norms import SegmentSquares
-from commlib.gpu.scatter import RankSum, add_rows
+from commlib.gpu.scatter import RankSum, SegmentSquares, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection, make_device_selector
 
 __all__ = [

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from commlib.arrays import module_of
+from commlib.arrays import Allocate, module_of, new_array
 from commlib.errors import InvalidArgument, NonFiniteInput, shown
 from commlib.gpu.codecs import DeviceCodec, check_has_kernels
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.scatter import RankSum, add_rows
 from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
-from commlib.memory import Room, new_array
 from commlib.selection import SELECTORS, GivenSelector, Selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype
@@ -109,7 +108,7 @@ class GPUCodec(Codec):
         """See :meth:`Codec.message_bytes`."""
         return self._host.message_bytes(entries, size)
 
-    def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
+    def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
         """See :meth:`Codec.encode`; always a new array."""
         return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()  # type: ignore[no-any-return]
 
@@ -154,7 +153,10 @@ def make_gpu_codec(name: str) -> Codec:
 
 
 def sum_sparse(
-    vectors: Sequence[SparseVector], *, dense: Callable[[int], Float32] | None = None, room: Room = new_array
+    vectors: Sequence[SparseVector],
+    *,
+    dense: Callable[[int], Float32] | None = None,
+    allocate: Allocate = new_array,
 ) -> SparseVector:
     """Return what :func:`commlib.vectors.sum_sparse` does; sums of sparse vectors are always new arrays.
 

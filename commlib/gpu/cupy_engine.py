@@ -1,17 +1,58 @@
-"""A GPU through CuPy: compiles the kernels and launches them."""
+"""A GPU through CuPy: compiles the kernels, caches the binaries in the user's folder, and launches them."""
 
 import ctypes
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commlib.gpu import kernel_cache
+from commlib.errors import GpuUnavailable, InvalidArgument, OutOfDeviceMemory
+from commlib.folders import user_cache
 from commlib.gpu.engine import THREADS, Array, Engine, Source
-from commlib.gpu.errors import GpuUnavailable, OutOfDeviceMemory
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def _cached_path(key: bytes) -> Path | None:
+    """Return the file for this key; ``None`` if the user has no cache folder."""
+    try:
+        return user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
+    except InvalidArgument:  # no home
+        return None
+
+
+def _read_cached(path: Path | None) -> bytes | None:
+    """Return what ``_write_cached`` wrote, or ``None`` if it is missing or damaged."""
+    if path is None:
+        return None
+    try:
+        digest, content = (whole := path.read_bytes())[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    except OSError:
+        return None
+    return content if digest == hashlib.sha256(content).digest() else None
+
+
+def _write_cached(path: Path | None, content: bytes) -> None:
+    """Store it atomically: other processes see all of it or nothing. Errors of the disk are ignored."""
+    if path is None:
+        return
+    with suppress(OSError):  # compiling again next time costs seconds
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, part = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(content).digest() + content)
+            os.replace(part, path)
+        except OSError:
+            os.unlink(part)
+
 
 OLDEST = (7, 0)  # compute capability: since then the lanes of a warp are scheduled independently
 
@@ -104,12 +145,12 @@ class CuPyEngine(Engine):
         compiler = self._cupy.cuda.compiler
         options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
         versions = self._cupy.__version__, self._cupy.cuda.nvrtc.getVersion()
-        path = kernel_cache.path_of(repr((source.text, options, self._capability, versions)).encode())
-        binary = kernel_cache.read(path)
+        path = _cached_path(repr((source.text, options, self._capability, versions)).encode())
+        binary = _read_cached(path)
         if binary is None:
             binary = compiler.compile_using_nvrtc(source.text, options)[0]
             binary = binary.encode() if isinstance(binary, str) else binary  # PTX, for a GPU newer than NVRTC
-            kernel_cache.write(path, binary)
+            _write_cached(path, binary)
         module = self._cupy.cuda.function.Module()
         module.load(binary)
         return module

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from commlib.errors import InvalidArgument
-from commlib.gpu.errors import OutOfDeviceMemory
+from commlib.errors import InvalidArgument, OutOfDeviceMemory
 
 # What an engine's ``empty`` returns, such as a CuPy array of one dimension, with size, dtype and slices.
 Array: TypeAlias = Any

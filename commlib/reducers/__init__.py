@@ -6,21 +6,18 @@ from typing import Any
 from commlib.errors import InvalidArgument, shown
 from commlib.reducers.allgather import AllGather
 from commlib.reducers.base import Options, Reducer
-from commlib.reducers.clipping import LocalClipping
 from commlib.reducers.dense import Dense
 from commlib.reducers.gtopk import GTopK
 from commlib.reducers.hierarchical import Shards
 from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
-from commlib.reducers.momentum import MomentumCorrection
 from commlib.reducers.oktopk import OkTopK
 from commlib.reducers.report import Outcome, Report, StageSeconds
-from commlib.reducers.selecting import SelectingReducer, State
-from commlib.reducers.sparse import SparseOptions, SparseReducer
+from commlib.reducers.sparse import SelectingReducer, SparseOptions, SparseReducer, State
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
-from commlib.reducers.wrapper import ReducerWrapper
+from commlib.reducers.wrappers import LocalClipping, MomentumCorrection, ReducerWrapper
 from commlib.registry import check_options, options_of, resolve
 from commlib.topology import Topology
 

@@ -6,9 +6,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import expect_module
+from commlib.arrays import Workspace, expect_module
 from commlib.errors import InvalidArgument
-from commlib.memory import Workspace
 from commlib.vectors import Float32, SparseVector, is_finite
 
 

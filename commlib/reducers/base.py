@@ -23,13 +23,11 @@ from commlib.agreement import (
     with_flags,
     without_flags,
 )
-from commlib.arrays import to_host
+from commlib.arrays import Workspace, memory_errors, to_host
 from commlib.cost import Cost
 from commlib.errors import InvalidArgument, RanksDisagree
-from commlib.memory import Workspace
 from commlib.reducers.arguments import added_residual, as_entries, as_gradient, as_size, checked_out
 from commlib.reducers.mean import AnyMeanBuffer, MeanBuffer, MeanBuffers, SparseMeanBuffer
-from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds, Stopwatch
 from commlib.topology import Topology
 from commlib.trace import Recorder
@@ -187,7 +185,7 @@ class Reducer(ABC):
         """Give a span of each stage to ``recorder`` from the next step on, or to none."""
         self._stopwatch.recorder = recorder
 
-    def _together(self, gradient: Any, buffer: AnyMeanBuffer) -> Outcome:
+    def _together(self, gradient: Any, buffer: Any) -> Outcome:
         """Run the algorithm on two ranks or more; meanwhile compare settings, and exchange flags."""
         own = with_flags(self._digest(), self.topology.flags())
         self._comparison = self.topology.world.start_allgather_ints([own])

@@ -8,7 +8,7 @@ import numpy as np
 from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
-from commlib.reducers.selecting import Flat, SelectingReducer
+from commlib.reducers.sparse import Flat, SelectingReducer
 from commlib.topology import Topology
 from commlib.vectors import SparseVector, is_one_non_finite, non_finite
 
@@ -56,7 +56,7 @@ class Shards(Flat):
             return reducer.kernels.sum_sparse(
                 [reducer.codec.decode(message, self.length) for message in received],
                 dense=lambda size: workspace.get("shard", size),
-                room=lambda name, length, dtype: workspace.get(f"shard's {name}", length, dtype),
+                allocate=lambda name, length, dtype: workspace.get(f"shard's {name}", length, dtype),
             )
 
     def spread(

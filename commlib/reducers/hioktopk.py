@@ -3,8 +3,7 @@
 from commlib.cost import Cost, LinkSeconds, Step, Work, other_messages_bytes, shards, sparse_bytes
 from commlib.density import entries
 from commlib.reducers.hierarchical import Shards
-from commlib.reducers.oktopk import OkTopK
-from commlib.reducers.oktopk_cost import most_sent, seconds_among, summing
+from commlib.reducers.oktopk import OkTopK, most_sent, seconds_among, summing
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES
 

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import numpy as np
 
+from commlib.arrays import empty
 from commlib.entries import clear_at
-from commlib.memory import empty
 from commlib.vectors import Float32, SparseVector, concatenate, index_dtype
 
 MOST_MEANS = 2

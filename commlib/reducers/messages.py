@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import Array, is_on_gpu, module_of
-from commlib.memory import Workspace
+from commlib.arrays import Array, Workspace, is_on_gpu, module_of
 from commlib.transport.base import Communicator, Request, Ring
 from commlib.vectors import partition
 from commlib.wire import Message
@@ -23,29 +22,29 @@ def gather_messages(
     comm: Communicator,
     message: Message,
     workspace: Workspace,
-    room: Callable[[int, int], Message] | None = None,
+    allocate: Callable[[int, int], Message] | None = None,
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
-    Rank ``r``'s is in ``room(r, bytes)``, or in the workspace, where the next exchange overwrites it; that of
-    this rank may be the same array.
+    That of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; the own one
+    may be the same array.
     """
     if not is_on_gpu(message):
         ring = Ring(comm, range(comm.size))
-        return ring.allgather_messages(message, room or partial(message_room, workspace))
+        return ring.allgather_messages(message, allocate or partial(message_buffer, workspace))
     lengths = comm.allgather_ints([len(message)])[:, 0]
-    if room is None:
-        messages = _room_on_gpu(lengths, message, comm.rank)
+    if allocate is None:
+        messages = _buffers_on_gpu(lengths, message, comm.rank)
     else:
-        messages = [room(rank, int(length)) for rank, length in enumerate(lengths)]
+        messages = [allocate(rank, int(length)) for rank, length in enumerate(lengths)]
     comm.allgather(message, messages)
     return messages
 
 
-def message_room(workspace: Workspace, rank: int, length: int) -> Message:
-    """Return room in the workspace for a message of a rank."""
-    room: Message = workspace.get(f"message of {rank}", length, np.uint8)
-    return room
+def message_buffer(workspace: Workspace, rank: int, length: int) -> Message:
+    """Return memory of the workspace for the message of a rank."""
+    buffer: Message = workspace.get(f"message of {rank}", length, np.uint8)
+    return buffer
 
 
 def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Workspace) -> list[Message]:
@@ -70,7 +69,7 @@ def swap_in_buckets(
     incoming: list[Message] | None = None
     if is_on_gpu(outgoing[comm.rank]):
         lengths = comm.alltoall_ints([len(message) for message in outgoing])
-        incoming = _room_on_gpu(lengths, outgoing[comm.rank], comm.rank)
+        incoming = _buffers_on_gpu(lengths, outgoing[comm.rank], comm.rank)
     arrived: dict[int, Message] = {}
     for start in range(1, comm.size, ranks):
         distances = range(start, min(comm.size, start + ranks))
@@ -102,8 +101,10 @@ def _start_bucket(
 
     def wait() -> dict[int, Message]:
         if incoming is None:
-            rooms = {source: partial(message_room, workspace, source) for source in sources}
-            messages = {source: comm.receive_message(source, room) for source, room in rooms.items()}
+            allocators = {source: partial(message_buffer, workspace, source) for source in sources}
+            messages = {
+                source: comm.receive_message(source, allocate) for source, allocate in allocators.items()
+            }
         else:
             messages = {source: incoming[source] for source in sources}
         for request in (*receipts, *sent):
@@ -113,7 +114,7 @@ def _start_bucket(
     return wait
 
 
-def _room_on_gpu(lengths: npt.NDArray[np.int64], own: Message, rank: int) -> list[Message]:
+def _buffers_on_gpu(lengths: npt.NDArray[np.int64], own: Message, rank: int) -> list[Message]:
     """Return arrays of ``lengths[r]`` bytes of whatever values, where ``own`` lies, which is one of them."""
     empty = module_of(own).empty
     if (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:

@@ -18,9 +18,8 @@ from commlib.cost import (
     union,
 )
 from commlib.errors import InvalidArgument, look_up
-from commlib.reducers.messages import gather_messages, message_room, swap_messages
-from commlib.reducers.selecting import SelectingReducer
-from commlib.reducers.sparse import SparseOptions
+from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
@@ -104,15 +103,15 @@ class SplitReducer(SelectingReducer):
         Where one of them is dense, so is the vector, and plain float32 arrive in their place in it.
         """
         sizes = [high - low for low, high in self._ranges]
-        dense = cache(lambda: self.room_in_mean(0, self.length))
+        dense = cache(lambda: self.part_of_mean(0, self.length))
 
-        def room(rank: int, length: int) -> Message:
+        def allocate(rank: int, length: int) -> Message:
             if 0 < length == VALUE_BYTES * sizes[rank]:
                 return dense()[slice(*self._ranges[rank])].view(np.uint8)
-            return message_room(self.workspace, rank, length)
+            return message_buffer(self.workspace, rank, length)
 
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace, room)
+            messages = gather_messages(self.comm, message, self.workspace, allocate)
         with self.measure("combine"):
             pairs = zip(sizes, map(len, messages), strict=True)
             if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):
@@ -171,7 +170,7 @@ class DSARSplit(SplitReducer):
         """Return the sum of this rank's range with all its entries, where it will be in the mean."""
         if own.is_dense:
             return own
-        values = self.room_in_mean(self._ranges[self.comm.rank][0], own.size)
+        values = self.part_of_mean(self._ranges[self.comm.rank][0], own.size)
         values.fill(0)
         own.write_to(values)
         return SparseVector.trusted(own.size, None, values)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib.arrays import to_host
+from commlib.arrays import memory_errors, to_host
 from commlib.cost import (
     Cost,
     LinkSeconds,
@@ -22,7 +22,6 @@ from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.dense import make_mean
 from commlib.reducers.mean import MeanBuffer
-from commlib.reducers.memory_errors import memory_errors
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology

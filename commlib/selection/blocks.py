@@ -5,12 +5,15 @@ So everything here compares integers: ``bits`` is a float32 vector viewed as uin
 magnitude is ``bits & MAGNITUDE``.
 """
 
+from abc import abstractmethod
+
 import numpy as np
 
+from commlib.arrays import Allocate, Workspace, new_array
 from commlib.compiled import compiled
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
-from commlib.memory import Room, new_array
+from commlib.selection.base import Selector
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 BLOCK = 64  # entries: the bits of a uint64
@@ -32,17 +35,17 @@ def reaching(
     lowest: np.uint32,
     at_most: int,
     enough: int | None = None,
-    room: Room = new_array,
+    allocate: Allocate = new_array,
 ) -> SparseVector | None:
     """Return the entries whose magnitudes reach the bits ``lowest``; ``None`` for more than ``at_most``.
 
     ``maxima``: what ``block_maxima`` returns for ``vector``. ``enough``: the caller needs only that many of
-    the largest, so that ties with ``lowest`` may be left out once there are as many entries. ``room``
+    the largest, so that ties with ``lowest`` may be left out once there are as many entries. ``allocate``
     allocates the arrays.
     """
     size = len(vector)
     most = min(at_most, size) + BLOCK
-    indices, values = room("indices", most, index_dtype(size)), room("values", most, np.float32)
+    indices, values = allocate("indices", most, index_dtype(size)), allocate("values", most, np.float32)
     enough = size + 1 if enough is None else enough
     filled = _compact(vector.view(np.uint32), maxima, lowest, enough, indices, values.view(np.uint32))
     return SparseVector.trusted(size, indices[:filled], values[:filled]) if filled <= at_most else None
@@ -91,7 +94,7 @@ def write_indices(mask: np.uint64, first: int, indices: Index, filled: int) -> i
 
 @compiled
 def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: Index, values: Bits) -> int:
-    """Fill ``indices`` and ``values`` for ``reaching``, until less than a block's room is left."""
+    """Fill ``indices`` and ``values`` for ``reaching``, until less than a block is free."""
     filled = 0
     whole = len(bits) // BLOCK
     rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
@@ -111,3 +114,54 @@ def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: 
             indices[filled], values[filled] = i, bits[i]
             filled += 1
     return filled
+
+
+class BlockSelector(Selector):
+    """A selector whose one full pass over the vector finds the largest magnitude of every 64 entries.
+
+    ``allocate(name, length, dtype)`` allocates the arrays of a call.
+    """
+
+    def __init__(self, allocate: Allocate = new_array) -> None:
+        self.allocate = allocate
+        self._workspace = Workspace()
+
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """See :meth:`Selector.select`."""
+        self.allocate = new_array
+        return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
+
+    def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
+        """See :meth:`Selector.select_sum`; ``accumulate`` finds the maxima while it adds."""
+        self.allocate = self._workspace.get
+        maxima = self.allocate("maxima", -(-len(out) // BLOCK), np.uint32)
+        accumulate(gradient, residual, out, maxima)
+        return self._select_checked(out, maxima, k)
+
+    def _select_checked(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
+        check_finite(maxima)
+        k = min(k, len(vector))
+        return self.select_by_blocks(vector, maxima, k) if k else SparseVector.empty(len(vector))
+
+    @abstractmethod
+    def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
+        """Select from a finite ``vector`` with these block maxima, ``1 <= k <= d``."""
+
+
+@compiled
+def accumulate(gradient: Float32, residual: Float32, out: Float32, maxima: Bits) -> None:
+    """Write ``gradient + residual`` to ``out``, all float32 of shape ``(d,)``, and fill its block maxima."""
+    whole = len(out) // BLOCK
+    end, shape = whole * BLOCK, (whole, BLOCK)
+    gradients, residuals = gradient[:end].reshape(shape), residual[:end].reshape(shape)
+    sums, bits = out[:end].reshape(shape), out[:end].view(np.uint32).reshape(shape)
+    for block in range(whole):
+        for i in range(BLOCK):
+            sums[block, i] = gradients[block, i] + residuals[block, i]
+        largest = np.uint32(0)
+        for i in range(BLOCK):
+            largest = max(largest, bits[block, i] & MAGNITUDE)
+        maxima[block] = largest
+    if end < len(out):
+        out[end:] = gradient[end:] + residual[end:]
+        maxima[whole] = (out[end:].view(np.uint32) & MAGNITUDE).max()

@@ -5,10 +5,8 @@ import math
 import numpy as np
 
 from commlib.entries import Bits
-from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, reaching
-from commlib.selection.exact import Exact
-from commlib.selection.radix import keep_largest, kth_largest
+from commlib.selection.blocks import BLOCK, BlockSelector, reaching
+from commlib.selection.exact import Exact, keep_largest, kth_largest
 from commlib.vectors import Float32, SparseVector
 
 SAMPLE = 1 << 14  # entries of a long vector
@@ -38,10 +36,10 @@ class DGC(BlockSelector):
                 break
             lowest = kth_largest(sample, rank, spare=0)
             at_most = 2 * rank * stride + BLOCK
-            candidates = reaching(vector, maxima, lowest, at_most=at_most, enough=k, room=self.room)
+            candidates = reaching(vector, maxima, lowest, at_most=at_most, enough=k, allocate=self.allocate)
             if candidates is None:
                 break
             if candidates.nnz >= k:
                 return keep_largest(candidates, k)
             rank *= 2
-        return Exact(self.room).select_by_blocks(vector, maxima, k)
+        return Exact(self.allocate).select_by_blocks(vector, maxima, k)

@@ -8,12 +8,12 @@ in about ``k`` blocks, so that the second pass leaves most of the vector unread.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from commlib.entries import Bits
-from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, reaching
-from commlib.selection.radix import keep_largest, kth_largest
-from commlib.vectors import Float32, SparseVector
+from commlib.compiled import compiled
+from commlib.entries import MAGNITUDE, Bits
+from commlib.selection.blocks import BLOCK, BlockSelector, reaching
+from commlib.vectors import Float32, Index, SparseVector
 
 
 class Exact(BlockSelector):
@@ -29,10 +29,14 @@ class Exact(BlockSelector):
         candidates = None
         if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
             lowest = kth_largest(maxima, k, spare=k // 16)
-            candidates = reaching(vector, maxima, lowest, at_most=4 * k + BLOCK, enough=k, room=self.room)
+            candidates = reaching(
+                vector, maxima, lowest, at_most=4 * k + BLOCK, enough=k, allocate=self.allocate
+            )
         if candidates is None:
             lowest = kth_largest(vector.view(np.uint32), k, spare=k)
-            candidates = reaching(vector, maxima, lowest, at_most=2 * k + BLOCK, enough=k, room=self.room)
+            candidates = reaching(
+                vector, maxima, lowest, at_most=2 * k + BLOCK, enough=k, allocate=self.allocate
+            )
         assert candidates is not None, "k + spare entries at most, and the ties of one block"
         return keep_largest(candidates, k)
 
@@ -66,3 +70,97 @@ def paper_search(
             if count < above_lower:
                 above_lower, lower = count, threshold
     return upper, lower, above_upper, above_lower
+
+
+LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa
+BINS = 1 << 11
+
+Counts = npt.NDArray[np.int64]
+
+
+def keep_largest(candidates: SparseVector, k: int) -> SparseVector:
+    """Return the ``k`` entries of largest magnitude, ties by lowest index, of ``k`` or more that are finite.
+
+    The result shares the arrays of ``candidates``, which are overwritten.
+    """
+    indices, values = candidates.indices_or_range, candidates.values
+    _filter(indices, values.view(np.uint32), k)
+    return SparseVector.trusted(candidates.size, indices[:k], values[:k])
+
+
+@compiled
+def kth_largest(bits: Bits, k: int, spare: int) -> np.uint32:
+    """Return the bits of a magnitude that at least ``k`` entries reach, ``1 <= k <= len(bits)``.
+
+    It is the ``k``-th largest, or a lower one that no more than ``k + spare`` entries reach.
+    """
+    counts = _leading_histogram(bits)
+    digit, rank = _descend(counts, k)
+    kth = np.uint32(digit << LEADING)
+    for shift in (10, 0):
+        if counts[digit] - rank <= spare:
+            break
+        counts = _next_histogram(bits, kth, np.uint32(shift))
+        digit, rank = _descend(counts, rank)
+        kth |= np.uint32(digit << shift)
+    return kth
+
+
+@compiled
+def _descend(counts: Counts, k: int) -> tuple[int, int]:
+    """Return the bin that holds the ``k``-th largest, and its rank within the bin."""
+    digit = len(counts) - 1
+    while counts[digit] < k:
+        k -= counts[digit]
+        digit -= 1
+    return digit, k
+
+
+@compiled
+def _leading_histogram(bits: Bits) -> Counts:
+    # Neighbours of equal exponent would wait for each other's increment: four tables take turns.
+    tables = np.zeros((4, BINS), np.int64)
+    whole = len(bits) // 4 * 4
+    for i in range(0, whole, 4):
+        tables[0, (bits[i] & MAGNITUDE) >> LEADING] += 1
+        tables[1, (bits[i + 1] & MAGNITUDE) >> LEADING] += 1
+        tables[2, (bits[i + 2] & MAGNITUDE) >> LEADING] += 1
+        tables[3, (bits[i + 3] & MAGNITUDE) >> LEADING] += 1
+    for i in range(whole, len(bits)):
+        tables[0, (bits[i] & MAGNITUDE) >> LEADING] += 1
+    counts: Counts = tables[0] + tables[1] + tables[2] + tables[3]
+    return counts
+
+
+@compiled
+def _next_histogram(bits: Bits, prefix: np.uint32, shift: np.uint32) -> Counts:
+    """Count the ten bits from ``shift`` on, of those that agree with ``prefix`` in the bits above."""
+    known = shift + np.uint32(10)
+    others = np.uint32(1 << 10)  # a bin for those that do not agree: no branch to mispredict
+    tables = np.zeros((4, others + 1), np.int64)
+    for i in range(len(bits)):
+        magnitude = bits[i] & MAGNITUDE
+        agrees = magnitude >> known == prefix >> known
+        tables[i & 3, (magnitude >> shift) & np.uint32(0x3FF) if agrees else others] += 1
+    counts: Counts = (tables[0] + tables[1] + tables[2] + tables[3])[:others]
+    return counts
+
+
+@compiled
+def _filter(indices: Index, bits: Bits, k: int) -> None:
+    """Move the ``k`` of largest magnitude to the front, in order."""
+    lowest = kth_largest(bits, k, 0)
+    surplus = -k
+    for i in range(len(bits)):
+        surplus += (bits[i] & MAGNITUDE) >= lowest
+    without_ties = len(bits)  # from here on: the last ones are too many
+    while surplus > 0:
+        without_ties -= 1
+        surplus -= (bits[without_ties] & MAGNITUDE) == lowest
+    filled = 0
+    for i in range(len(bits)):
+        if i == without_ties:
+            lowest = np.uint32(lowest + 1)
+        keeps = (bits[i] & MAGNITUDE) >= lowest
+        indices[filled], bits[filled] = indices[i], bits[i]
+        filled += keeps  # a dropped one is overwritten by the next: no branch to mispredict

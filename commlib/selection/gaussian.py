@@ -7,8 +7,7 @@ import numpy as np
 
 from commlib.compiled import compiled
 from commlib.entries import Bits
-from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import BLOCK, reaching
+from commlib.selection.blocks import BLOCK, BlockSelector, reaching
 from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
@@ -37,13 +36,13 @@ class Gaussian(BlockSelector):
         at_most = min(self.at_most * k, len(vector))
         for _ in range(1 + LOWERINGS):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
-            selected = reaching(vector, maxima, lowest, at_most, room=self.room)
+            selected = reaching(vector, maxima, lowest, at_most, allocate=self.allocate)
             if selected is None:
-                return Exact(self.room).select_by_blocks(vector, maxima, at_most)
+                return Exact(self.allocate).select_by_blocks(vector, maxima, at_most)
             if 4 * selected.nnz >= 3 * k:
                 return selected
             threshold *= LOWER
-        return Exact(self.room).select_by_blocks(vector, maxima, k)
+        return Exact(self.allocate).select_by_blocks(vector, maxima, k)
 
 
 def predicted_threshold(vector: Float32, k: int) -> float:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from commlib.entries import Bits
-from commlib.selection.accumulate import BlockSelector
-from commlib.selection.blocks import reaching
+from commlib.selection.blocks import BlockSelector, reaching
 from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 
@@ -31,9 +30,11 @@ class Reused(BlockSelector):
         """See :meth:`BlockSelector.select_by_blocks`."""
         selected = None
         if self._calls % self._every:
-            selected = reaching(vector, maxima, self._threshold, at_most=self.at_most * k, room=self.room)
+            selected = reaching(
+                vector, maxima, self._threshold, at_most=self.at_most * k, allocate=self.allocate
+            )
         if selected is None or 2 * selected.nnz < k:
-            selected = Exact(self.room).select_by_blocks(vector, maxima, k)
+            selected = Exact(self.allocate).select_by_blocks(vector, maxima, k)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1
         return selected

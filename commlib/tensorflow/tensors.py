@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.arrays import ALIGNMENT_BYTES, Array, is_on_gpu, module_of
 from commlib.errors import InvalidArgument
-from commlib.memory import ALIGNMENT_BYTES
 from commlib.tf_logging import without_noise
 
 with without_noise():

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import Array, is_on_gpu, module_of
+from commlib.arrays import ROW_MULTIPLE, Array, Workspace, is_on_gpu, module_of
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
-from commlib.memory import ROW_MULTIPLE, Workspace
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
 
@@ -164,12 +163,12 @@ class Communicator(ABC):
         self.sent_bytes[destination] += message.nbytes
         return self._send_message(message, destination)
 
-    def receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
-        """Wait for what ``source`` sent with ``send_message``; return it in ``room(bytes)``, such an array.
+    def receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
+        """Wait for what ``source`` sent with ``send_message``; return it in the array ``allocate(bytes)``.
 
         Any length is taken: ranks that disagree on it can still find out that they do.
         """
-        message = self._receive_message(source, room)
+        message = self._receive_message(source, allocate)
         self.received_bytes[source] += message.nbytes
         return message
 
@@ -178,10 +177,10 @@ class Communicator(ABC):
         header = self.send_header(np.array([message.nbytes], np.int64), destination)
         return Requests([header, self._send(message, destination)]) if message.nbytes else header
 
-    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+    def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         header = np.empty(1, np.int64)
         self.receive_header(header, source).wait()
-        message = room(int(header[0]))
+        message = allocate(int(header[0]))
         if message.nbytes:
             self._receive(message, source).wait()
         return message
@@ -250,8 +249,8 @@ class Communicator(ABC):
         if self.size == 1:
             return own.copy() if workspace is None else own
         arrays, length = module_of(own), -(-len(own) // ROW_MULTIPLE) * ROW_MULTIPLE
-        room = (workspace or Workspace(arrays)).get("rows of the node", (self.size - 1) * length)
-        others = room.reshape(self.size - 1, length)
+        rows = (workspace or Workspace(arrays)).get("rows of the node", (self.size - 1) * length)
+        others = rows.reshape(self.size - 1, length)
         received = list(others[:, : len(own)])
         received.insert(self.rank, own)
         self.exchange(parts, received)
@@ -306,15 +305,15 @@ class Ring:
             receipt.wait()
         Requests(sent).wait()
 
-    def allgather_messages(self, own: Array, room: Callable[[int, int], Array]) -> list[Array]:
+    def allgather_messages(self, own: Array, allocate: Callable[[int, int], Array]) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
 
-        ``room(rank, bytes)`` is an array of bytes for that of ``rank``; that of this rank is the same array.
+        ``allocate(rank, bytes)`` returns memory for the array of ``rank``; the own one is the same array.
         """
         messages, sent = {self._leftwards[0]: own}, list[Request]()
         for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
             sent.append(self._comm.send_message(messages[outgoing], self._leftwards[-1]))
-            messages[incoming] = self._comm.receive_message(self._leftwards[1], partial(room, incoming))
+            messages[incoming] = self._comm.receive_message(self._leftwards[1], partial(allocate, incoming))
         Requests(sent).wait()
         return [messages[rank] for rank in range(self._comm.size)]
 

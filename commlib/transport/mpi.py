@@ -204,19 +204,19 @@ class MPICommunicator(Communicator):
             pieces.append(np.empty(0, np.uint8))
         return _Sent(self, [self._comm.Isend(piece, destination) for piece in pieces], destination)
 
-    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+    def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         def room_for_piece(length: int) -> Array:
-            return room(length) if length < PIECE_BYTES and not pieces else np.empty(length, np.uint8)
+            return allocate(length) if length < PIECE_BYTES and not pieces else np.empty(length, np.uint8)
 
         pieces: list[Array] = []
         while not pieces or pieces[-1].nbytes == PIECE_BYTES:
             pieces.append(self._receive_piece(source, room_for_piece))
         if len(pieces) == 1:
             return pieces[0]
-        return np.concatenate(pieces, out=room(sum(map(len, pieces))))
+        return np.concatenate(pieces, out=allocate(sum(map(len, pieces))))
 
-    def _receive_piece(self, source: int, room: Callable[[int], Array]) -> Array:
-        """Return the next piece from ``source`` in ``room(bytes)``; MPI has its length once it is matched."""
+    def _receive_piece(self, source: int, allocate: Callable[[int], Array]) -> Array:
+        """Return the next piece from ``source`` in ``allocate(bytes)``; a matched message has a length."""
         status, found = self.mpi.Status(), list["MPI.Message"]()
 
         def probe() -> bool:
@@ -232,7 +232,7 @@ class MPICommunicator(Communicator):
         try:
             if not probe():
                 self._wait_until(probe, wait, source)
-            piece = room(status.count)
+            piece = allocate(status.count)
             self.wait_for(found[0].Irecv(piece), source)
         except self.mpi.Exception as error:
             raise PeerFailed(f"{self}, receiving from rank {source}: {error}") from error

@@ -19,8 +19,7 @@ from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.network import Network, node_of_ranks
 from commlib.transport.base import Communicator, Integers, Request, check_color
-from commlib.transport.clock import Clock, Task
-from commlib.transport.machines import Cluster, Processors, Transfer
+from commlib.transport.machines import Clock, Cluster, Processors, Task, Transfer
 
 Result = TypeVar("Result")
 
@@ -63,23 +62,23 @@ class _Sent(Request):
 
 
 class _Receipt(Request):
-    """What arrives from ``source``, in ``room(bytes)``; ``expected`` bytes, or any number for ``None``."""
+    """What arrives from ``source``, in ``allocate(bytes)``: ``expected`` bytes, or any number."""
 
     def __init__(
         self,
         comm: "SimulatedCommunicator",
         source: int,
-        room: Callable[[int], Array],
+        allocate: Callable[[int], Array],
         expected: int | None = None,
     ) -> None:
-        self._comm, self._source, self._room, self._expected = comm, source, room, expected
+        self._comm, self._source, self._allocate, self._expected = comm, source, allocate, expected
         self._arrived_bytes: int | None = None
         self._message: Array | None = None
 
     def deliver(self, message: Array) -> None:
         self._arrived_bytes = message.nbytes
         if self._expected in (None, message.nbytes):
-            self._message = self._room(message.nbytes)
+            self._message = self._allocate(message.nbytes)
             self._message.reshape(-1).view(np.uint8)[...] = message.reshape(-1).view(np.uint8)
         self._comm.wake()
 
@@ -318,9 +317,9 @@ class SimulatedCommunicator(Communicator):
     def _send_message(self, message: Array, destination: int) -> Request:
         return self._send(message, destination)
 
-    def _receive_message(self, source: int, room: Callable[[int], Array]) -> Array:
+    def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         self._expect_open()
-        receipt = self._post(_Receipt(self, source, room), source)
+        receipt = self._post(_Receipt(self, source, allocate), source)
         return receipt.take()
 
 

@@ -1,17 +1,21 @@
-"""Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.trials`)."""
+"""Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
-from statistics import geometric_mean
+from math import ceil, log
+from statistics import geometric_mean, median
 from typing import Any
 
+from commlib.arrays import finish
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
-from commlib.prediction import predict_seconds
-from commlib.reducers import REDUCERS, reducer_class, reducer_options
+from commlib.prediction import bytes_of_nodes, predict_seconds
+from commlib.reducers import REDUCERS, make_reducer, reducer_class, reducer_options
 from commlib.registry import REQUIRED, names
+from commlib.topology import Topology
+from commlib.tuning.probe import SHORTEST_SECONDS, Gradients
 from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
+from commlib.vectors import Float32
 
 DENSE = Candidate("dense")
 MOST_LONGER = 1.1
@@ -49,8 +53,8 @@ class Case:
         return f"{self.size:,} entries at density {self.density:g}, {ranks} ranks on {on}"
 
 
-def candidates() -> list[Candidate]:
-    """Return all reducers that declare what they cost, the sparse ones with each of the ``WIRES``.
+def candidates(wires: Sequence[str] = WIRES) -> list[Candidate]:
+    """Return all reducers that declare what they cost, the sparse ones with each of ``wires``.
 
     They are those of ``REDUCERS`` and of the installed packages' entry points.
     """
@@ -58,7 +62,7 @@ def candidates() -> list[Candidate]:
         Candidate(name, wire)
         for name in names(REDUCERS, "reducer")
         if _why_not(name) is None
-        for wire in (WIRES if "wire" in reducer_options(name) else (None,))
+        for wire in (wires if "wire" in reducer_options(name) else (None,))
     ]
 
 
@@ -182,3 +186,116 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
     ours, theirs = described(best), described(other)
     line = f"{best}: {ours} a step, the best {kind} one ({other}) {theirs}; {case}, {rate}"
     return "; ".join(each for each in (line, left_out()) if each)
+
+
+PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
+CLOSE = 1.15  # times what the fastest took: such candidates are tried once more
+WARM_UP_STEPS, STEPS = 2, 5
+GRADIENTS = 3  # that the steps of a trial cycle through
+TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
+
+
+def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable[float]) -> Profile:
+    """Measure some steps of promising candidates; return the profile with these trials.
+
+    All ranks call it together with the same profile, and all get the same one. Gradients of ``size`` entries
+    are those of :class:`commlib.tuning.probe.Gradients`.
+    """
+    if topology.world.size == 1:
+        return profile
+    generated = Gradients(size)
+    world = topology.world
+    gradients = [world.arrays.asarray(generated.of(world.rank, step)) for step in range(GRADIENTS)]
+    del generated  # it is larger than a reducer
+    for density in densities:
+        case = Case(topology.nodes, size, check_density(density))
+        while (candidate := _most_promising(profile, case)) is not None:
+            profile = _with_trial(topology, profile, case, candidate, gradients)
+        for candidate in _close_to_the_fastest(profile, case):
+            profile = _with_trial(topology, profile, case, candidate, gradients)
+    return profile
+
+
+def _most_promising(profile: Profile, case: Case) -> Candidate | None:
+    """Return the candidate expected to be the fastest of those not tried here; ``None`` if all are slow."""
+    seconds, so_far = expect(profile, case), tried(profile, case)
+    untried = [each for each in seconds if each not in so_far]
+    best = min(untried, key=lambda each: seconds[each], default=None)
+    return best if best and seconds[best] <= PROMISING * min(seconds.values()) else None
+
+
+def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
+    seconds, so_far = expect(profile, case), tried(profile, case)
+    limit = CLOSE * min(seconds[each] for each in so_far)
+    return [each for each in so_far if seconds[each] <= limit]
+
+
+def _with_trial(
+    topology: Topology, profile: Profile, case: Case, candidate: Candidate, gradients: Sequence[Float32]
+) -> Profile:
+    """Return the profile with one more trial: median seconds from barrier to barrier on the slowest rank."""
+    world = topology.world
+    reducer = make_reducer(candidate.reducer, topology, case.size, **settings(case, candidate))
+    taken: list[float] = []
+    while len(taken) < WARM_UP_STEPS + STEPS:
+        gradient = gradients[len(taken) % len(gradients)]
+        world.barrier()
+        start = world.now()
+        reducer.reduce(gradient)
+        finish(world.arrays)
+        world.barrier()
+        taken.append(max(world.allgather_objects(world.now() - start)))
+        if len(taken) > WARM_UP_STEPS and sum(taken) > TRIAL_SECONDS:
+            break
+    seconds = max(median(taken[WARM_UP_STEPS:]), SHORTEST_SECONDS)
+    trial = Trial(candidate, case.size, case.density, seconds)
+    return replace(profile, trials=(*profile.trials, trial))
+
+
+SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a budget of bytes
+
+
+@dataclass(frozen=True)
+class _Within:
+    """A candidate that meets a budget: the bytes of an exchange, and the local steps that it then needs."""
+
+    candidate: Candidate
+    sent: float
+    local_steps: int
+
+
+def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
+    """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
+
+    ``bytes_per_step``: that a rank may send in an average step, between nodes where there are several, else
+    inside. Of candidates that need as few steps, the one that sends most. By closed forms alone: all ranks
+    choose alike, and nothing is measured.
+
+    >>> nodes = [range(8 * node, 8 * node + 8) for node in range(16)]
+    >>> choice = choose_within(1000, nodes, size=1_000_000, density=0.01)
+    >>> choice.reducer, choice.options, choice.local_steps
+    ('hioktopk', {'wire': 'gap+lloyd2'}, 14)
+    """
+    case = Case(nodes, size, check_density(density))
+    found = [_within(bytes_per_step, case, each) for each in candidates(SHORT_WIRES)]
+    best = min(found, key=lambda each: (each.local_steps, -each.sent))
+    wire = best.candidate.wire
+    exchange = f"{best.sent / 1e3:.3g} kB a rank and exchange, one every {best.local_steps} steps"
+    return Choice(
+        reducer=best.candidate.reducer,
+        options={"wire": wire} if wire else {},
+        seconds=0.0,
+        dense_seconds=0.0,
+        reason=f"{best.candidate}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
+        local_steps=best.local_steps,
+    )
+
+
+def _within(bytes_per_step: float, case: Case, candidate: Candidate) -> _Within:
+    sent = bytes_of_nodes(candidate.reducer, case.nodes, case.size, **settings(case, candidate))
+    several = len(case.nodes) > 1
+    of_rank = max(
+        (each.inter if several else each.intra) / len(node)
+        for each, node in zip(sent, case.nodes, strict=True)
+    )
+    return _Within(candidate, of_rank, max(1, ceil(of_rank / bytes_per_step)))

@@ -18,8 +18,7 @@ gap+lloyd2  338882 bytes
 
 from commlib.errors import InvalidArgument, look_up
 from commlib.wire.base import Codec, IndexCodec, Message, ValueCodec
-from commlib.wire.bitmap import Bitmap
-from commlib.wire.gap import Gap
+from commlib.wire.indices import Bitmap, Gap
 from commlib.wire.lloyd import Lloyd1, Lloyd2, Lloyd3, Lloyd4
 from commlib.wire.plain import Bf16, Fp16, Fp32, Raw32
 from commlib.wire.qsgd import Qsgd2, Qsgd4, Qsgd8

@@ -82,21 +82,21 @@ class Codec:
         sparse = self._indices.message_bytes(entries, size) + self._values.message_bytes(entries)
         return min(sparse, self._values.message_bytes(size))
 
-    def encode(self, vector: SparseVector, room: Callable[[int], Message] | None = None) -> Message:
+    def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
         """Return a new array of bytes.
 
-        With ``room``, it is written to ``room(bytes)``, an array of the caller, or shares the memory of a
-        dense vector.
+        With ``allocate``, the message is written to ``allocate(bytes)``, an array of the caller, or shares
+        the memory of a dense vector.
         """
         if vector.indices is None:
-            return self._values.encode(vector.values if room else vector.to_dense())
+            return self._values.encode(vector.values if allocate else vector.to_dense())
         if vector.nnz == 0:
             return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
         indices = self._indices.encode(vector.indices, vector.size)
         sparse = len(indices) + self._values.message_bytes(vector.nnz)
         if sparse >= self._values.message_bytes(vector.size):
             return self._values.encode(vector.to_dense())
-        out = room(sparse) if room else None
+        out = allocate(sparse) if allocate else None
         return np.concatenate([indices, self._values.encode(vector.values)], out=out)
 
     def decode(self, message: Message, size: int) -> SparseVector:

@@ -15,7 +15,7 @@ from commlib import REDUCERS, Topology, make_reducer
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
 from commlib.transport import simulated
-from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import Gradients
 from tests.launching import ROOT, mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
 from training.bench.record import Record, WrongResult

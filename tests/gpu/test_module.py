@@ -15,8 +15,8 @@ from commlib.gpu import (
     DeviceCodec,
     GpuUnavailable,
     OutOfDeviceMemory,
+    cupy_engine,
     current_engine,
-    kernel_cache,
     make_device_selector,
 )
 from commlib.gpu.cupy_engine import CuPyEngine
@@ -167,7 +167,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
     cupy = FakeCuPy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     if place is None:
-        monkeypatch.setattr(kernel_cache, "user_cache", no_home)
+        monkeypatch.setattr(cupy_engine, "user_cache", no_home)
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", place)
     CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)

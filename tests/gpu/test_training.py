@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-import commlib.gpu.norms
+import commlib.gpu.scatter
 from commlib import Topology
 from commlib import tensorflow as adapter
 from commlib.transport import mpi, simulated
@@ -54,7 +54,7 @@ def gpus_that_are_processors(monkeypatch):
 @contextmanager
 def kernels_for(cupy):
     """Let the emulator run all kernels, those of the norms as well."""
-    norms = commlib.gpu.norms
+    norms = commlib.gpu.scatter
     with engine_for(cupy):
         before, norms.current_engine = norms.current_engine, commlib.gpu.adapters.current_engine
         try:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Topology, make_reducer
-from commlib.reducers.decay import decayed
 from commlib.reducers.report import Forgotten
+from commlib.reducers.sparse import decayed
 from commlib.transport import simulated
 from tests.exchanges import whole_exchange
 from tests.gpu.fake_cupy import FakeCuPy

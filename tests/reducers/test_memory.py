@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
-from commlib.memory import Workspace
+from commlib.arrays import Workspace
 from commlib.reducers import LocalClipping, MomentumCorrection
 from commlib.reducers.mean import MeanBuffer, MeanBuffers
 from commlib.transport import simulated

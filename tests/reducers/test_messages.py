@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, Network, Topology, make_reducer
-from commlib.cost.step import Step
+from commlib.cost import Step
 from commlib.reducers import reducer_options
 from commlib.reducers.messages import even_out, gather_entries
 from commlib.transport import simulated

@@ -6,7 +6,7 @@ import pytest
 from commlib import InvalidArgument, Topology, make_reducer
 from commlib.reducers.messages import even_out
 from commlib.transport import simulated
-from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import Gradients
 
 
 def sparse(size: int, entries: dict[int, float]) -> np.ndarray:

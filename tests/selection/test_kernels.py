@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from commlib import SparseVector
 from commlib.selection.blocks import block_maxima, reaching
-from commlib.selection.radix import keep_largest, kth_largest
+from commlib.selection.exact import keep_largest, kth_largest
 from tests.extent import examples
 
 SIZES = [0, 1, 63, 64, 65, 1000, 4099]

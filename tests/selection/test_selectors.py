@@ -385,7 +385,7 @@ def test_buckets_have_the_length_that_is_given(bucket):
     [
         ({"name": "bucketed", "bucket": 0}, "bucket: expected a whole number of entries from 1, got 0"),
         ({"name": "bucketed", "bucket": 4.5}, "bucket: expected a whole number of entries from 1, got 4.5"),
-        ({"name": "exact", "bucket": 4096}, "bucket: exact has no such option (its options: room)"),
+        ({"name": "exact", "bucket": 4096}, "bucket: exact has no such option (its options: allocate)"),
         ({"bucket": 4096}, "selector: expected a name, or a record of one and options, got {'bucket': 4096}"),
     ],
 )

@@ -12,7 +12,7 @@ from benchmarks.horovod_exchange import build_horovod
 from commlib import Topology
 from commlib.transport import simulated
 from commlib.transport.mpi import world
-from commlib.tuning.budget import choose_within
+from commlib.tuning.tuner import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS

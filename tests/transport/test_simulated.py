@@ -5,7 +5,7 @@ import pytest
 
 from commlib import InvalidArgument, Link, Network, PeerFailed, Topology, make_reducer
 from commlib.transport import simulated
-from commlib.transport.clock import Clock
+from commlib.transport.machines import Clock
 from tests.extent import more
 
 # Exact in binary: 1 s and 1/8 s a byte inside a node, 16 s and 1 s a byte between nodes.

@@ -33,7 +33,7 @@ from commlib.density import check_density
 from commlib.errors import InvalidArgument, look_up
 from commlib.reducers import StageSeconds
 from commlib.transport.mpi import WORLD_SIZES
-from commlib.tuning.gradients import Gradients
+from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
 from commlib.wire import make_codec
 from training.bench.record import Record, Seconds, WrongResult, report

@@ -13,7 +13,7 @@ from commlib.compiled import compiled
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.selection import make_selector
-from commlib.tuning.gradients import SEED
+from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, alternate, report, rotations
 from training.commands.printing import Table, milliseconds, times

@@ -9,8 +9,7 @@ from typing import get_args
 from commlib import Link, Topology
 from commlib.tuning.probe import measure
 from commlib.tuning.profile import Profile
-from commlib.tuning.trials import try_out
-from commlib.tuning.tuner import ALONE, Choice, choose
+from commlib.tuning.tuner import ALONE, Choice, choose, try_out
 from training.commands.printing import Table, milliseconds, times
 from training.config.config import Config, load
 from training.config.records import Transport

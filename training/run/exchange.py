@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from commlib import Exchange, Report, Topology
-from commlib.arrays import to_host
-from commlib.memory import zeros
+from commlib.arrays import to_host, zeros
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.vectors import Float32

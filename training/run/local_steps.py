@@ -16,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Exchange, Report, Topology, make_reducer
-from commlib.arrays import module_of, to_host
-from commlib.memory import copy_of, empty, zeros
+from commlib.arrays import copy_of, empty, module_of, to_host, zeros
 from commlib.reducers.report import StageSeconds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic

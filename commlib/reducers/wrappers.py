@@ -14,12 +14,15 @@ The outermost sees the gradient first: clip, then correct the momentum.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from commlib.agreement import check_settings
+from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Reducer
+from commlib.reducers.base import Options, Reducer
 from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome, Report
 from commlib.trace import Recorder
@@ -137,3 +140,94 @@ class ReducerWrapper(Reducer):
     def close(self) -> None:
         """Close the wrapped reducer."""
         self.reducer.close()
+
+
+@dataclass(frozen=True)
+class ClippingOptions(Options):
+    """``norm``: of the sum over ranks."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < float("inf"):
+            raise InvalidArgument(f"norm: expected a number above 0, got {self.norm!r}")
+
+
+class LocalClipping(ReducerWrapper):
+    """Scales each rank's gradient down to a norm of ``norm/√P`` before it is accumulated (DGC, section 3.2).
+
+    So the sum over ranks of independent gradients has about the norm ``norm``.
+    """
+
+    def __init__(self, reducer: Reducer, norm: float) -> None:
+        super().__init__(reducer)
+        self.options = ClippingOptions(norm)
+        self._most = norm / self.topology.world.size**0.5
+
+    @classmethod
+    def options_of_part(cls, options: Mapping[str, Any], share: float) -> dict[str, Any]:
+        """Return a norm such that parts of these norms have together that of the options."""
+        return {"norm": options["norm"] * share**0.5}
+
+    def _before(self, gradient: Float32) -> Float32:
+        largest = max(float(gradient.max()), -float(gradient.min()))
+        if not 0 < largest < float("inf"):  # what is not finite skips the step
+            return gradient
+        # Squares of float32 overflow at 2e19: those of the gradient over its largest entry do not.
+        scaled = np.divide(gradient, np.float32(largest), out=self.workspace.get("scaled", self.size))
+        norm = largest * float(np.linalg.norm(scaled))
+        if norm <= self._most:
+            return gradient
+        clipped: Float32 = np.multiply(gradient, np.float32(self._most / norm), out=scaled)
+        return clipped
+
+
+@dataclass(frozen=True)
+class MomentumOptions(Options):
+    """``momentum``: of the velocity; ``masking``: whether what was sent starts again."""
+
+    momentum: float
+    masking: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgument(f"momentum: expected a number in [0, 1), got {self.momentum!r}")
+
+
+class MomentumCorrection(ReducerWrapper):
+    """Accumulates velocities instead of gradients: ``u ← m·u + g`` (DGC, section 3.2).
+
+    The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
+    entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
+    What the reducer promises not to lose are then the velocities.
+    """
+
+    def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:
+        super().__init__(reducer)
+        if any(isinstance(inner, LocalClipping) for inner in self._inner()):  # it would clip velocities
+            raise InvalidArgument("reducer: expected LocalClipping around MomentumCorrection, got it inside")
+        self.options = MomentumOptions(momentum, masking)
+        self._velocity = self.arrays.zeros(self.size, np.float32)
+        self._spare = self.arrays.empty(self.size, np.float32)  # the next velocity is made in it
+
+    def _before(self, gradient: Float32) -> Float32:
+        velocity: Float32 = self._spare
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite skips the step
+            np.multiply(np.float32(self.options.momentum), self._velocity, out=velocity)
+            velocity += gradient
+        return velocity
+
+    def _after(self, mean: Float32) -> None:
+        """Take over the velocity; a skipped step leaves it as it was."""
+        if self.options.masking:
+            self._spare[self.reducer.sent_indices(mean)] = 0
+        self._velocity, self._spare = self._spare, self._velocity
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`ReducerWrapper.state_dict`."""
+        return super().state_dict() | {"velocity": to_host(self._velocity.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`ReducerWrapper.load_state_dict`."""
+        super().load_state_dict(state)
+        self._velocity = self.arrays.array(state["velocity"], np.float32)

@@ -1,22 +1,146 @@
-"""A step as the cost model sees it: the ranks that exchange, and the entries that they hold.
+"""What a step of a reducer costs, in closed form: the bytes that it sends, the seconds, and the computing.
 
-The papers' equations count what one rank sends over one kind of link; here the ranks of a node share its
-card, and every message of ours is counted. How many entries a sum
-holds follows from uniformly random selections (SparCML, appendix B.1); real ones overlap and crowd together.
+Each reducer declares its own :class:`Cost` in its own file, put together from the pieces of this module.
+:func:`commlib.predict` and :func:`commlib.bytes_sent` evaluate it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from commlib.cost.compute import Work
-from commlib.cost.traffic import Nodes, sparse_bytes
+import numpy as np
+
 from commlib.density import entries
+from commlib.errors import InvalidArgument
 from commlib.network import Link, Network
 from commlib.selection import EVERYTHING, selector_class
-from commlib.vectors import VALUE_BYTES
+from commlib.topology import LinkBytes
+from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
 from commlib.wire import Codec, make_codec
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds for one entry on every rank of a machine, until the last one has done it.
+
+    ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
+    is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse vector
+    that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one that
+    is encoded and decoded, by ``wire``.
+    """
+
+    add: float
+    fill: float
+    select: float
+    keep: float
+    place: float
+    entry: float
+    code: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.code:
+            raise InvalidArgument("code: expected the seconds of one wire or more, got none")
+        for name, seconds in (asdict(self) | self.code).items():
+            if name != "code" and not 0 <= seconds < float("inf"):
+                raise InvalidArgument(f"{name}: expected seconds from 0, got {seconds!r}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank computes: entries of each kind, as in :class:`Speeds`; ``coded`` in the step's codec."""
+
+    add: float = 0.0
+    fill: float = 0.0
+    select: float = 0.0
+    keep: float = 0.0
+    place: float = 0.0
+    entry: float = 0.0
+    coded: float = 0.0
+
+    @classmethod
+    def selecting(cls, size: float, k: float) -> "Work":
+        """Return the work to accumulate and select, and to take what was selected out of the residual."""
+        return cls(select=size, keep=k, place=k)
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def seconds(self, speeds: Speeds, wire: str) -> float:
+        """Return how long that takes."""
+        if self.coded and wire not in speeds.code:
+            measured = ", ".join(speeds.code)
+            raise InvalidArgument(f"wire: expected one whose speed is known ({measured}), got {wire!r}")
+        return (
+            self.add * speeds.add
+            + self.fill * speeds.fill
+            + self.select * speeds.select
+            + self.keep * speeds.keep
+            + self.place * speeds.place
+            + self.entry * speeds.entry
+            + self.coded * speeds.code.get(wire, 0.0)
+        )
+
+
+Nodes = Sequence[Sequence[int]]
+
+
+def sparse_bytes(count: int, size: int, value_bytes: int = VALUE_BYTES) -> int:
+    """Return the bytes of ``count`` entries of a vector of ``size``: index and value each, dense past δ."""
+    if count >= delta(size, value_bytes):
+        return size * value_bytes
+    return count * (index_dtype(size).itemsize + value_bytes)
+
+
+def sum_bytes(codec: Codec, k: int, ranks: int, size: int) -> int:
+    """Return the most that a lossless message of the sum of ``ranks`` messages of ``k`` entries takes.
+
+    A dense message makes the sum dense: few bits a value are dense from few entries on.
+    """
+    most = min(size, ranks * k)
+    is_dense = codec.message_bytes(most, size) == codec.message_bytes(size, size)
+    return size * VALUE_BYTES if is_dense else sparse_bytes(most, size)
+
+
+def ring_bytes(size: int, ranks: int, rank: int, right: int) -> int:
+    """Return the bytes that a rank passes on in a ring all-reduce: ``2·d·(ranks − 1)/ranks`` values.
+
+    It passes on all parts but its own to be added up, and all but its right neighbour's afterwards.
+    """
+    lengths = partition_lengths(size, ranks)
+    return VALUE_BYTES * (2 * size - lengths[rank] - lengths[right])
+
+
+def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:
+    """Return the bytes that a rank passes on in a ring all-gather: all messages but its right neighbour's.
+
+    ``lengths``: of the parts, each of which travels in ``message_bytes(length)``.
+    """
+    right = (rank + 1) % len(lengths)
+    return sum(message_bytes(length) for place, length in enumerate(lengths) if place != right)
+
+
+def by_link(nodes: Nodes, rank: int, to_each: Mapping[int, int]) -> LinkBytes:
+    """Return the sums of the bytes to each other rank, by link; ranks that do not exist get nothing."""
+    own = next(node for node in nodes if rank in node)
+    return LinkBytes(
+        intra=sum(to_each.get(to, 0) for to in own if to != rank),
+        inter=sum(to_each.get(to, 0) for node in nodes if node is not own for to in node),
+    )
+
+
+def partition_lengths(size: int, parts: int) -> list[int]:
+    """Return the lengths of the parts of ``commlib.vectors.partition``."""
+    return [int(length) for length in np.diff(partition(size, parts))]
+
+
+def shards(nodes: Nodes, rank: int, size: int) -> tuple[int, list[int], list[int]]:
+    """Return a rank's local rank, the lengths of its node's shards by local rank, and its stream's ranks."""
+    node = next(node for node in nodes if rank in node)
+    streams, local_rank = min(map(len, nodes)), list(node).index(rank)
+    lengths = partition_lengths(size, streams) + [0] * (len(node) - streams)
+    return local_rank, lengths, [each[local_rank] for each in nodes if len(each) > local_rank]
+
 
 LinkSeconds = tuple[float, float]  # inside the node, and between nodes
 
@@ -203,3 +327,19 @@ def union(ranks: int, k: float, size: float) -> float:
     75.0
     """
     return size * (1 - (1 - k / size) ** ranks) if size else 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step of a reducer costs.
+
+    ``traffic(step, rank)``: payload bytes that a world rank sends: between nodes exact with ``is_exact``, as
+    long as the selector returns ``k`` entries and the length of a message depends on their number alone; all
+    others are upper bounds. ``seconds(step)``: of the messages of an average step. ``work(step)``: what one
+    rank computes.
+    """
+
+    traffic: Callable[[Step, int], LinkBytes]
+    seconds: Callable[[Step], LinkSeconds]
+    work: Callable[[Step], Work]
+    is_exact: bool

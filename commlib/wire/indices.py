@@ -1,8 +1,9 @@
-"""Golomb–Rice code of the gaps between indices: near their entropy, and never far above it.
+"""Index codecs that are shorter than plain indices: the gaps between them, or a bit for each entry.
 
-A gap ``g`` (the indices passed over before the next one) is ``g = q·2ᵇ + r``. First come the ``b`` low bits
-``r`` of all gaps, then all ``q`` in unary, ``q`` zeros and a one: separated, both decode word by word. For
-``n`` entries of ``size`` the second part is at most ``n + (size − n)/2ᵇ`` bits, however they are distributed.
+The Golomb–Rice code of the gaps is near their entropy, and never far above it. A gap ``g`` (the indices
+passed over before the next one) is ``g = q·2ᵇ + r``. First come the ``b`` low bits ``r`` of all gaps, then
+all ``q`` in unary, ``q`` zeros and a one: separated, both decode word by word. For ``n`` entries of ``size``
+the second part is at most ``n + (size − n)/2ᵇ`` bits, however they are distributed.
 """
 
 import math
@@ -11,11 +12,88 @@ from collections.abc import Callable
 import numpy as np
 
 from commlib.compiled import compiled
-from commlib.entries import Words
+from commlib.entries import Words, ones_in
 from commlib.errors import InvalidArgument
 from commlib.vectors import Index, index_dtype
 from commlib.wire.base import IndexCodec, Message
-from commlib.wire.bits import bytes_of_bits, find_ones, words_of
+
+
+def bytes_of_bits(bits: int) -> int:
+    """Return the bytes of the 32-bit words that hold ``bits`` bits.
+
+    >>> bytes_of_bits(32), bytes_of_bits(33)
+    (4, 8)
+    """
+    return (bits + 31) // 32 * 4
+
+
+def words_of(message: Message) -> Words:
+    """Return a copy of the bytes as 64-bit words; padded with one or more words of zeros."""
+    words = np.zeros(len(message) // 8 + 2, np.uint64)
+    words.view(np.uint8)[: len(message)] = message
+    return words
+
+
+@compiled
+def count_ones(words: Words) -> int:
+    """Return how many bits are set in all words."""
+    count = 0
+    for word in words:
+        count += ones_in(word)
+    return count
+
+
+@compiled
+def find_ones(words: Words, first: int, positions: Index) -> int:
+    """Write the positions of the ones from bit ``first`` on, relative to it, until ``positions`` is full.
+
+    Return how many were found.
+    """
+    number, found = first >> 6, 0
+    left = words[number] >> np.uint64(first & 63) << np.uint64(first & 63)
+    while True:
+        while left:
+            if found == len(positions):
+                return found
+            below_lowest_one = left - np.uint64(1) & ~left
+            positions[found] = number * 64 - first + ones_in(below_lowest_one)
+            left &= left - np.uint64(1)
+            found += 1
+        number += 1
+        if number == len(words):
+            return found
+        left = words[number]
+
+
+class Bitmap(IndexCodec):
+    """A bit for every entry (SpCCL): shorter than plain indices if more than one entry in 32 is sent."""
+
+    def message_bytes(self, entries: int, size: int) -> int:
+        """See :meth:`IndexCodec.message_bytes`; exact."""
+        return bytes_of_bits(size)
+
+    def encode(self, indices: Index, size: int) -> Message:
+        """See :meth:`IndexCodec.encode`."""
+        words = np.zeros((size + 63) // 64, np.uint64)
+        _set_ones(words, indices)
+        return words.view(np.uint8)[: bytes_of_bits(size)]
+
+    def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
+        """See :meth:`IndexCodec.decode`."""
+        length = bytes_of_bits(size)
+        if len(message) < length:
+            raise InvalidArgument(f"bitmap: expected {length} bytes, got {len(message)}")
+        words = words_of(message[:length])
+        indices = np.empty(count_ones(words), index_dtype(size))
+        find_ones(words, 0, indices)
+        return indices, message[length:]
+
+
+@compiled
+def _set_ones(words: Words, indices: Index) -> None:
+    for i in range(len(indices)):
+        words[indices[i] >> 6] |= np.uint64(1) << np.uint64(indices[i] & 63)
+
 
 LN_GOLDEN_RATIO = 0.4812118250596035
 
