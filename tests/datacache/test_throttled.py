@@ -1,7 +1,6 @@
-"""The emulated central storage: right bytes, the promised slowness and failures, an end for sure."""
+"""The emulated central storage: right bytes, the promised slowness and failures."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from benchmarks import throttled
 from benchmarks.throttled import Limits, bytes_per_second, counts, serve
+from tests.launching import ROOT
 
 SAMPLE_BYTES = 110_000
 
@@ -48,24 +48,15 @@ def test_every_file_is_found_with_size_and_version_by_one_request_a_folder(folde
         fs, root = fsspec.url_to_fs(url)
         found = fs.find(root, detail=True)
         assert counts(url) == throttled.Counts(listings=5)  # the root, train and three classes
+        assert fs.info(f"{root}/large.bin") == found[f"{root}/large.bin"]
+        assert fs.info(f"{root}/train")["type"] == fs.info(root)["type"] == "directory"
+        assert counts(url).listings == 5 + 3
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     assert {name.removeprefix(f"{root}/") for name in found} == set(there)
     for name, facts in found.items():
         path = there[name.removeprefix(f"{root}/")]
-        assert facts["size"] == path.stat().st_size
-        assert facts["type"] == "file"
-        assert facts["mtime"] == path.stat().st_mtime
+        assert (facts["size"], facts["type"]) == (path.stat().st_size, "file")
     assert len({facts["ETag"] for facts in found.values()}) == len(found)
-
-
-def test_one_file_is_looked_up_by_one_request(folder):
-    with serve(folder) as url:
-        fs, root = fsspec.url_to_fs(url)
-        assert fs.info(f"{root}/large.bin") == fs.find(root, detail=True)[f"{root}/large.bin"]
-        assert fs.info(f"{root}/train")["type"] == fs.info(root)["type"] == "directory"
-        assert counts(url).listings == 1 + 5 + 2
-        with pytest.raises(FileNotFoundError):
-            fs.info(f"{root}/missing.bin")
 
 
 def test_a_changed_file_has_another_version(tmp_path):
@@ -87,14 +78,12 @@ def test_files_and_ranges_are_read_byte_for_byte_and_counted(folder):
         assert fs.cat_file(f"{root}/empty.bin") == b""
         assert fs.cat_file(f"{root}/large.bin") == large
         assert fs.cat_file(f"{root}/large.bin", start=999_990) == large[-10:]
-        assert fs.cat_file(f"{root}/large.bin", end=300_000) == large[:300_000]
         assert fs.cat_file(f"{root}/large.bin", start=17, end=400_000) == large[17:400_000]
         assert fs.cat_file(f"{root}/large.bin", start=999_000, end=2_000_000) == large[999_000:]
-        assert fs.cat_file(f"{root}/large.bin", start=2_000_000) == b""
         done = counts(url)
-    assert done.requests == 12 + 1 + 6
-    assert done.bytes == 12_000 + 1_000_000 + 10 + 300_000 + 399_983 + 1000
-    assert done.reads["large.bin"] == 6
+    assert done.requests == 12 + 1 + 4
+    assert done.bytes == 12_000 + 1_000_000 + 10 + 399_983 + 1000
+    assert done.reads["large.bin"] == 4
     assert done.reads["train/class 1 & 100%/größe 4?.bin"] == 1
 
 
@@ -108,59 +97,33 @@ def test_what_is_not_there_is_a_file_not_found_error(folder):
             fs.find(f"{root}/missing", detail=True)
 
 
-def test_ranges_that_make_no_sense_are_refused(folder):
-    with serve(folder) as url:
-        fs, root = fsspec.url_to_fs(url)
-        with pytest.raises(ValueError, match="expected 0 ≤ start ≤ end, got 5 and 3"):
-            fs.cat_file(f"{root}/large.bin", start=5, end=3)
-
-
-@pytest.mark.parametrize("clients", [1, 4])
-def test_all_clients_together_get_the_rate_of_one_link(samples, clients):
-    with serve(samples, rate="1gbit") as url, ThreadPoolExecutor(clients) as threads:
-        fs, root = fsspec.url_to_fs(url)
-        list(threads.map(lambda _: fs.exists(root), range(clients)))
-        begun = time.perf_counter()
-        read = list(threads.map(lambda number: fs.cat_file(f"{root}/{number:03}.jpg"), range(200)))
-        seconds = time.perf_counter() - begun
-        assert sum(map(len, read)) == counts(url).bytes == 200 * SAMPLE_BYTES
-    # never faster, whatever else the machine does; the last bytes need no further wait
-    assert seconds > 0.99 * 200 * SAMPLE_BYTES / bytes_per_second("1gbit")
-
-
-_FORKING = """
-import os, sys, fsspec, benchmarks.throttled
+_CLIENT = """
+import sys, fsspec, benchmarks.throttled
 fs, root = fsspec.url_to_fs(sys.argv[1])
-expected = {number: fs.cat_file(f"{root}/{number:03}.jpg") for number in range(4)}
-children = []
-for number in range(4):
-    children.append(os.fork())
-    if not children[-1]:
-        right = all(fs.cat_file(f"{root}/{number:03}.jpg") == expected[number] for _ in range(50))
-        os._exit(0 if right else 1)
-print([os.waitpid(child, 0)[1] for child in children])
+for number in range(int(sys.argv[2]), 200, 2):
+    assert len(fs.cat_file(f"{root}/{number:03}.jpg")) == 110_000
 """
 
 
-def test_forked_processes_do_not_talk_on_the_same_connection(samples):
-    with serve(samples) as url:
-        command = [sys.executable, "-W", "ignore", "-c", _FORKING, url]
-        done = subprocess.run(command, cwd=_root(), capture_output=True, text=True, timeout=60)
-        assert done.stdout == "[0, 0, 0, 0]\n", done.stderr
-        assert counts(url).requests == 4 + 4 * 50
-
-
-def _root() -> Path:
-    return Path(throttled.__file__).parents[1]
+def test_threads_and_processes_together_get_the_rate_of_one_link(samples):
+    with serve(samples, rate="200mbit") as url, ThreadPoolExecutor(4) as threads:
+        command = [sys.executable, "-c", _CLIENT, url, "0"]
+        begun = time.perf_counter()
+        other = subprocess.Popen(command, cwd=ROOT)
+        fs, root = fsspec.url_to_fs(url)
+        list(threads.map(lambda number: fs.cat_file(f"{root}/{number:03}.jpg"), range(1, 200, 2)))
+        assert other.wait() == 0
+        seconds = time.perf_counter() - begun
+        assert counts(url).bytes == 200 * SAMPLE_BYTES
+    # never faster, whatever else the machine does
+    assert seconds > 0.99 * 200 * SAMPLE_BYTES / bytes_per_second("200mbit")
 
 
 def test_requests_wait_their_latency_at_the_same_time(folder):
-    path = "train/class 0 & 100%/größe 0?.bin"
     with serve(folder, latency_seconds=1.0) as url, ThreadPoolExecutor(16) as threads:
         fs, root = fsspec.url_to_fs(url)
-
         begun = time.perf_counter()
-        assert list(threads.map(lambda _: fs.cat_file(f"{root}/{path}"), range(16))) == [contents(0)] * 16
+        assert list(threads.map(lambda _: fs.cat_file(f"{root}/empty.bin"), range(16))) == [b""] * 16
         seconds = time.perf_counter() - begun
     # One after the other could not be done before 16 s: a busy machine has 15 s of its own.
     assert 1.0 <= seconds < 16.0
@@ -199,46 +162,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(folder):
         for _ in range(2):
             with pytest.raises(OSError, match=f"throttled://{root}/"):
                 fs.find(root, detail=True)
-
-
-def _children() -> set[int]:
-    """Return the servers that this process has started and that still run."""
-    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-def test_the_server_ends_with_the_block_also_after_an_error(folder):
-    before = _children()
-    with pytest.raises(KeyError), serve(folder):
-        assert len(_children() - before) == 1
-        raise KeyError
-    assert _children() == before
-
-
-_OWNER = """
-import os, sys
-from benchmarks.throttled import serve
-with serve(sys.argv[1]) as url:
-    print(url, flush=True)
-    sys.stdin.readline()
-"""
-
-
-def test_the_server_ends_when_its_owner_is_killed(folder):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(folder)],
-        cwd=_root(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    url = owner.stdout.readline().strip()
-    assert counts(url).requests == 0
-    owner.send_signal(signal.SIGKILL)
-    owner.communicate()
-    with pytest.raises(OSError, match="Connection"):
-        while counts(url):  # the test's own timeout bounds it
-            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
