@@ -1,18 +1,14 @@
-"""The overhead of the loop over a bare step, and the cost of a flat gradient: python -m benchmarks.loop."""
+"""The overhead of the training loop over a bare step: python -m benchmarks.loop."""
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Callable, Iterable
+from itertools import islice, repeat
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from benchmarks.shapes import SHAPES
-from commlib.arrays import copy_of
-from commlib.tensorflow import cut_up, tensor_of
 from training.bench.record import Record, Seconds, against_baseline, alternate, report
 from training.bench.train import endless
 from training.config.config import Config
@@ -23,7 +19,6 @@ from training.run_folder import RunFolder
 RUNS, QUICK_RUNS = 21, 3
 STEPS, QUICK_STEPS = 8, 2  # of a run
 LOOP, READING, BARE = "loop", "loop that reads", "bare step"
-FLAT, COPIES = "flat and back", "two copies"
 RESNET20 = {
     "name": "bench",
     "dataset": {"name": "synthetic", "samples": 2048, "test_samples": 64, "side": 32},
@@ -45,8 +40,7 @@ RESNET20 = {
 def main(as_json: bool, quick: bool) -> int:
     """Print what was measured and return the exit status."""
     runs, steps = (QUICK_RUNS, QUICK_STEPS) if quick else (RUNS, STEPS)
-    records = chain(_loop(runs, steps, quick), [_flat(runs, quick)])
-    return report([records], as_json=as_json, show=_print)
+    return report([_loop(runs, steps, quick)], as_json=as_json, show=_print)
 
 
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
@@ -81,29 +75,13 @@ def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
     return seconds
 
 
-def _flat(runs: int, quick: bool) -> Record:
-    """Compare making ResNet-50's gradient flat, and cutting it up again, with two copies of it."""
-    name = "vgg_tiny" if quick else "resnet50"
-    shapes = [(64, 1000)] if quick else SHAPES["resnet50"]()
-    call = flat_and_back(shapes)
-    vector = np.ones(sum(int(np.prod(shape)) for shape in shapes), np.float32)
-    seconds = alternate(
-        {FLAT: lambda _: call(), COPIES: lambda _: (vector.copy(), vector.copy())}, [None], runs
-    )
-    case = {"shapes": name, "entries": len(vector), "quick": quick, "unit": "seconds"}
-    return _record(case, FLAT, COPIES, seconds, 1)
-
-
 def _record(case: dict[str, Any], subject: str, peer: str, seconds: dict[str, Seconds], steps: int) -> Record:
     own, baseline = (seconds[name].per(steps) for name in (subject, peer))
     return Record("train", case, subject, own, peer, baseline, bytes=None)
 
 
 def _print(records: list[Record]) -> None:
-    notes = [
-        "loop: resnet20, 64 samples of 32 pixels a step, one rank",
-        f"flat and back: a gradient of {records[-1].case['entries']:,} entries",
-    ]
+    notes = ["resnet20, 64 samples of 32 pixels a step, one rank"]
     against_baseline(records, "ms", 1e3, "ms", notes).print()
 
 
@@ -127,19 +105,6 @@ def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:
 
     images, labels = tf.constant(batch.images), tf.constant(batch.labels)
     return lambda: float(step(images, labels))  # type: ignore[return-value]  # float() waits for the result
-
-
-def flat_and_back(shapes: Sequence[tuple[int, ...]]) -> Callable[[], object]:
-    """Return what makes one vector of tensors of these shapes, in TensorFlow, and tensors of it again."""
-    tensors = [tf.ones(shape) for shape in shapes]
-    size = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
-    flatten = tf.function(lambda: tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0))
-
-    @tf.function(input_signature=[tf.TensorSpec([size], tf.float32)])
-    def cut(mean: Any) -> list[Any]:
-        return cut_up(mean, shapes)
-
-    return lambda: cut(tensor_of(copy_of(np.asarray(flatten()))))  # the reducer's copy is between the two
 
 
 if __name__ == "__main__":

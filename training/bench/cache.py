@@ -18,7 +18,8 @@ from training.process.job import usage_error
 
 RUNS, QUICK_RUNS = 5, 3
 BATCH, SIDE, INPUT = 256, 128, 96
-STORED_BATCHES, CACHED_BATCHES, QUICK_BATCHES = 2, 40, 10  # in a run, from storage and from the levels
+STORED_BATCHES = 2  # in a run, from storage
+CACHED_BATCHES, QUICK_BATCHES = 40, 10  # and from the levels: many more than are prefetched
 CROP = Augmentation(INPUT, mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
 LEVELS, STORAGE = "levels", "storage"
 FIRST, FIRST_UNCACHED = "first epoch", "first epoch without a cache"
@@ -54,11 +55,6 @@ class Setting:
     def reading(self, cache: Callable[[], DataCache], batches: int) -> Run:
         """Return runs that read so many batches."""
         return lambda epoch: sum(len(each.labels) for each in islice(self.batches(cache(), epoch), batches))
-
-    @property
-    def cached_batches(self) -> int:
-        """Return how many batches a run makes of cached samples: many more than are prefetched."""
-        return QUICK_BATCHES if self.quick else CACHED_BATCHES
 
     def first_epoch(self, epoch: int) -> int:
         """Read the first batches through a cache whose folders are empty."""
@@ -97,7 +93,7 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
     cached.fill()
     _check(setting, cached)
     reading = {
-        LEVELS: setting.reading(lambda: cached, setting.cached_batches),
+        LEVELS: setting.reading(lambda: cached, QUICK_BATCHES if setting.quick else CACHED_BATCHES),
         STORAGE: setting.reading(setting.cache, STORED_BATCHES),
         **(more or {}),
     }

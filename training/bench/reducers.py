@@ -15,23 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib import (
-    REDUCERS,
-    Communicator,
-    Link,
-    LinkBytes,
-    Network,
-    Reducer,
-    Report,
-    Topology,
-    make_reducer,
-    predict,
-    transport,
-)
+from commlib import REDUCERS, Communicator, Link, LinkBytes, Network, Reducer, Report, Topology, make_reducer
 from commlib.agreement import differing, digest
 from commlib.density import check_density
 from commlib.errors import InvalidArgument, look_up
+from commlib.prediction import predict
 from commlib.reducers import StageSeconds
+from commlib.transport import simulated
 from commlib.transport.mpi import WORLD_SIZES
 from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
@@ -295,7 +285,7 @@ class Plan:
         if self.comm is not None:
             return function(self.comm)
         options, own = self.options, self.options.ranks_per_node or RANKS_PER_NODE
-        return transport.simulated.run(function, options.ranks or RANKS, own, options.network)[0]
+        return simulated.run(function, options.ranks or RANKS, own, options.network)[0]
 
     def topology(self, comm: Communicator) -> Topology:
         """Return the nodes of the ranks."""
