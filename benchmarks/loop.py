@@ -1,7 +1,6 @@
 """The overhead of the training loop over a bare step: python -m benchmarks.loop."""
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from itertools import islice, repeat
 from typing import Any
@@ -12,9 +11,7 @@ import tensorflow as tf
 from training.bench.record import Record, Seconds, against_baseline, alternate, report
 from training.bench.train import endless
 from training.config.config import Config
-from training.process.progress import Progress
 from training.run.trainer import Trainer
-from training.run_folder import RunFolder
 
 RUNS, QUICK_RUNS = 21, 3
 STEPS, QUICK_STEPS = 8, 2  # of a run
@@ -45,11 +42,9 @@ def main(as_json: bool, quick: bool) -> int:
 
 def _loop(runs: int, steps: int, quick: bool) -> list[Record]:
     """Compare steps of a trainer with the same steps bare: on one batch, and on those that it reads."""
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-bench-") as work:
-        trainer = Trainer(Config.model_validate(RESNET20 | {"output": work}).resolved())
-        with RunFolder(trainer.config) as folder:
-            trainer.begin(folder, Progress(silent=True), folder.path)
-            seconds = _loop_seconds(trainer, runs, steps)
+    with Trainer(Config.model_validate(RESNET20).resolved()) as trainer:
+        trainer.begin(writes=False)
+        seconds = _loop_seconds(trainer, runs, steps)
     case = {"model": "resnet20", "batch": 64, "input_size": 32, "ranks": 1, "quick": quick}
     case["unit"] = "seconds a step"
     return [_record(case, subject, BARE, seconds, steps) for subject in (LOOP, READING)]
@@ -59,7 +54,7 @@ def _loop_seconds(trainer: Any, runs: int, steps: int) -> dict[str, Seconds]:
     (phase,) = trainer.phases
     batches = endless(phase.data.training_batches)
     batch = next(batches)
-    bare = bare_step(trainer.learner, phase, batch)
+    bare = bare_step(trainer, phase, batch)
 
     def train(batches: Iterable[Any]) -> None:
         for each in islice(batches, steps):
@@ -85,11 +80,11 @@ def _print(records: list[Record]) -> None:
     against_baseline(records, "ms", 1e3, "ms", notes).print()
 
 
-def bare_step(learner: Any, phase: Any, batch: Any) -> Callable[[], None]:
+def bare_step(trainer: Any, phase: Any, batch: Any) -> Callable[[], None]:
     """Return a step on one batch, again and again: one graph of forward, backward and update."""
-    model = keras.models.clone_model(learner.model)
-    model.set_weights(learner.model.get_weights())
-    settings = learner.config.optimizer
+    model = keras.models.clone_model(trainer.model)
+    model.set_weights(trainer.model.get_weights())
+    settings = trainer.config.optimizer
     optimizer = keras.optimizers.SGD(phase.rate.at(0, phase.steps), momentum=settings.momentum)
     optimizer.build(model.trainable_variables)
     variables = [variable.value for variable in model.trainable_variables]

@@ -92,12 +92,16 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
     cached = setting.cache(setting.dirs)
     cached.fill()
     _check(setting, cached)
+    uncached = setting.reading(setting.cache, STORED_BATCHES)
     reading = {
         LEVELS: setting.reading(lambda: cached, QUICK_BATCHES if setting.quick else CACHED_BATCHES),
-        STORAGE: setting.reading(setting.cache, STORED_BATCHES),
+        STORAGE: uncached,
         **(more or {}),
     }
-    first = {FIRST: setting.first_epoch, FIRST_UNCACHED: setting.reading(setting.cache, STORED_BATCHES)}
+    first: dict[str, Run] = {
+        FIRST: setting.first_epoch,
+        FIRST_UNCACHED: setting.reading(setting.cache, STORED_BATCHES),
+    }
     runs = QUICK_RUNS if setting.quick else RUNS
     seconds = seconds_a_sample(reading, runs) | seconds_a_sample(first, runs)
     pairs = [(LEVELS, peer) for peer in reading if peer != LEVELS] + [(FIRST, FIRST_UNCACHED)]

@@ -71,7 +71,7 @@ class TimedSteps:
 
     def result(self) -> dict[str, Any]:
         """Return what was measured, equal on all ranks; collective."""
-        own = {
+        own: dict[str, Any] = {
             "turns": self._turns,
             "count": median(self._counts),
             "sent": [
@@ -148,7 +148,8 @@ def measure(topology: Topology, configs: Mapping[str, Config], quick: bool) -> I
         close(trainer)
     seconds = {name: Seconds.of(result["seconds"]) for name, result in results.items()}
     for name, result in results.items():
-        case = {"model": configs[name].model.name, "batch_size": configs[name].phases[0].batch_size}
+        phase: Any = configs[name].phases[0]  # of the task
+        case = {"model": configs[name].model.name, "batch_size": phase.batch_size}
         case |= {"ranks_of_nodes": [len(node) for node in topology.nodes], "quick": quick}
         more = {key: result[key] for key in ("stages", "hidden_share", "buckets", "weights", "reducer")}
         record = Record("train", case, name, seconds[name], bytes=LinkBytes(**result["bytes"]), more=more)

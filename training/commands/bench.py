@@ -99,5 +99,5 @@ def bench_train(
     """
     from training.bench.train import bench
 
-    given = {"overrides": overrides or [], "reducers": reducers or [], "quick": quick}
-    raise typer.Exit(bench(as_json, config=config, **given))
+    words, names = overrides or [], reducers or []
+    raise typer.Exit(bench(as_json, config=config, overrides=words, reducers=names, quick=quick))
