@@ -10,12 +10,10 @@ import pytest
 from commlib import CODECS, SELECTORS
 from commlib.errors import InvalidArgument, UnknownName
 from commlib.gpu import (
-    DEVICE_SELECTORS,
     Buffers,
     DeviceCodec,
     GpuUnavailable,
     OutOfDeviceMemory,
-    cupy_engine,
     current_engine,
     make_device_selector,
 )
@@ -77,35 +75,30 @@ class FakeCuPy(SimpleNamespace):
         return SimpleNamespace(load=self.loaded.append, get_function=get_function)
 
 
-def test_without_cupy_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(GpuUnavailable, match=r"CuPy is not installed .*pip install 'cloudtrain\[gpu\]'"):
-        current_engine()
-    with pytest.raises(GpuUnavailable, match="CuPy is not installed"):
-        make_device_selector("exact", 100, 10)
+def no_driver():
+    raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
 
 
-def test_without_a_driver_the_error_is_cuda_s(monkeypatch):
-    def fails():
-        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
-
+def without_driver():
     cupy = FakeCuPy()
-    cupy.cuda.runtime.getDeviceCount = fails
+    cupy.cuda.runtime.getDeviceCount = no_driver
+    return cupy
+
+
+@pytest.mark.parametrize(
+    ("cupy", "message"),
+    [
+        (None, r"CuPy is not installed .*pip install 'cloudtrain\[gpu\]'"),
+        (without_driver(), "cudaErrorInsufficientDriver"),
+        (FakeCuPy(devices=0), "finds no GPU"),
+        (FakeCuPy(capability=(6, 1)), "expected compute capability 7.0 or more, got 6.1"),
+    ],
+    ids=["CuPy", "driver", "device", "old"],
+)
+def test_the_error_says_what_is_missing(monkeypatch, cupy, message):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(GpuUnavailable, match="finds no usable GPU .cudaErrorInsufficientDriver"):
-        current_engine()
-
-
-def test_no_device_is_no_gpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(devices=0))
-    with pytest.raises(GpuUnavailable, match="finds no GPU"):
-        current_engine()
-
-
-def test_a_device_older_than_volta_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(capability=(6, 1)))
-    with pytest.raises(GpuUnavailable, match=r"A Device: expected compute capability 7.0 or more, got 6.1"):
-        CuPyEngine(0)
+    with pytest.raises(GpuUnavailable, match=message):
+        current_engine(0)
 
 
 @pytest.fixture(autouse=True)
@@ -157,21 +150,6 @@ def test_what_is_damaged_is_compiled_anew_and_mended(monkeypatch, tmp_path, dama
         [file] = (tmp_path / "cloudtrain" / "kernels").iterdir()
         if run == 0:
             file.write_bytes(damage(file.read_bytes()))
-
-
-@pytest.mark.parametrize("place", ["/dev/null/cache", None], ids=["cannot be written", "no home"])
-def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch, place):
-    def no_home():
-        raise InvalidArgument("HOME: expected the path of the user's home folder, got nothing")
-
-    cupy = FakeCuPy()
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    if place is None:
-        monkeypatch.setattr(cupy_engine, "user_cache", no_home)
-    else:
-        monkeypatch.setenv("XDG_CACHE_HOME", place)
-    CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
-    assert cupy.loaded == [b"a cubin"]
 
 
 class FakeArray(SimpleNamespace):
@@ -250,28 +228,19 @@ def test_ranges_hold_all_items_in_whole_multiples_of_32(emulate, items):
     assert ranges.per_warp * (ranges.warps - 8) < max(items, 1)  # no block without items
 
 
-def test_every_selector_of_the_device_has_one_of_the_cpu():
-    assert set(DEVICE_SELECTORS) <= set(SELECTORS)
-
-
-def test_selectors_and_codecs_without_a_gpu_kernel_are_refused_in_one_line(monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "given", "error", "message"),
+    [
+        (GPU.make_selector, "first", InvalidArgument, "selector: .*a GPU kernel"),
+        (GPU.make_selector, {"name": "bucketed", "bucket": 4096}, InvalidArgument, "selector: .*no options"),
+        (GPU.make_codec, "gap+fp33", InvalidArgument, "wire: .*GPU kernels"),
+        (lambda name: DeviceCodec(name, 100), "gap+lloyd2", InvalidArgument, "wire: .*GPU kernels"),
+        (GPU.make_selector, "frist", UnknownName, 'unknown selector "frist"'),
+        (GPU.make_codec, "frist", UnknownName, 'unknown codec "frist"'),
+    ],
+)
+def test_selectors_and_codecs_without_a_gpu_kernel_are_refused(monkeypatch, make, given, error, message):
     monkeypatch.setitem(SELECTORS, "first", type("First", (Exact,), {}))
     monkeypatch.setitem(CODECS, "fp33", type("Fp33", (Fp32,), {}))
-    with pytest.raises(
-        InvalidArgument,
-        match=r"^selector: expected one with a GPU kernel \(exact, mstopk, dgc, .*, reused\), got 'first'$",
-    ):
-        GPU.make_selector("first")
-    with pytest.raises(InvalidArgument, match=r"^selector: expected a name, on GPUs they have no options"):
-        GPU.make_selector({"name": "bucketed", "bucket": 4096})
-    with pytest.raises(
-        InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(raw32, .*\), got 'gap\+fp33'$"
-    ):
-        GPU.make_codec("gap+fp33")
-    with pytest.raises(
-        InvalidArgument, match=r"^wire: expected codecs with GPU kernels \(.*, qsgd2\), got 'gap\+lloyd2'$"
-    ):
-        DeviceCodec("gap+lloyd2", 100)
-    for make, kind in [(GPU.make_selector, "selector"), (GPU.make_codec, "codec")]:
-        with pytest.raises(UnknownName, match=f'^unknown {kind} "frist" '):
-            make("frist")
+    with pytest.raises(error, match=f"^{message}"):
+        make(given)

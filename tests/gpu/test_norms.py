@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument
-from commlib.gpu import OutOfDeviceMemory, SegmentSquares
+from commlib.gpu import SegmentSquares
 from pto.norms import sum_of_squares
 from tests.gpu.vectors import DTYPES, SEED, bits_of, normal
 
@@ -41,25 +40,7 @@ def test_large_and_small_values_neither_overflow_nor_vanish(engine):
     assert found.tolist() == [2 * float(vector[0]) ** 2, 2 * float(vector[2]) ** 2]
 
 
-def test_a_nan_makes_the_sum_of_its_segment_a_nan(engine):
-    vector = np.ones(300, np.float32)
-    vector[150] = np.nan
-    found = squares_of(engine, vector, [100, 100, 100])
-    assert found[[0, 2]].tolist() == [100, 100]
-    assert np.isnan(found[1])
-
-
 def test_the_order_of_blocks_changes_no_bit(emulate):
     vector = normal(150_000)
     engines = [emulate(seed, under_way=under_way) for seed, under_way in [(1, 1), (2, 4), (3, 9)]]
     assert len({squares_of(engine, vector, [70_000, 80_000]).tobytes() for engine in engines}) == 1
-
-
-def test_tables_that_do_not_fit_are_told(emulate):
-    with pytest.raises(OutOfDeviceMemory, match="3 segments: 32 bytes for bounds do not fit; held"):
-        SegmentSquares([1, 1, 1], engine=emulate(1, memory=24))
-
-
-def test_no_segments_are_refused(engine):
-    with pytest.raises(InvalidArgument, match="sizes: expected one or more"):
-        SegmentSquares([], engine=engine)

@@ -137,13 +137,6 @@ def test_sums_are_sparse_or_dense_as_on_the_cpu(entries):
     assert GPURanks(1, engine=engine_for).run(body) == [expected]
 
 
-def test_vectors_of_nothing_have_a_sum():
-    def body(comm):
-        return kernels_of(comm.arrays).sum_sparse([SparseVector.empty(0, comm.arrays)] * 2).nnz
-
-    assert GPURanks(1, engine=engine_for).run(body) == [0]
-
-
 def test_a_step_of_hitopk_copies_no_vector_to_the_host():
     size = 1 << 16
     ranks = GPURanks(4, engine=engine_for)

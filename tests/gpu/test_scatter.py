@@ -66,13 +66,6 @@ def test_more_ranks_than_threads_of_a_block(engine, monkeypatch, size, most):
     assert added(engine, vectors) == expected(vectors, monkeypatch), SEED
 
 
-def test_a_block_may_own_several_tiles(engine, monkeypatch):
-    """Eight tiles, of which the last is a part: blocks have 3, 3 and 2."""
-    monkeypatch.setattr(commlib.gpu.scatter, "MOST_RANGES", 3)
-    vectors = ranks_of(30_001, 7)
-    assert added(engine, vectors) == expected(vectors, monkeypatch), SEED
-
-
 def test_indices_may_be_of_64_bits(engine, monkeypatch):
     """As past 2³¹ - 1, which the emulator would take hours for."""
     for module in (commlib.vectors, commlib.gpu.scatter):
@@ -99,11 +92,6 @@ def test_zeros_denormals_and_infinities_are_entries_like_others(engine, given, s
     assert indices == np.array([4], np.int32).tobytes()
     assert values == np.array(sums, np.float32).tobytes()
     assert dense[16:20] == values
-
-
-def test_where_nobody_names_a_place_nothing_is_waited_for(engine):
-    vectors = [SparseVector.empty(5000)] * 3
-    assert added(engine, vectors) == [b"", b"", bytes(4 * 5000)]
 
 
 def test_however_many_vectors_there_are_the_launches_are_as_many(emulate):
@@ -165,11 +153,6 @@ def test_rows_are_summed_as_by_the_cpu(engine, size, count, place):
     sums = sum_rows(np.delete(rows, place, axis=0), rows[place], place).tobytes()
     assert sum_of_rows(engine, rows, place) == sums, SEED
     assert sum_of_rows(engine, rows, place, before=place % 4, spare=8) == sums, SEED
-
-
-def test_rows_of_nothing_add_up_to_nothing(engine):
-    others, own = engine.empty(0, np.float32).reshape(2, 0), engine.empty(0, np.float32)
-    assert add_rows(others, own, 1, engine=engine).size == 0
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 6), np.float32), ((2, 4), np.float32), ((2, 8), np.int32)])

@@ -92,14 +92,6 @@ def test_a_sum_is_written_selected_from_and_cleared_in_one_sweep(engine, name, e
     assert engine.to_host(given[1]).tobytes() == residual.tobytes()
 
 
-def test_a_sum_may_take_the_residual_s_place_and_begin_anywhere(engine):
-    gradient, whole = normal(4999), normal(5000, 1)
-    residual = on(engine, whole)[1:]
-    selector = make_device_selector("exact", 4999, 77, engine=engine)
-    selection = selector.select_sum(on(engine, gradient), residual, residual)
-    assert_selected(selection, gradient + whole[1:], "exact", 77)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 @pytest.mark.parametrize(("size", "place"), [(9001, 8000), *more((1, 0), (1000, 999))])
@@ -175,15 +167,6 @@ def test_a_sample_that_misleads_changes_nothing(engine, law):
     )
 
 
-def test_the_largest_sample_there_is_fits_into_its_block(engine):
-    size = 10 * (1 << 14) - 1  # strides of 9, though a tenth of the size is nearly the sample wanted
-    vector = normal(size)
-    selector = make_device_selector("dgc", size, 300, engine=engine)
-    assert selector._guesses
-    assert -(-size // selector._stride) == 18_205
-    assert_selected(selector.select(on(engine, vector)), vector, "dgc", 300)
-
-
 @pytest.mark.parametrize("law", ["normal", "ties", *more("equal", "zeros")])
 @pytest.mark.parametrize("share", [7, 9, *more(1, 8, 200)])
 def test_few_and_many_of_a_bucket_are_selected(engine, law, share):
@@ -191,21 +174,6 @@ def test_few_and_many_of_a_bucket_are_selected(engine, law, share):
     k = len(vector) * share // 512
     selector = make_device_selector("bucketed", len(vector), k, engine=engine)
     assert_selected(selector.select(on(engine, vector)), vector, "bucketed", k)
-
-
-def test_a_run_that_was_broken_off_leaves_nothing_to_the_next(engine, monkeypatch):
-    vector = normal(10_000)
-    selector = make_device_selector("exact", 10_000, 100, engine=engine)
-    assert_selected(selector.select(on(engine, vector)), vector, "exact", 100)
-    held = selector.buffers.bytes
-    with monkeypatch.context() as patch:
-        patch.setattr(selector, "_pick", lambda *_: 1 / 0)  # half of the kernels have run
-        with pytest.raises(ZeroDivisionError):
-            selector.select(on(engine, -vector))
-    for turn in range(3):
-        vector = normal(10_000, turn)
-        assert_selected(selector.select(on(engine, vector)), vector, "exact", 100)
-    assert selector.buffers.bytes == held  # a plan is used again without new memory
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -230,19 +198,6 @@ def test_a_selection_is_seven_kernels_at_most_and_reads_state_once(emulate, monk
     assert copies == []
     assert selection.nnz() == 65
     assert copies == [16]
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "said"),
-    [
-        (99, np.float32, r"vector: expected float32 of shape \(100,\), got float32 \(99,\)"),
-        (100, np.float64, r"vector: expected float32 of shape \(100,\), got float64 \(100,\)"),
-    ],
-)
-def test_another_vector_than_planned_is_refused(engine, size, dtype, said):
-    selector = make_device_selector("exact", 100, 10, engine=engine)
-    with pytest.raises(InvalidArgument, match=said):
-        selector.select(engine.from_host(np.zeros(size, dtype)))
 
 
 def test_what_a_plan_cannot_be_is_refused(engine):

@@ -99,10 +99,3 @@ def test_gpus_that_tensorflow_does_not_see_or_numbers_otherwise_are_refused(
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: seen)
     with pytest.raises(InvalidArgument, match=message):
         adapter.tensorflow_device(gpu)
-
-
-def test_a_gpu_of_equal_numbers_has_a_name(monkeypatch):
-    monkeypatch.undo()
-    seen = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: seen)
-    assert adapter.tensorflow_device(0) == "GPU:0"

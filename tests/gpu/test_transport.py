@@ -1,6 +1,5 @@
 """What every transport does, on arrays of a GPU: through a fake NCCL, and through MPI between nodes."""
 
-import os
 import sys
 
 import numpy as np
@@ -59,15 +58,6 @@ def test_parts_of_different_lengths_are_broadcast_by_their_owners_in_one_group()
     assert launches(body) == ["broadcast"] * 3 * 4
 
 
-def test_what_is_in_host_memory_goes_past_nccl():
-    def body(comm):
-        test_communicator.exchange_all(comm, np.float32)
-        comm.allgather(np.ones(3), [np.zeros(3) for _ in range(comm.size)])
-        comm.reduce_scatter(np.ones(8, np.float32), partition(8, comm.size))
-
-    assert launches(body) == []
-
-
 def test_messages_posted_together_are_one_group():
     def body(comm):
         outgoing, incoming = comm.arrays.zeros((3, 5), np.float32), comm.arrays.zeros((3, 5), np.float32)
@@ -102,17 +92,6 @@ def test_the_caller_may_use_any_stream():
         return part.get().tolist()
 
     assert GPURanks(2).run(body) == [[2.0] * 4] * 2
-
-
-def test_node_and_streams_have_cuda_streams_and_nccl_communicators_of_their_own():
-    def body(comm):
-        topology = Topology(comm, ranks_per_node=2)
-        comms = [topology.world, topology.node, topology.stream]
-        return len({each._stream.ptr for each in comms}), [each._nccl.name for each in comms]
-
-    seen = GPURanks(4).run(body)
-    assert {count for count, _ in seen} == {3}
-    assert len({name for _, names in seen for name in names}) == 1 + 2 + 2
 
 
 # ------------------------------------------------------------- through MPI between nodes
@@ -216,12 +195,6 @@ def test_what_cannot_be_connected_is_one_line(options, message):
         over_fake(**options)
 
 
-def test_ranks_may_share_a_gpu_where_nccl_takes_them_for_several_machines(monkeypatch):
-    monkeypatch.setenv(nccl.HOST_ID, "")  # taken back after the test
-    over_fake(gpus=1, share_gpus=True)
-    assert os.environ[nccl.HOST_ID].startswith("node0-")  # of the last rank: in threads they share it
-
-
 def test_without_cupy_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(
@@ -267,19 +240,6 @@ def test_a_gpu_that_is_full_names_what_the_reducer_holds():
     )
     with pytest.raises(OutOfDeviceMemory, match=expected):
         GPURanks(2).run(body)
-
-
-def test_a_reducer_of_shards_never_holds_more_than_its_shard():
-    made = []
-
-    def body(comm):
-        zeros = comm.arrays.zeros
-        comm.arrays.zeros = lambda size, *kind: made.append(size) or zeros(size, *kind)
-        comm.barrier()
-        make_reducer("hitopk", Topology(comm), size=1000)
-
-    GPURanks(2).run(body)
-    assert set(made) == {500}
 
 
 def test_alone_a_rank_needs_no_nccl():
