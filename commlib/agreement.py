@@ -1,4 +1,4 @@
-"""Whether ranks hold the same: compared by digests of eight bytes."""
+"""Comparison of settings and state among ranks, by digests of eight bytes."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ def with_flags(value: int, flags: int) -> int:
 
 
 def without_flags(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return what :func:`with_flags` left of the digests.
+    """Return the digests without the flags that :func:`with_flags` added.
 
     >>> without_flags(np.array([0x7F02, 0x7F01])).tolist()
     [127, 127]
@@ -55,7 +55,7 @@ def without_flags(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def flags_of(values: npt.NDArray[np.int64]) -> int:
-    """Return the flags that any of the values of :func:`with_flags` has.
+    """Return the union of the flags of values that :func:`with_flags` returned.
 
     >>> flags_of(np.array([0x7F02, -0x7F00, 0x7F05]))
     7
@@ -71,7 +71,7 @@ CROSSED = (
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> str:
-    """Return what differs between the settings of ranks 0, 1, …, and who has what.
+    """Return one line that names each setting that differs between ranks, with its value on each rank.
 
     >>> differences([{"size": 8, "density": 0.1}, {"size": 8, "density": 0.2}, {"size": 8, "density": 0.2}])
     'density is 0.1 on ranks [0], 0.2 on ranks [1, 2]'

@@ -9,15 +9,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
-from commlib.entries import Float32
 from commlib.errors import InvalidArgument, OutOfDeviceMemory
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compile a kernel that runs without the GIL; cached on disk if a cache folder can be written."""
+    try:
+        kernel: Any = njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither the package nor a cache folder of the user can be written
+        kernel = njit(nogil=True)(function)
+    return kernel  # type: ignore[no-any-return]
+
+
 Array = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
 
 
 def is_on_gpu(array: Any) -> bool:

@@ -22,7 +22,7 @@ from commlib.wire import Codec, make_codec
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds for one entry on every rank of a machine, until the last one has done it.
+    """Seconds an entry for each kernel, on all ranks of a machine at the same time, until the last has ended.
 
     ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
     is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse vector
@@ -60,14 +60,14 @@ class Work:
 
     @classmethod
     def selecting(cls, size: float, k: float) -> "Work":
-        """Return the work to accumulate and select, and to take what was selected out of the residual."""
+        """Return the work to accumulate, to select, and to clear the selected entries of the residual."""
         return cls(select=size, keep=k, place=k)
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def seconds(self, speeds: Speeds, wire: str) -> float:
-        """Return how long that takes."""
+        """Return the seconds of this work."""
         if self.coded and wire not in speeds.code:
             measured = ", ".join(speeds.code)
             raise InvalidArgument(f"wire: expected one whose speed is known ({measured}), got {wire!r}")
@@ -93,7 +93,7 @@ def sparse_bytes(count: int, size: int, value_bytes: int = VALUE_BYTES) -> int:
 
 
 def sum_bytes(codec: Codec, k: int, ranks: int, size: int) -> int:
-    """Return the most that a lossless message of the sum of ``ranks`` messages of ``k`` entries takes.
+    """Return the most bytes of a lossless message with the sum of ``ranks`` messages of ``k`` entries.
 
     A dense message makes the sum dense: few bits a value are dense from few entries on.
     """
@@ -121,7 +121,7 @@ def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Calla
 
 
 def by_link(nodes: Nodes, rank: int, to_each: Mapping[int, int]) -> LinkBytes:
-    """Return the sums of the bytes to each other rank, by link; ranks that do not exist get nothing."""
+    """Return the sums of the bytes to each other rank, by link; ranks that do not exist are ignored."""
     own = next(node for node in nodes if rank in node)
     return LinkBytes(
         intra=sum(to_each.get(to, 0) for to in own if to != rank),

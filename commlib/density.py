@@ -1,4 +1,4 @@
-"""How many entries a density selects, and densities to begin a training with."""
+"""The number of entries that a density selects, and densities of warm-up epochs."""
 
 from commlib.errors import InvalidArgument
 
@@ -7,7 +7,7 @@ GTOPK_WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 
 
 def check_density(density: float | None, name: str = "density") -> float:
-    """Return ``density``, or the share of this ``name``, as a float if it lies in (0, 1]; else refuse it."""
+    """Return ``density`` as a float; raise ``InvalidArgument``, which begins with ``name``, outside (0, 1]."""
     if not isinstance(density, (float, int)) or isinstance(density, bool) or not 0 < density <= 1:
         raise InvalidArgument(f"{name}: expected a number in (0, 1], got {density!r}")
     return float(density)
@@ -23,9 +23,9 @@ def entries(density: float, size: int) -> int:
 
 
 def exponential(first: float, last: float, epochs: int) -> tuple[float, ...]:
-    """Return the densities of ``epochs`` that come before ``last``, each the same share of the one before.
+    """Return ``epochs`` densities that fall from ``first`` towards ``last`` as a geometric series.
 
-    DGC's warm-up (section 3.3) is that of 0.25 … 0.001 in four epochs.
+    DGC's warm-up (section 3.3) goes from 0.25 to 0.001 in four epochs.
 
     >>> [round(density, 4) for density in exponential(0.25, 0.001, 4)]
     [0.25, 0.0629, 0.0158, 0.004]

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import Float32, compiled
 
-Float32 = npt.NDArray[np.float32]
 Index = npt.NDArray[np.signedinteger[Any]]
 Bits = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]

@@ -1,20 +1,26 @@
-"""What reducers compute with, by the module of their arrays: NumPy and Numba, or CuPy and ``commlib.gpu``.
+"""The kernels of reducers for each kind of array: NumPy and Numba, or CuPy and ``commlib.gpu``.
 
 A run gives the same bits on both: the same entries are selected (except by ``gaussian``, whose moments are
 added in another order), and messages are the same bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from commlib import vectors
-from commlib.gpu import adapters
-from commlib.selection import GivenSelector, Selector, make_selector
-from commlib.vectors import Float32, SparseVector
-from commlib.wire import Codec, make_codec
+from commlib.arrays import Allocate, module_of, new_array
+from commlib.errors import InvalidArgument, NonFiniteInput, shown
+from commlib.gpu.codecs import DeviceCodec, check_has_kernels
+from commlib.gpu.cupy_engine import current_engine
+from commlib.gpu.scatter import RankSum, add_rows
+from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
+from commlib.selection import SELECTORS, GivenSelector, Selector, make_selector, selector_class
+from commlib.selection.reused import Reused
+from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, sum_sparse
+from commlib.wire import Codec, Message, make_codec
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,168 @@ class Kernels:
     sum_rows: Callable[[Float32, Float32, int], Float32]
 
 
-HOST = Kernels(make_selector, make_codec, vectors.sum_sparse, vectors.sum_rows)
-GPU = Kernels(adapters.make_gpu_selector, adapters.make_gpu_codec, adapters.sum_sparse, adapters.sum_rows)
+MOST_PLANS = 512  # of a codec; plans hold buffers, and the regions of oktopk change their sizes now and then
+
+
+class GPUSelector(Selector):
+    """A selector of ``commlib.gpu`` for vectors of any size and any ``k``.
+
+    Each call waits for the GPU once: whether all is finite, and how many were selected.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.at_most = SELECTORS[name].at_most  # type: ignore[misc]  # of the instance: the class knows no name
+        self._plan: DeviceSelector | None = None
+
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """See :meth:`Selector.select`."""
+        return _entries_of(self._plan_for(len(vector), k).select(vector))
+
+    def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
+        """See :meth:`Selector.select_sum`."""
+        return _entries_of(self._plan_for(len(out), k).select_sum(gradient, residual, out))
+
+    def _plan_for(self, size: int, k: int) -> DeviceSelector:
+        """Return the plan of the previous call if it fits (a reducer's always does), else a new one."""
+        plan = self._plan
+        if plan is None or (plan.size, plan.k) != (size, min(k, size)):
+            plan = self._plan = DEVICE_SELECTORS[self._name](size, k, engine=current_engine())
+        return plan
+
+
+def _entries_of(selection: Selection) -> SparseVector:
+    """Return a copy: the next selection of the plan overwrites the plan's arrays."""
+    entries = selection.nnz()
+    return SparseVector(selection.size, selection.indices[:entries].copy(), selection.values[:entries].copy())
+
+
+class ReusedOnGPU(Selector):
+    """The selector ``reused``: CuPy's functions find what reaches an earlier step's threshold."""
+
+    at_most = Reused.at_most
+
+    def __init__(self, every: int = 32) -> None:
+        self._every, self._calls, self._threshold = every, 0, np.uint32(0)
+        self._exact = GPUSelector("exact")
+
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """See :meth:`Selector.select`."""
+        selected = None
+        if self._calls % self._every:
+            selected = self._reaching(vector, self.at_most * k)
+        if selected is None or 2 * selected.nnz < k:
+            selected = self._exact.select(vector, k)
+            if selected.nnz:
+                self._threshold = np.float32(float(np.abs(selected.values).min())).view(np.uint32)
+        self._calls += 1
+        return selected
+
+    def _reaching(self, vector: Float32, at_most: int) -> SparseVector | None:
+        """Return the entries that reach the threshold, or ``None`` where they are more than ``at_most``."""
+        if not np.isfinite(vector).all():
+            raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
+        indices = np.flatnonzero(np.abs(vector) >= self._threshold.view(np.float32))
+        if len(indices) > at_most:
+            return None
+        return SparseVector(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Selector.state_dict`."""
+        return {"calls": self._calls, "threshold": int(self._threshold)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Selector.load_state_dict`."""
+        self._calls, self._threshold = state["calls"], np.uint32(state["threshold"])
+
+
+class GPUCodec(Codec):
+    """A codec of ``commlib.gpu`` for vectors of any size; the caller owns what it returns."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._host = name, make_codec(name)
+        self._plans: dict[int, DeviceCodec] = {}
+
+    @property
+    def lossless(self) -> bool:
+        """See :attr:`Codec.lossless`."""
+        return self._host.lossless
+
+    def message_bytes(self, entries: int, size: int) -> int:
+        """See :meth:`Codec.message_bytes`."""
+        return self._host.message_bytes(entries, size)
+
+    def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
+        """See :meth:`Codec.encode`; always a new array."""
+        return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()  # type: ignore[no-any-return]
+
+    def decode(self, message: Message, size: int) -> SparseVector:
+        """See :meth:`Codec.decode`; does not check that the bits are those of indices."""
+        if size == 0:
+            return SparseVector.empty(0, module_of(message))
+        decoded = self._plan_for(size).decode(message)
+        indices = None if decoded.indices is None else decoded.indices.copy()
+        return SparseVector(size, indices, decoded.values.copy())
+
+    def _plan_for(self, size: int) -> DeviceCodec:
+        plan = self._plans.get(size)
+        if plan is None:
+            if len(self._plans) == MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[size] = DeviceCodec(self._name, size, engine=current_engine())
+        return plan
+
+
+def make_gpu_selector(name: GivenSelector) -> Selector:
+    """Return a new selector for CuPy's arrays; ``InvalidArgument``: options, or one without a GPU kernel."""
+    selector_class(name)  # which refuses unknown names, as on the CPU
+    if not isinstance(name, str):
+        raise InvalidArgument(f"selector: expected a name, on GPUs they have no options, got {shown(name)}")
+    if name == "reused":
+        return ReusedOnGPU()
+    if name not in DEVICE_SELECTORS:
+        known = ", ".join([*DEVICE_SELECTORS, "reused"])
+        raise InvalidArgument(f"selector: expected one with a GPU kernel ({known}), got {shown(name)}")
+    return GPUSelector(name)
+
+
+def make_gpu_codec(name: str) -> Codec:
+    """Return a new codec for CuPy's arrays; ``fp32`` is the CPU's, which only copies bytes.
+
+    A codec without GPU kernels raises ``InvalidArgument``.
+    """
+    codec = make_codec(name)
+    check_has_kernels(name)
+    return codec if name in ("fp32", "raw32", "raw32+fp32", "fp32+raw32") else GPUCodec(name)
+
+
+def gpu_sum_sparse(
+    vectors: Sequence[SparseVector],
+    *,
+    dense: Callable[[int], Float32] | None = None,
+    allocate: Allocate = new_array,
+) -> SparseVector:
+    """Return what :func:`commlib.vectors.sum_sparse` does; sums of sparse vectors are always new arrays.
+
+    Where the sum is sparse, the host waits for the GPU to learn how many entries it has.
+    """
+    if not vectors or any(vector.is_dense for vector in vectors):
+        return sum_sparse(vectors, dense=dense)  # dense sums take no kernel
+    size = vectors[0].size
+    if size == 0:  # as of a rank that owns no shard
+        return vectors[0]
+    ranks = RankSum(size, engine=current_engine())
+    is_dense = sum(vector.nnz for vector in vectors) >= delta(size)
+    return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
+
+
+def gpu_sum_rows(others: Float32, own: Float32, position: int) -> Float32:
+    """Return what :func:`commlib.vectors.sum_rows` does."""
+    return add_rows(others, own, position, engine=current_engine())  # type: ignore[no-any-return]
+
+
+HOST = Kernels(make_selector, make_codec, sum_sparse, sum_rows)
+GPU = Kernels(make_gpu_selector, make_gpu_codec, gpu_sum_sparse, gpu_sum_rows)
 
 
 def kernels_of(arrays: ModuleType) -> Kernels:

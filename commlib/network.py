@@ -38,11 +38,11 @@ class Link:
         return cls(microseconds * 1e-6, 8e-9 / gbit_per_second)
 
     def seconds(self, payload_bytes: float) -> float:
-        """Return how long one message takes on the idle link."""
+        """Return the seconds of one message on the idle link."""
         return self.alpha + payload_bytes * self.beta
 
     def agreement_seconds(self, ranks: int, integers: int) -> float:
-        """Return how long ``ranks`` take to learn ``integers`` of each: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
+        """Return the seconds to all-gather some integers: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
         return (ranks - 1).bit_length() * self.alpha + _INTEGER_BYTES * integers * (ranks - 1) * self.beta
 
 

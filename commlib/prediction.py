@@ -1,4 +1,4 @@
-"""What a step of a reducer is predicted to cost, by the :class:`commlib.cost.Cost` that it declares."""
+"""Predictions of the seconds and bytes of a reducer's step, from its :class:`commlib.cost.Cost`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def predict(
     speeds: Speeds | None = None,
     **options: Any,
 ) -> Prediction:
-    """Return what one step of a reducer takes; without ``speeds`` computing takes no time.
+    """Return the predicted cost of one step of a reducer; without ``speeds`` computing takes no time.
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
     counts for all. ``size``: entries of the gradient. ``reducer``, ``density`` and ``options``: as for

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.errors import InvalidArgument
 from commlib.vectors import Float32, SparseVector, index_dtype
 

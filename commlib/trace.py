@@ -1,4 +1,4 @@
-"""When the threads of a rank did what, and by how much its clock differs from rank 0's.
+"""Spans of the work of a rank's threads, and the offset of its clock from rank 0's.
 
 >>> recorder = Recorder()
 >>> recorder.add("select", start=2.0, end=2.5)
@@ -18,7 +18,7 @@ ROUNDS = 64  # of an exchange of a few bytes: the fastest of them bounds a clock
 
 @dataclass(frozen=True)
 class Span:
-    """What a thread did from ``start`` to ``end``, in seconds of its rank's clock."""
+    """The work ``name`` of a thread from ``start`` to ``end``, in seconds of its rank's clock."""
 
     thread: str
     name: str

@@ -194,12 +194,6 @@ def test_what_cannot_be_made_is_one_line(name, line):
     assert "\n" not in message
 
 
-def test_what_the_import_raised_is_the_cause():
-    with pytest.raises(InvalidArgument) as caught:
-        resolve({}, "model", "toys.broken:X")
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
 def test_whether_a_name_is_an_import_path_is_seen_without_importing():
     assert is_import_path("toys.broken:X")
     assert is_import_path("toys.broken:X.y")
@@ -282,11 +276,6 @@ def test_the_tuner_takes_what_declares_a_cost_and_names_what_it_leaves_out():
         'gone (reducer "gone": toys.reducers has no Gone)',
     ):
         assert line in left_out
-
-
-def test_nothing_is_said_where_nothing_is_left_out(monkeypatch):
-    monkeypatch.setattr("commlib.registry.entry_points", lambda **_: ())
-    assert tuner.left_out() is None
 
 
 class First(Selector):

@@ -257,12 +257,6 @@ def test_a_rank_that_did_not_change_its_density_is_named(ranks):
         assert message is None or message == f"the reducer is not the same on all ranks: {named}"
 
 
-def test_exponential_densities_are_a_geometric_series():
-    densities = [*density.exponential(0.3, 0.002, 5), 0.002]
-    np.testing.assert_allclose(np.diff(np.log(densities)), np.log(0.002 / 0.3) / 5)
-    assert densities[0] == 0.3
-
-
 # ------------------------------------------------------------- all together
 
 

@@ -109,7 +109,7 @@ def part_of_wrapper(record: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 
 def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` for an option that a reducer does not take, or lacks."""
+    """Raise ``InvalidArgument`` for an unknown or a missing option of a reducer."""
     check_options(name, reducer_class(name), options, POSITIONAL)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a reducer is given: gradients, and arrays for the mean."""
+"""Checks of the arguments of reducers: gradients, residuals, and arrays for the mean."""
 
 from types import ModuleType
 
@@ -21,9 +21,9 @@ def as_size(size: int) -> int:
 def as_gradient(
     gradient: npt.ArrayLike, size: int, arrays: ModuleType = np, workspace: Workspace | None = None
 ) -> Float32:
-    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, the same array where it is that.
+    """Return ``gradient`` as contiguous float32 of shape ``(size,)``, without a copy if it is that already.
 
-    ``arrays``: the module whose array it is to be, NumPy or CuPy; one of the other is refused. With a
+    ``arrays``: the module whose array it must be, NumPy or CuPy; arrays of the other are refused. With a
     ``workspace`` it is converted in there, under the name "gradient".
     """
     expect_module("gradient", gradient, arrays)
@@ -65,7 +65,7 @@ def checked_out(out: Float32, gradient: Float32, arrays: ModuleType) -> Float32:
 
 
 def added_residual(carried: Float32 | None, residual: Float32, size: int, arrays: ModuleType) -> Float32:
-    """Return a new float32 vector, the sum of ``residual`` and ``carried``; refuse what is not finite."""
+    """Return the sum as a new float32 vector; raise ``InvalidArgument`` if the sum is not finite."""
     if residual.shape != (size,):
         raise InvalidArgument(f"residual: expected shape ({size},), got {residual.shape}")
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
-"""What a reducer is: an all-reduce algorithm for gradients together with its state.
+"""The base class of reducers: an all-reduce algorithm for gradients together with its state.
 
-:class:`Reducer` holds what all share: options, checks, the report, the residual of a predecessor, and whether
-a step counts on all ranks.
+:class:`Reducer` has the options, checks of arguments and settings, the report, the residual of a predecessor,
+and the decision whether a step counts on all ranks.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ from commlib.vectors import Float32, Index, SparseVector, is_finite, non_finite
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a reducer that must be equal on all ranks; a reducer with some derives from this class."""
+    """Options that must be equal on all ranks; a reducer with options derives a frozen dataclass."""
 
 
 class Reducer(ABC):
@@ -73,7 +73,7 @@ class Reducer(ABC):
 
     @property
     def takes_entries(self) -> bool:
-        """Whether ``_reduce`` takes a ``SparseVector`` as it is; else it is given the dense vector of it."""
+        """Whether ``_reduce`` takes a ``SparseVector``; if not, such a gradient is made dense."""
         return False
 
     @overload
@@ -143,13 +143,13 @@ class Reducer(ABC):
         return non_finite(self.size, self.arrays) if mean is None else buffer.result(mean), report
 
     def commit(self) -> None:
-        """Take over the state that the proposed step leads to; once, after a ``propose`` that was finite."""
+        """Apply the change of state of the proposed step; once, after a finite ``propose``."""
         self._carried = None
         if self.topology.world.size > 1:
             self._commit()
 
     def discard(self) -> None:
-        """Forget the proposed step: residual and all other state are those from before it."""
+        """Drop the proposed step: the residual and all other state stay as before the step."""
         if self.topology.world.size > 1:
             self._discard()
 
@@ -178,11 +178,11 @@ class Reducer(ABC):
         return outcome.mean, report
 
     def measure(self, stage: str) -> AbstractContextManager[None]:
-        """Add the time of the body to ``stage`` of the report, without what is measured inside of it."""
+        """Add the time of the body to ``stage`` of the report, without stages measured inside the body."""
         return self._stopwatch.measure(stage)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Give a span of each stage to ``recorder`` from the next step on, or to none."""
+        """Record a span of each stage in ``recorder`` from the next step on, or stop recording."""
         self._stopwatch.recorder = recorder
 
     def _together(self, gradient: Any, buffer: Any) -> Outcome:
@@ -203,10 +203,10 @@ class Reducer(ABC):
         """
 
     def _commit(self) -> None:  # noqa: B027 - not every reducer has state of its own
-        """Change the state as the latest ``_reduce`` wants it."""
+        """Apply the change of state of the latest ``_reduce``."""
 
     def _discard(self) -> None:  # noqa: B027
-        """Undo what the latest ``_reduce`` has changed of the state, if anything."""
+        """Undo changes of state that the latest ``_reduce`` has made already."""
 
     def _alone(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         """Apply everything: the step of a single rank."""
@@ -233,7 +233,7 @@ class Reducer(ABC):
 
     @property
     def residual(self) -> Float32:
-        """What this rank has not sent: a new float32 array of shape ``(size,)``, 0 where others hold it."""
+        """The unsent part of gradients: a new float32 array of shape ``(size,)``, 0 outside the own shard."""
         if self._carried is None:
             return self.arrays.zeros(self.size, np.float32)  # type: ignore[no-any-return]
         return self._carried.copy()
@@ -241,8 +241,8 @@ class Reducer(ABC):
     def add_residual(self, residual: Float32) -> None:
         """Add a vector of shape ``(size,)`` to this rank's next gradient that counts.
 
-        So a predecessor's residual is flushed into the first step of its successor. One in host memory, such
-        as a checkpoint holds, is taken on a GPU, too.
+        This flushes the residual of a predecessor into the first step of its successor. On a GPU, a vector in
+        host memory, such as a checkpoint holds, is accepted, too.
         """
         self._carried = added_residual(self._carried, residual, self.size, self.arrays)
 
@@ -267,12 +267,12 @@ class Reducer(ABC):
         return own | asdict(self.options)
 
     def synchronize(self) -> None:
-        """Check that the reducer is the same on all ranks: before its first step; all call it together."""
+        """Check that all ranks have the same reducer; all ranks call it together, before the first step."""
         self.synchronize_step(True)
         self.mark_synchronized()
 
     def mark_synchronized(self) -> None:
-        """Note that the settings were compared as part of another reducer's, which holds this one."""
+        """Skip the comparison of settings, because the reducer that contains this one has made it."""
         self._is_synchronized = True
 
     def synchronize_step(self, finite: bool, *values: int) -> npt.NDArray[np.int64] | None:
@@ -289,8 +289,8 @@ class Reducer(ABC):
     def wait_for_comparison(self) -> None:
         """Wait until the settings and the number of the step that is under way are compared among all ranks.
 
-        Where they differ, every rank raises ``RanksDisagree``. It happens at the end of every step; an
-        algorithm does it before whatever ranks that disagree would not all do, or not alike.
+        Where the settings differ, every rank raises ``RanksDisagree``. Called at the end of every step; an
+        algorithm calls it earlier, before exchanges that ranks with other settings would not make.
         """
         comparison, self._comparison = self._comparison, None
         if comparison is not None:
@@ -311,7 +311,7 @@ class Reducer(ABC):
             raise RanksDisagree(f"the reducer is not the same on all ranks: {why}")
 
     def close(self) -> None:  # noqa: B027 - not every reducer has something to close
-        """Free what the reducer made itself and is not memory: nothing, unless a subclass says so."""
+        """Free resources other than memory; reducers with such resources override it."""
 
     def __enter__(self) -> "Reducer":  # noqa: D105 - it is closed at the end of the block
         return self

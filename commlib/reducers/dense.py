@@ -34,9 +34,9 @@ def _work(step: Step) -> Work:
 
 
 def make_mean(total: Float32, ranks: int) -> None:
-    """Divide a part of the sum by the number of ranks; one that is not finite then begins with a NaN.
+    """Divide a part of the sum by the number of ranks, and mark a part that is not finite.
 
-    So whoever gets the part sees it in its first entry.
+    The mark is a NaN in the first entry, which every rank that receives the part can check.
     """
     total /= np.float32(ranks)
     if not is_finite(total):
@@ -44,7 +44,7 @@ def make_mean(total: Float32, ranks: int) -> None:
 
 
 class Dense(Reducer):
-    """A ring: ``P − 1`` hops that add up, ``P − 1`` that hand round; ``2·d·(P − 1)/P`` values a rank.
+    """A ring: ``P − 1`` hops of reduce-scatter and ``P − 1`` of all-gather; ``2·d·(P − 1)/P`` values a rank.
 
     The ring goes through one node after the other: ``m`` of its ``P`` links lie between nodes. Each part is
     added up in the order of the ring, so the sum does not depend on MPI's choice of algorithm.

@@ -77,7 +77,7 @@ class GTopK(SelectingReducer):
         return self.lossless.decode(message, self.length)
 
     def _merge(self, held: SparseVector, source: int) -> SparseVector:
-        """Return the ``k`` largest of the sum with what ``source`` sends, and drop the others."""
+        """Add the entries that ``source`` sends; return the ``k`` largest of the sum, and drop the others."""
         received = self.codec.decode(receive_message(self.comm, source, self.workspace), self.length)
         with self.measure("combine"):
             merged = self.sum_sparse([held, received])

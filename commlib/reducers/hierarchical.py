@@ -19,7 +19,7 @@ class Shards(Flat):
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
     it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
     smallest node has ranks; the ranks beyond contribute and receive, and own nothing. A gradient that is a
-    ``SparseVector`` stays one where all is sent; else it is made dense, as what is selected from.
+    ``SparseVector`` stays sparse if all entries are sent; else it is made dense.
     """
 
     of_node: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class Shards(Flat):
     def spread(
         self, reducer: SelectingReducer, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
-        """All-gather the shards inside the node, only what was selected."""
+        """All-gather the selected entries of the shards inside the node."""
         node, world = reducer.topology.node, reducer.topology.world
         if node.size == 1:
             return super().spread(reducer, combined, selected, buffer)

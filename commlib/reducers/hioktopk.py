@@ -9,7 +9,7 @@ from commlib.vectors import VALUE_BYTES
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
-    """At most what Ok-Topk sends on the stream; in the node as ``hitopk``."""
+    """At most the bytes of Ok-Topk on the stream; in the node the bytes of ``hitopk``."""
     local_rank, lengths, stream = shards(step.nodes, rank, step.size)
     own, density = lengths[local_rank], step.density
     nodes = [[place] for place in range(len(stream))]
@@ -36,7 +36,7 @@ def _work(step: Step) -> Work:
 
 
 class HiOkTopK(OkTopK):
-    """HiTopKComm with Ok-Topk in place of its all-gather: what goes between nodes does not grow with ``m``.
+    """HiTopKComm with Ok-Topk in place of its all-gather: the bytes between nodes do not grow with ``m``.
 
     1. The reduce-scatter in the node: ``Shards.collect``.
     2. The selection of ``ρ·d/n`` entries of the shard: ``SelectingReducer``.

@@ -131,7 +131,7 @@ class MeanBuffers:
         self._made: list[tuple[MeanBuffer, int]] = []  # with the reference count of a free one
 
     def take(self) -> MeanBuffer:
-        """Return a buffer to whose memory no array or tensor refers: an earlier one, or a new one."""
+        """Return an earlier buffer whose memory no array or tensor refers to, or a new buffer."""
         for mean, references in self._made:
             if sys.getrefcount(mean.array.base) == references:
                 return mean

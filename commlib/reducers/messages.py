@@ -1,4 +1,4 @@
-"""Messages whose lengths only their senders know, and entries that move until all ranks hold equally many.
+"""Messages whose lengths only their senders know, and the balancing of entries among ranks.
 
 In host memory a message tells its length when it arrives. NCCL has to know lengths beforehand, and starts
 messages in groups that all ranks have to start alike: messages on GPUs follow an exchange of their lengths.
@@ -88,7 +88,7 @@ def _start_bucket(
     workspace: Workspace,
     incoming: Sequence[Message] | None,
 ) -> Callable[[], dict[int, Message]]:
-    """Start sending; the call that is returned waits for that, and returns what ``sources`` have sent.
+    """Start sending; return a function that waits and returns the messages of ``sources``.
 
     ``incoming``: arrays of the lengths that come from each rank, where they are known.
     """
@@ -115,7 +115,7 @@ def _start_bucket(
 
 
 def _buffers_on_gpu(lengths: npt.NDArray[np.int64], own: Message, rank: int) -> list[Message]:
-    """Return arrays of ``lengths[r]`` bytes of whatever values, where ``own`` lies, which is one of them."""
+    """Return uninitialized arrays of ``lengths[r]`` bytes on the GPU of ``own``."""
     empty = module_of(own).empty
     if (lengths == lengths[0]).all() and lengths[0] % WIDEST_BYTES == 0:
         return list(empty((len(lengths), int(lengths[0])), np.uint8))  # side by side: one call of NCCL
@@ -162,12 +162,12 @@ def gather_entries(comm: Communicator, held: Sequence[Array], counts: npt.NDArra
 
 
 def receive_message(comm: Communicator, source: int, workspace: Workspace) -> Message:
-    """Return the message that ``source`` sent; the next one overwrites it."""
+    """Return the message that ``source`` sent, in memory that the next message overwrites."""
     return comm.receive_message(source, lambda length: workspace.get("message", length, np.uint8))
 
 
 def exchange_message(comm: Communicator, message: Message, partner: int, workspace: Workspace) -> Message:
-    """Send a message to ``partner``; return the one it sends here, as ``receive_message`` does."""
+    """Send a message to ``partner``; return the message received from it, as ``receive_message`` does."""
     request = comm.send_message(message, partner)
     received = receive_message(comm, partner, workspace)
     request.wait()

@@ -22,8 +22,8 @@ def most_sent(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
     """Return the most that a rank sends of ``size`` entries: split, magnitudes, balance, all-gather.
 
     A rank selects at most ``2k`` entries between re-evaluations; the regions' sums are at most ``P`` times
-    that; at most ``2k`` reach the global threshold. That is of a step that re-evaluates that threshold: the
-    paper's equation 3 puts an ordinary balanced step at most at ``6·k·(P − 1)/P`` words.
+    as many; at most ``2k`` reach the global threshold. The bound is for a step that re-evaluates the
+    threshold: by the paper's equation 3 an ordinary balanced step sends at most ``6·k·(P − 1)/P`` words.
     """
     ranks = sum(map(len, nodes))
     entry = index_dtype(size).itemsize + VALUE_BYTES
@@ -46,7 +46,10 @@ def seconds_among(step: Step, group: Group, k: float, size: float) -> float:
 
 
 def summing(step: Step, k: float) -> Work:
-    """Add up a region, find what is applied and what is not; with a lossy codec, also what of it was sent."""
+    """Return the work to add up a region and split its entries into applied and unapplied ones.
+
+    With a lossy codec, the entries that were sent are decoded as well.
+    """
     work = Work(entry=3 * k, coded=k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
@@ -73,7 +76,7 @@ IMBALANCE = 4  # parts are evened out where the largest is more than so many tim
 
 @dataclass(frozen=True)
 class OkTopKOptions(SparseOptions):
-    """Periods in steps, and who keeps what does not reach the global threshold: see :class:`OkTopK`."""
+    """Periods in steps, and who keeps entries below the global threshold: see :class:`OkTopK`."""
 
     repartition_every: int
     reevaluate_every: int
@@ -104,8 +107,8 @@ class OkTopK(SelectingReducer):
     select; every ``reevaluate_every`` steps (τ′), and whenever the count has drifted beyond a factor of two,
     the global threshold is found exactly. The ``reused`` selector does the same for the local one.
 
-    ``leftovers``: who keeps what does not reach the global threshold, each ``sender`` its own entries (the
-    paper's local ∩ global rule), or the ``owner`` of the region their sum.
+    ``leftovers``: who keeps entries below the global threshold: each ``sender`` its own entries (the paper's
+    local ∩ global rule), or the ``owner`` of the region their sum.
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False)
@@ -165,7 +168,7 @@ class OkTopK(SelectingReducer):
         return combined
 
     def _repartition(self, selected: SparseVector) -> npt.NDArray[np.int64]:
-        """Return the mean over ranks of the bounds that halve, third, … what each rank has selected."""
+        """Return the mean over ranks of the bounds that cut each rank's selection into equal shares."""
         comm, places = self.comm, selected.indices_or_range
         if len(places):
             inner = [int(places[len(places) * region // comm.size]) for region in range(1, comm.size)]
@@ -238,7 +241,7 @@ class OkTopK(SelectingReducer):
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector
     ) -> None:
-        """Drop what this rank sent and is not in the result: only local ∩ global is cleared (line 14)."""
+        """Drop the entries that this rank sent in vain: only local ∩ global is cleared (line 14)."""
         not_applied = selected.without(combined)
         self.drop(not_applied)
         if not self.codec.lossless:

@@ -1,4 +1,4 @@
-"""What one call of ``reduce`` did: entries, bytes, and the seconds of each stage."""
+"""The report of one call of ``reduce``: entries, bytes, and the seconds of each stage."""
 
 import math
 from collections.abc import Callable
@@ -28,13 +28,13 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What residual decay took from a rank's residual: the norm of that, and the sum of its entries."""
+    """What residual decay removed from a rank's residual: the norm and the sum of the removed entries."""
 
     norm: float = 0.0
     sum: float = 0.0
 
     def __add__(self, other: "Forgotten") -> "Forgotten":
-        """Return that of two parts of one vector."""
+        """Return the record of two parts of one vector."""
         return Forgotten(math.hypot(self.norm, other.norm), self.sum + other.sum)
 
 
@@ -75,7 +75,7 @@ class Outcome:
 
 
 class _Body:
-    """The context of a body that a stopwatch measures; no generator's, which takes longer."""
+    """The context that a stopwatch measures; a context made of a generator takes longer."""
 
     def __init__(self, stopwatch: "Stopwatch[Any]", stage: str) -> None:
         self._stopwatch, self._stage = stopwatch, stage
@@ -105,7 +105,7 @@ class Stopwatch(Generic[Seconds]):
         self.seconds = self._zero()
 
     def measure(self, stage: str) -> AbstractContextManager[None]:
-        """Add the time of the body to ``stage``, without what is measured inside of it."""
+        """Add the time of the body to ``stage``, without stages measured inside the body."""
         return _Body(self, stage)
 
     def enter(self, stage: str) -> float:

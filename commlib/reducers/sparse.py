@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.agreement import check_settings
-from commlib.arrays import empty, is_on_gpu, memory_errors, to_host
-from commlib.compiled import compiled
+from commlib.arrays import compiled, empty, is_on_gpu, memory_errors, to_host
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
@@ -73,11 +72,11 @@ class SparseReducer(Reducer):
         return self.options.density
 
     def _make_selector(self) -> Selector:
-        """Return a new selector; where all is sent it is not called."""
+        """Return a new selector, unused if ``sends_all``."""
         return self.kernels.make_selector("exact" if self.sends_all else self.options.selector)
 
     def _check_all_is_sent(self, density: float) -> None:
-        """Raise ``InvalidArgument`` where the selector ``all`` would not send everything."""
+        """Raise ``InvalidArgument`` for options that contradict the selector ``all``."""
         if self.sends_all and density != 1:
             raise InvalidArgument(f"density: expected 1.0 with selector {EVERYTHING}, got {density!r}")
         self.check_loses_nothing("wire", self.options.wire, self.codec)
@@ -86,7 +85,7 @@ class SparseReducer(Reducer):
             raise InvalidArgument(f"decay: {expected}, got {self.options.decay!r}")
 
     def check_loses_nothing(self, option: str, name: str, codec: Codec) -> None:
-        """Raise ``InvalidArgument`` for a lossy codec where there is no residual for what it loses."""
+        """Raise ``InvalidArgument`` for a lossy codec if there is no residual to keep the rounding error."""
         if self.sends_all and not codec.lossless:
             expected = f"expected one without loss with selector {EVERYTHING}"
             raise InvalidArgument(f"{option}: {expected}, got {name}")
@@ -98,14 +97,14 @@ class SparseReducer(Reducer):
         """
         self._check_all_is_sent(check_density(density))
         self.options = replace(self.options, density=check_density(density))
-        # What the old one remembers is of another count.
+        # The old selector may remember a threshold for another k.
         self.selector = self._make_selector()
         self._shared = None
 
     def select(
         self, gradient: Float32 | SparseVector, residual: Float32, k: int, out: Float32
     ) -> SparseVector:
-        """Write ``gradient + residual`` to ``out``; return ``k`` entries of it, a NaN if it is not finite."""
+        """Write ``gradient + residual`` to ``out``; return ``k`` entries, or a NaN for a non-finite sum."""
         with self.measure("select"):
             try:
                 if isinstance(gradient, SparseVector):
@@ -117,13 +116,13 @@ class SparseReducer(Reducer):
                 return non_finite(len(out), self.arrays)
 
     def select_all(self, gradient: Float32 | SparseVector) -> SparseVector:
-        """Return all entries that are given, of a dense vector those that are not 0."""
+        """Return all stored entries of a sparse gradient, or the non-zero entries of a dense one."""
         with self.measure("select"):
             return gradient if isinstance(gradient, SparseVector) else SparseVector.from_dense(gradient)
 
 
 class Flat:
-    """Every rank selects from its whole gradient, and all ranks combine their selections.
+    """The flat layout: every rank selects from its whole gradient, and all ranks combine their selections.
 
     ``comm``: the ranks that combine; ``link``: the stage that their exchange counts as. ``low``, ``length``:
     the range of entries that this rank selects from. ``of_node``: whether what a rank selects is its whole
@@ -146,7 +145,7 @@ class Flat:
     def spread(
         self, reducer: "SelectingReducer", combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
-        """Return the mean of the sum ``combined``; none where finite parts have added up to an infinity."""
+        """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
         if not combined.is_finite:  # all ranks hold the same sum, and find the same
             return Outcome(None)
         with reducer.measure("combine"):
@@ -157,7 +156,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class State:
-    """What a step of an algorithm changes besides residual and selector; one with state derives from it."""
+    """State of an algorithm besides residual and selector; an algorithm with state derives a class."""
 
 
 class SelectingReducer(SparseReducer):
@@ -224,7 +223,7 @@ class SelectingReducer(SparseReducer):
         return replace(outcome, forgotten=self._forgotten)
 
     def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
-        """Return what this rank sends, taken from its next residual; a NaN where it is not finite."""
+        """Return the entries that this rank sends, removed from its next residual, or a NaN."""
         if self.sends_all:
             return self.select_all(self.layout.collect(self, gradient))
         collected, accumulated = self.layout.collect(self, gradient), self._spare
@@ -260,17 +259,17 @@ class SelectingReducer(SparseReducer):
         """
 
     def sum_sparse(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
-        """Return the sum of vectors that begin at ``at`` of the own range, in their order.
+        """Return the sum, in order, of vectors whose index 0 is entry ``at`` of the own range.
 
-        It is valid until the next ``sum_sparse`` of this step. A dense one lies where the mean will be: as
-        the first of the vectors, it is added to in place.
+        The sum is valid until the next ``sum_sparse`` of this step. A dense sum lies in the memory of the
+        mean: if it is the first of the vectors, the others are added to it in place.
         """
         return self.kernels.sum_sparse(
             vectors, dense=lambda size: self.part_of_mean(at, size), allocate=self.workspace.get
         )
 
     def part_of_mean(self, at: int, size: int) -> Float32:
-        """Return the part of the mean that begins at ``at`` of the own range, to be overwritten.
+        """Return the part of the mean's memory that begins at ``at`` of the own range, uninitialized.
 
         On a GPU, where sums are made apart from each other, it is a new array.
         """
@@ -308,7 +307,7 @@ class SelectingReducer(SparseReducer):
         return message
 
     def _message_buffer(self, length: int) -> Message:
-        """Return memory that no other message of this step has."""
+        """Return memory for a message, shared with no other message of this step."""
         self._encoded += 1
         message: Message = self.workspace.get(f"encoded {self._encoded}", length, np.uint8)
         return message
@@ -344,7 +343,7 @@ LANES = 16  # sums that do not wait for each other
 
 
 def decayed(residual: Float32, decay: float, out: Float32) -> Forgotten:
-    """Write ``decay·residual`` to ``out``; return what the entries of the residual lack then."""
+    """Write ``decay·residual`` to ``out``; return what the decay removed from the residual."""
     np.multiply(residual, np.float32(decay), out=out)
     if is_on_gpu(residual):
         lacking = residual.astype(np.float64) - out
@@ -356,7 +355,7 @@ def decayed(residual: Float32, decay: float, out: Float32) -> Forgotten:
 
 @compiled
 def _sums(residual: Float32, kept: Float32) -> tuple[float, float]:
-    """Return the sum of ``residual - kept``, and that of its squares."""
+    """Return the sum of ``residual - kept`` and the sum of its squares."""
     totals, squares = np.zeros(LANES), np.zeros(LANES)
     for first in range(0, len(residual), LANES):
         for i in range(first, min(first + LANES, len(residual))):

@@ -26,7 +26,7 @@ from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
 
 
 def _split_traffic(step: Step, rank: int, sums_bytes: Callable[[int], int]) -> LinkBytes:
-    """At most ``k`` entries to the owner of each range, and what the ring of their sums passes on."""
+    """At most ``k`` entries to the owner of each range, and the ring all-gather of the sums."""
     lengths, k = partition_lengths(step.size, step.ranks), step.most_selected(step.size)
     to_each = {to: step.message(min(k, length), length) for to, length in enumerate(lengths)}
     to_each[(rank + 1) % len(lengths)] += other_messages_bytes(lengths, rank, sums_bytes)
@@ -80,7 +80,7 @@ def _dsar_work(step: Step) -> Work:
 
 
 class SplitReducer(SelectingReducer):
-    """The half that both share: entries go to the owners of their ranges, who add them up in rank order."""
+    """The first half of both algorithms: the owner of each range adds up its entries in rank order."""
 
     def __init__(self, topology: Topology, size: int, **options: Any) -> None:
         super().__init__(topology, size, **options)
@@ -167,7 +167,7 @@ class DSARSplit(SplitReducer):
         return self._gather_ranges(message, self._sums)
 
     def _as_dense(self, own: SparseVector) -> SparseVector:
-        """Return the sum of this rank's range with all its entries, where it will be in the mean."""
+        """Return the dense sum of this rank's range, in the memory of the mean."""
         if own.is_dense:
             return own
         values = self.part_of_mean(self._ranges[self.comm.rank][0], own.size)

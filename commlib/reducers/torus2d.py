@@ -87,7 +87,7 @@ class Torus2D(Reducer):
 
     ``values``: the codec of what goes between nodes. With ``fp32`` a shard goes round a ring. With one that
     rounds, each slice is rounded and sent to its owner, which adds up, rounds the sum and sends it to all.
-    What is rounded away is the residual of the rank that rounds. On a single node nothing is.
+    The rounding error is the residual of the rank that rounds. On a single node nothing is rounded.
     """
 
     sparse: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class Torus2D(Reducer):
         return Outcome(mean, selected=self.size, applied=self.size)
 
     def _add_up(self, shard: Float32, parts: Sequence[Float32]) -> None:
-        """Make the mean of the stream's shards in ``parts``, round a ring."""
+        """Write the mean of the stream's shards to ``parts``, by a ring."""
         with self.measure("inter"):
             self._ring.reduce_scatter(np.split(shard, self._slices[1:-1]), parts)
         with self.measure("combine"):
@@ -145,7 +145,7 @@ class Torus2D(Reducer):
             self._ring.allgather(parts)
 
     def _add_up_rounded(self, shard: Float32, parts: Sequence[Float32]) -> None:
-        """Make the sum of the stream's shards in ``parts``, and the next residual of what is rounded away."""
+        """Write the sum of the stream's shards to ``parts``, and the rounding errors to the next residual."""
         stream = self.topology.stream
         own = parts[stream.rank]
         with self.measure("combine"):
@@ -167,7 +167,7 @@ class Torus2D(Reducer):
                 part[...] = self._decode(message, len(part))
 
     def _round(self, values: Float32) -> Message:
-        """Return the message of ``values``, and leave in them what it has not."""
+        """Return the message of ``values``, and leave the rounding errors in ``values``."""
         message = self._codec.encode(SparseVector.trusted(len(values), None, values))
         values -= self._decode(message, len(values))
         return message

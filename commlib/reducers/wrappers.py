@@ -1,4 +1,4 @@
-"""Reducer wrappers: each is a reducer that changes what the sparse reducer inside of it is given.
+"""Reducer wrappers: reducers that change the gradient before the sparse reducer inside gets it.
 
 The outermost sees the gradient first: clip, then correct the momentum.
 
@@ -30,11 +30,10 @@ from commlib.vectors import Float32, Index
 
 
 class ReducerWrapper(Reducer):
-    """A reducer around a sparse ``reducer``, whose residual, report, settings and state it has.
+    """A reducer around a sparse ``reducer``, with the residual, report, settings and state of that reducer.
 
-    Subclasses override ``_before``, and ``_after`` for what follows a step that counts. At most one of each
-    kind is put around a reducer. What they compute is dense: they make a ``SparseVector`` that they are given
-    dense.
+    Subclasses override ``_before``, and ``_after`` to update their state after a step that counts. A reducer
+    has at most one wrapper of each kind. Wrappers make a ``SparseVector`` dense.
     """
 
     sparse: ClassVar[bool] = True
@@ -55,7 +54,7 @@ class ReducerWrapper(Reducer):
         return dict(options)
 
     def _inner(self) -> list[Reducer]:
-        """Return what is inside, the wrapped reducer first."""
+        """Return the reducers inside this one, the outermost first."""
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
@@ -85,11 +84,11 @@ class ReducerWrapper(Reducer):
         self.reducer.record(recorder)
 
     def _before(self, gradient: Float32) -> Float32:
-        """Return what the wrapped reducer is given; the gradient is not changed."""
+        """Return the gradient for the wrapped reducer; the argument must not change."""
         return gradient
 
     def _after(self, mean: Float32) -> None:
-        """Follow a step that was not skipped."""
+        """Update the wrapper's state after a step that counts."""
 
     def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
         return self.reducer._reduce(gradient, buffer)
@@ -166,7 +165,7 @@ class LocalClipping(ReducerWrapper):
 
     @classmethod
     def options_of_part(cls, options: Mapping[str, Any], share: float) -> dict[str, Any]:
-        """Return a norm such that parts of these norms have together that of the options."""
+        """Return the norm of a part: the norms of all parts together make up the norm of the options."""
         return {"norm": options["norm"] * share**0.5}
 
     def _before(self, gradient: Float32) -> Float32:
@@ -184,7 +183,7 @@ class LocalClipping(ReducerWrapper):
 
 @dataclass(frozen=True)
 class MomentumOptions(Options):
-    """``momentum``: of the velocity; ``masking``: whether what was sent starts again."""
+    """``momentum``: the factor of the velocity; ``masking``: whether sent entries restart at 0."""
 
     momentum: float
     masking: bool
@@ -199,7 +198,7 @@ class MomentumCorrection(ReducerWrapper):
 
     The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
     entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
-    What the reducer promises not to lose are then the velocities.
+    The reducer then loses no velocity, where it otherwise loses no gradient.
     """
 
     def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:
@@ -218,7 +217,7 @@ class MomentumCorrection(ReducerWrapper):
         return velocity
 
     def _after(self, mean: Float32) -> None:
-        """Take over the velocity; a skipped step leaves it as it was."""
+        """Keep the new velocity; a skipped step keeps the old one."""
         if self.options.masking:
             self._spare[self.reducer.sent_indices(mean)] = 0
         self._velocity, self._spare = self._spare, self._velocity

@@ -23,7 +23,7 @@ class Selector(ABC):
         """
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        """Write ``gradient + residual`` to ``out`` and select from it: bitwise what ``select`` returns.
+        """Write ``gradient + residual`` to ``out``; return bitwise what ``select(out, k)`` returns.
 
         All three are contiguous float32 vectors of shape ``(d,)``. The caller owns ``out``, and finds the
         sum there even if it is not finite. The result is valid until the next ``select_sum``.
@@ -33,9 +33,9 @@ class Selector(ABC):
         return self.select(out, k)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a restored selector continues from; empty for selectors without state."""
+        """Return the selector's state; empty for selectors without state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
+        """Restore the state that ``state_dict`` returned."""
         assert not state, f"{type(self).__name__} has no state"

@@ -9,8 +9,7 @@ from abc import abstractmethod
 
 import numpy as np
 
-from commlib.arrays import Allocate, Workspace, new_array
-from commlib.compiled import compiled
+from commlib.arrays import Allocate, Workspace, compiled, new_array
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import NonFiniteInput
 from commlib.selection.base import Selector

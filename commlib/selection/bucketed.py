@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.selection.base import Selector
@@ -71,7 +71,7 @@ def _count(magnitudes: Bits, lowest: np.uint32) -> int:
 
 @compiled
 def _threshold(magnitudes: Bits, share: int, largest: np.uint32) -> np.uint32:
-    """Return a magnitude that ``share`` of ``magnitudes`` reach, or more where that many tie."""
+    """Return a magnitude that ``share`` of ``magnitudes`` reach, or more if there are ties."""
     above, lowest, step = np.uint32(largest + 1), largest, FIRST_STEP
     count = _count(magnitudes, lowest)
     while count < share:  # steps down, each double the last, until the threshold is enclosed

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import MAGNITUDE, Bits
 from commlib.selection.blocks import BLOCK, BlockSelector, reaching
 from commlib.vectors import Float32, Index, SparseVector

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import Bits
 from commlib.selection.blocks import BLOCK, BlockSelector, reaching
 from commlib.selection.exact import Exact

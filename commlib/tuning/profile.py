@@ -1,9 +1,7 @@
 """The measured speeds of a job's links and machines, stored in a file and used to choose a reducer."""
 
 import json
-import os
 import platform
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +12,6 @@ from commlib.errors import InvalidArgument, one_line, shown
 from commlib.network import Link, Network
 
 FORMAT = 2  # of the file
-MOST_CHARACTERS = 1 << 22  # of a file
 LARGEST = 1 << 63  # bound of all numbers in a profile
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
@@ -84,7 +81,7 @@ class Profile:
     def load(cls, path: Path) -> "Profile":
         """Return what ``save`` wrote; ``InvalidArgument`` names the file that is none, in one line."""
         try:
-            return cls._of(json.loads(_read(path)))
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InvalidArgument(one_line(f"{path}: no such profile")) from None
         except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -116,18 +113,6 @@ class Profile:
             raise InvalidArgument(
                 one_line(f"expected a profile of {job}, got one of {self.job}{_which(self.job, job)}")
             )
-
-
-def _read(path: Path) -> str:
-    """Return the text of a regular file of bounded length."""
-    # Not to block on a pipe without a writer.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("expected a regular file")
-        text = file.read(MOST_CHARACTERS + 1)
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"expected at most {MOST_CHARACTERS:,} characters, got more")
-    return text
 
 
 def _check(key: str, values: Sequence[Any], *kinds: type) -> None:

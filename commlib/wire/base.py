@@ -1,4 +1,4 @@
-"""The interface of codecs: an index codec and a value codec, and a dense form where it is shorter."""
+"""The interface of codecs: an index codec and a value codec, and a dense form if that is shorter."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class IndexCodec(ABC):
 
     @abstractmethod
     def message_bytes(self, entries: int, size: int) -> int:
-        """Return the most bytes that ``encode`` makes of ``entries`` indices, a multiple of four."""
+        """Return an upper bound of the bytes of ``entries`` encoded indices, a multiple of four."""
 
     @abstractmethod
     def encode(self, indices: Index, size: int) -> Message:
@@ -46,7 +46,7 @@ class ValueCodec(ABC):
 
     @abstractmethod
     def message_bytes(self, entries: int) -> int:
-        """Return the bytes that ``entries`` values take."""
+        """Return the number of bytes of ``entries`` values."""
 
     @abstractmethod
     def encode(self, values: Float32) -> Message:
@@ -72,7 +72,7 @@ class Codec:
 
     @property
     def lossless(self) -> bool:
-        """Whether the decoded values are those that were encoded."""
+        """Whether decoding returns exactly the encoded values."""
         return self._values.lossless
 
     def message_bytes(self, entries: int, size: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import Words, ones_in
 from commlib.errors import InvalidArgument
 from commlib.vectors import Index, index_dtype

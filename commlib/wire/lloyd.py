@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import MAGNITUDE, Words
 from commlib.vectors import Float32
 from commlib.wire.base import Message, ValueCodec
@@ -97,7 +97,7 @@ class Lloyd2(Lloyd):
 
 
 class Lloyd1(Lloyd):
-    """The sign, and one level: the mean magnitude. A 0 comes back as that, too."""
+    """The sign and one level, the mean magnitude; a 0 is decoded as the mean, too."""
 
     bits = 1
 
@@ -173,7 +173,7 @@ def _largest(magnitudes: Integers) -> np.int32:
 def _find_levels(
     magnitudes: Integers, largest: np.int32, rounds: int, levels: Float32, borders: Integers
 ) -> None:
-    """Fill ``levels``, and ``borders``, which are integers, as ``magnitudes`` become; −1 is none of them.
+    """Fill ``levels`` and the integer ``borders``, and scale ``magnitudes`` to integers; −1 is no magnitude.
 
     ``magnitudes``: the bits of a float32 each. Class ``j`` begins at ``borders[j]``.
     """
@@ -208,7 +208,7 @@ def _find_levels(
 
 @compiled
 def _find_means(integers: Integers, borders: Integers, levels: Float32) -> None:
-    """Fill ``levels`` with the means of the classes; with its border, of one that has no entry."""
+    """Fill ``levels`` with the means of the classes; an empty class has its border."""
     count_above, sum_above = np.int32(0), np.int32(0)
     for j in range(len(borders) - 1, -1, -1):
         count, total = np.int32(0), np.int32(0)  # of this class and those above
@@ -239,7 +239,7 @@ def _codes_of(bucket: int, codes: Codes, bits: int) -> Codes:
 
 @compiled
 def _masks(bits: int) -> Words:
-    """Return the bits of a word of eight codes that are used where two, four and eight lie together."""
+    """Return the masks of a word of eight codes after two, four and eight codes were joined."""
     masks = np.empty(3, np.uint64)
     masks[2] = (np.uint64(1) << np.uint64(8 * bits)) - np.uint64(1)
     masks[1] = (np.uint64(1) << np.uint64(4 * bits)) - np.uint64(1)
@@ -285,7 +285,7 @@ def _restore(
 
 @compiled
 def _unpack(packed: Codes, bits: int, codes: Words) -> None:
-    """Write what ``_pack`` was given; in the bytes after the last one, anything."""
+    """Undo ``_pack``; bytes after the last code are undefined."""
     masks = _masks(bits)
     masks[2], masks[1], masks[0] = masks[1], masks[0], np.uint64(((1 << bits) - 1) * 0x0101_0101_0101_0101)
     for first in range(0, len(packed), bits):

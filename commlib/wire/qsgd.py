@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.vectors import Float32
 from commlib.wire.base import Message, ValueCodec
 
@@ -114,7 +114,7 @@ def _pack(levels: Levels, bits: int) -> Message:
 
 
 def _unpack(packed: Message, bits: int, entries: int) -> Levels:
-    """Return the first ``entries`` levels that ``_pack`` wrote."""
+    """Return the first ``entries`` levels of a packed message."""
     per_byte = 8 // bits
     codes = np.empty(len(packed) * per_byte, np.uint8)
     for position in range(per_byte):

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from commlib import SparseVector, Topology, make_reducer
-from commlib.gpu import adapters
+from commlib import SparseVector, Topology, kernels, make_reducer
 from commlib.gpu.engine import Engine
 from commlib.kernels import kernels_of
 from commlib.transport import simulated
@@ -81,12 +80,12 @@ class EngineOfFakeCuPy(Engine):
 
 @contextmanager
 def engine_for(cupy):
-    before, engine = adapters.current_engine, EngineOfFakeCuPy(cupy)
-    adapters.current_engine = lambda: engine
+    before, engine = kernels.current_engine, EngineOfFakeCuPy(cupy)
+    kernels.current_engine = lambda: engine
     try:
         yield
     finally:
-        adapters.current_engine = before
+        kernels.current_engine = before
 
 
 def train(comm, label, make):

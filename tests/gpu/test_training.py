@@ -56,7 +56,7 @@ def kernels_for(cupy):
     """Let the emulator run all kernels, those of the norms as well."""
     norms = commlib.gpu.scatter
     with engine_for(cupy):
-        before, norms.current_engine = norms.current_engine, commlib.gpu.adapters.current_engine
+        before, norms.current_engine = norms.current_engine, commlib.kernels.current_engine
         try:
             yield
         finally:

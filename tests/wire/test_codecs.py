@@ -611,8 +611,3 @@ def test_a_bit_past_the_end_of_the_bitmap_is_refused():
     message = make_codec("bitmap").encode(at([999], 1000))
     message[999 // 8] <<= 1
     assert decoded_or_refused("bitmap", message, 1000) is None
-
-
-def test_a_message_of_an_impossible_length_is_refused():
-    with pytest.raises(InvalidArgument, match="message: 13 bytes are no vector of 100 entries"):
-        make_codec("fp32").decode(np.zeros(13, np.uint8), 100)

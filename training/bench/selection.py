@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import SELECTORS, SparseVector
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.selection import make_selector

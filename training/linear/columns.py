@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.entries import ones_in
 from commlib.vectors import Float32, Index
 from training.linear.kernels import Float64, Int64, Matrix, Words

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from commlib import Reducer, SparseVector, Topology
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.vectors import Float32, Index, index_dtype, partition
 from training.config.reducers import AUTO
 from training.linear.kernels import Float64, Int64, Matrix

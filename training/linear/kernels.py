@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 from commlib.vectors import Float32, Index
 from training.linear.losses import value_and_slope
 from training.linear.prefetch import prefetch

@@ -2,7 +2,7 @@
 
 import math
 
-from commlib.compiled import compiled
+from commlib.arrays import compiled
 
 LOSSES = {"logistic": 0, "hinge": 1, "squared_hinge": 2}  # name -> what the kernels call it
 LOGISTIC, HINGE, SQUARED_HINGE = LOSSES.values()
