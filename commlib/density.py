@@ -7,7 +7,7 @@ GTOPK_WARM_UP = (0.25, 0.0725, 0.015, 0.004)
 
 
 def check_density(density: float | None, name: str = "density") -> float:
-    """Return ``density`` as a float; raise ``InvalidArgument``, which begins with ``name``, outside (0, 1]."""
+    """Return ``density`` as a float; raise ``InvalidArgument`` about ``name`` unless it lies in (0, 1]."""
     if not isinstance(density, (float, int)) or isinstance(density, bool) or not 0 < density <= 1:
         raise InvalidArgument(f"{name}: expected a number in (0, 1], got {density!r}")
     return float(density)
