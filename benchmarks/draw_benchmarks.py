@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.drawing import cache, cluster, linear, pto, race
-from benchmarks.drawing.pages import Page, with_block
-from benchmarks.drawing.results import Results, fingerprint, newest
+from benchmarks.drawing import linear
+from benchmarks.drawing.measured import (
+    draw_cache,
+    draw_cluster,
+    draw_norms,
+    draw_runs,
+    draw_steps,
+    norms_page,
+)
+from benchmarks.drawing.pages import Page, Results, fingerprint, newest, with_block
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
 from benchmarks.race import A_STEP, runs_table, steps_table
@@ -103,15 +110,15 @@ def gpu_tables(results: Results, folder: str) -> Iterator[str]:
 
 
 SECTIONS = (
-    Section("race", "race", steps_table, is_step, "race-mlp-4x1.svg", race.draw_steps, fastest_first=True),
-    Section("accuracy", "race", runs_table, is_run, "race-mlp-4x1-0.2gbit-accuracy.svg", race.draw_runs),
+    Section("race", "race", steps_table, is_step, "race-mlp-4x1.svg", draw_steps, fastest_first=True),
+    Section("accuracy", "race", runs_table, is_run, "race-mlp-4x1-0.2gbit-accuracy.svg", draw_runs),
     Section(
         "cluster",
         "cluster",
         table_of_rows,
         is_cell,
         "cluster-1gbit-14728266.svg",
-        cluster.draw,
+        draw_cluster,
         fastest_first=True,
     ),
     Section(
@@ -120,20 +127,20 @@ SECTIONS = (
         table_of,
         is_measured,
         "cluster-1m-1gbit-1000000.svg",
-        cluster.draw,
+        draw_cluster,
         fastest_first=True,
     ),
     Section("reducers", "reducers", table_of),
     Section("oktopk-numpy", "oktopk-numpy", table_of),
     Section("selection", "selection", case_table, is_long_selection),
     Section("gpu-selection", "gpu-selection", case_table, is_gpu_selection),
-    Section("cache", "cache", cache_table, picture="cache.svg", draw=cache.draw),
-    Section("pto", "pto", first_pto_table, picture="pto.svg", draw=pto.draw),
+    Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
+    Section("pto", "pto", first_pto_table, picture="pto.svg", draw=draw_norms),
     Section("linear", "linear", of_ranks, linear.is_first_case),
     Section("train", "train", loop_table),
 )
 PAGES = (
-    Page("docs/pto.md", "pto", pto.tables, "scripts/bench.sh"),
+    Page("docs/pto.md", "pto", norms_page, "scripts/bench.sh"),
     Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
     Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )

@@ -6,19 +6,19 @@ BatchNormalization differs, whose statistics are those of all ranks' batches, on
 masks, which come from one generator. Time is not simulated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from benchmarks.rank_threads import Ranks, RankTotals
-from benchmarks.step_seen import StepSeen
-from commlib import Communicator, Report, Topology
+from commlib import Communicator, LinkBytes, Report, Topology, select
+from commlib.density import entries
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.transport import simulated
@@ -34,6 +34,132 @@ from training.run.local_steps import LocalSteps
 from training.run.model import Backward, assign
 from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """One step of all ranks.
+
+    ``selected``: entries, mean over ranks; ``applied``: of the mean. ``residual``: norm of the sum of all
+    residuals after it, over that of the mean gradient times ranks. Of the exact top-k of every rank's
+    gradient plus residual: ``fill_in``, entries of their union over k; ``overlap``, the share of its entries
+    that another rank selects, too, mean over pairs. ``xi``: Ok-Topk's ξ, section 4, assumption 1.
+    """
+
+    step: int
+    target: int
+    selected: float
+    applied: int
+    residual: float
+    fill_in: float
+    overlap: float
+    xi: float
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        density: float,
+        mean: Float32,
+        reports: Sequence[Report],
+        *,
+        gradients: Sequence[Float32],
+        before: Sequence[Float32],
+        after: Sequence[Float32],
+    ) -> "StepSeen":
+        """Return what is seen of a step; ``before``, ``after``: the residuals, a vector for each rank."""
+        count, k = len(gradients), entries(density, len(mean))
+        given = [gradient + residual for gradient, residual in zip(gradients, before, strict=True)]
+        times = sum((select("exact", vector, k).to_dense() != 0).astype(np.int64) for vector in given)
+        pairs = float((times * (times - 1)).sum())
+        gradient = np.mean(gradients, axis=0, dtype=np.float64)
+        held_back = sum(np.asarray(residual, np.float64) for residual in after)
+        return cls(
+            step=step,
+            target=k,
+            selected=float(np.mean([each.selected for each in reports])),
+            applied=reports[0].applied,
+            residual=float(np.linalg.norm(held_back) / (count * np.linalg.norm(gradient))),
+            fill_in=float(np.count_nonzero(times) / k),
+            overlap=pairs / (k * count * max(1, count - 1)),
+            xi=_xi(given, mean, gradient, k),
+        )
+
+
+def _xi(given: Sequence[Float32], mean: Float32, gradient: Float64, k: int) -> float:
+    """Return ξ: the distance from the step to the top k of the exact mean, over the gradient's norm."""
+    exact = np.mean(given, axis=0, dtype=np.float64)
+    top = select("exact", exact.astype(np.float32), k).to_dense()
+    return float(np.linalg.norm(top - mean) / np.linalg.norm(gradient))
+
+
+Do = Callable[[int], Any]
+
+
+@dataclass
+class RankTotals:
+    """What the reports of a rank add up to: exchanges, entries selected, bytes sent."""
+
+    exchanges: int = 0
+    selected: int = 0
+    sent: LinkBytes = LinkBytes()
+
+    def add(self, report: Report) -> None:
+        """Count an exchange."""
+        self.exchanges += 1
+        self.selected += report.selected
+        self.sent += report.traffic.sent
+
+
+@dataclass
+class Ranks:
+    """What the threads of all ranks share: the next thing to do, and each one's gradients."""
+
+    layout: Sequence[int]
+    look_every: int
+    do: Do | None = None
+    results: list[Any] = field(default_factory=list)
+    topologies: list[Topology] = field(default_factory=list)
+    gradients: list[DistributedGradients] = field(default_factory=list)
+    seen: list[StepSeen] = field(default_factory=list)
+    totals: list[RankTotals] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for each in (self.results, self.topologies, self.gradients):
+            each.extend([None] * self.count)  # type: ignore[list-item]  # until a rank puts its own there
+        self.totals.extend(RankTotals() for _ in range(self.count))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(self.layout)
+
+    def all_do(self, do: Do) -> list[Any]:
+        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it."""
+        self.do = do
+        self.take_part(self.topologies[0].world)
+        return list(self.results)
+
+    def take_part(self, comm: Communicator) -> bool:
+        """Do the next thing; return whether there is another."""
+        comm.barrier()
+        if self.do is None:
+            return False
+        self.results[comm.rank] = self.do(comm.rank)
+        comm.barrier()
+        return True
+
+    def count_exchange(self, reports: Sequence[Report]) -> None:
+        """Add the reports of all ranks to their totals."""
+        for totals, report in zip(self.totals, reports, strict=True):
+            totals.add(report)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        self.do = None
+        self.take_part(self.topologies[0].world)
 
 
 @dataclass(frozen=True)

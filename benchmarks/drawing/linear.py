@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from benchmarks.drawing.results import Results, fingerprint
+from benchmarks.drawing.pages import Results, fingerprint
 from benchmarks.drawing.style import PALETTE, picture
 from benchmarks.linear import DENSE, of_one_rank, of_ranks
 from training.bench.record import Record

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import linear as linear_bench
 from benchmarks.drawing import linear
-from benchmarks.drawing.results import newest
+from benchmarks.drawing.pages import newest
 from benchmarks.jobs import record_of
 from benchmarks.linear import MOST_PASSES, LinearCase, measure_alone, measure_ranks, of_one_rank, of_ranks
 from commlib.transport import simulated

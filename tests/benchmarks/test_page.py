@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
 from benchmarks.drawing import style
-from benchmarks.drawing.cluster import bars, draw
-from benchmarks.drawing.pages import BEGIN, END
-from benchmarks.drawing.results import newest
+from benchmarks.drawing.measured import bars, draw_cluster
+from benchmarks.drawing.pages import BEGIN, END, newest
 from tests.launching import DIGITS, ROOT
 from training.bench.record import Record, Seconds
 from training.config.config import load
@@ -100,7 +99,7 @@ def test_a_bar_is_as_high_as_the_step_took():
 def test_a_picture_is_the_same_to_the_byte_when_it_is_drawn_again(tmp_path):
     records = [record("hitopk", 0.2, 0.025), record("mpi", 0.8, None, bytes=None)]
     for name in ("one.svg", "other.svg"):
-        draw(records, tmp_path / name)
+        draw_cluster(records, tmp_path / name)
     first = (tmp_path / "one.svg").read_text()
     assert first == (tmp_path / "other.svg").read_text()
     assert "hitopk" in first

@@ -1,0 +1,228 @@
+"""The pictures of benchmarks/README.md: reducers on a cluster, races, the cache, norms in parts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+
+from benchmarks.drawing.pages import Results, fingerprint
+from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
+from benchmarks.pto import tables as norms_tables
+from training.bench.record import Record
+from training.bench.reducers import NOTHING, label, percent
+
+
+def world(nodes: Sequence[int]) -> str:
+    """Return the numbers of nodes and ranks.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
+
+
+def title_of(record: Record) -> str:
+    """Return the rate, size and nodes of a record."""
+    case = record.case
+    return f"{case['rate']}, {case['size']:,} entries, {world(case['ranks_of_nodes'])}"
+
+
+def draw_cluster(records: Sequence[Record], path: Path) -> None:
+    """Write the picture: for each density time by stage, and below it the bytes between nodes."""
+    found = (record.case["density"] for record in records)
+    densities = list(dict.fromkeys(density for density in found if density is not None)) or [1.0]
+    with picture(path, 0.8 + 4.1 * len(densities), 5.6, fingerprint(records)) as figure:
+        rows = figure.subplots(
+            2, len(densities), sharey="row", sharex="col", squeeze=False, height_ratios=(3, 2)
+        )
+        for density, time, sent in zip(densities, *rows, strict=True):
+            own = [record for record in records if record.case["density"] in (None, density)]
+            own.sort(key=lambda record: "baselines" not in record.more)  # the all-reduces at the end
+            time.set_title(f"density {percent(density)}")
+            draw_time(time, own)
+            draw_bytes(sent, own)
+            for axes in (time, sent):
+                open_up(axes)
+            sent.set_xticks(range(len(own)), [label(each) for each in own], rotation=90)
+        name_rows(rows, ("ms a step", "MB between nodes,\nbusiest rank"))
+        legend(figure, STAGES | {"waiting": WAITING, "dense all-reduce": WHOLE})
+        figure.suptitle(title_of(records[0]))
+
+
+def draw_time(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw a bar for each candidate; above it how many times as fast it is as its peer."""
+    for place, record in enumerate(records):
+        for color, low, high in bars(record):
+            axes.bar(place, high - low, bottom=low, color=color, width=0.75)
+        if record.ratio is not None:
+            note(axes, place, record.seconds.median * 1e3, f"{record.ratio:.3g}×")
+
+
+def bars(record: Record) -> Iterator[tuple[str, float, float]]:
+    """Yield color, begin and end in ms of the parts of a bar, which is as high as the step took."""
+    total = record.seconds.median * 1e3
+    stages = record.more["stages"]
+    if stages is None:
+        yield WHOLE, 0.0, total
+        return
+    low = 0.0
+    for stage, color in STAGES.items():
+        high = min(total, low + stages[stage]["mean"] * 1e3)  # medians of parts may add up to more
+        yield color, low, high
+        low = high
+    yield WAITING, low, total
+
+
+def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw what the busiest rank sends between nodes; that of MPI's own collectives is unknown."""
+    megabytes = [record.bytes.inter / 1e6 if record.bytes else None for record in records]
+    for place, sent in enumerate(megabytes):
+        if sent is not None:
+            axes.bar(place, sent, color=STAGES["inter"], width=0.75)
+        note(axes, place, sent or 0.0, NOTHING if sent is None else f"{sent:.3g}")
+
+
+def is_whole(record: Record) -> bool:
+    """Return whether it sends all entries."""
+    return record.case["density"] is None
+
+
+def draw_steps(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
+    with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
+        row = figure.subplots(1, 1, squeeze=False)
+        axes: Axes = row[0][0]
+        axes.set_title(records[0].case["rate"])
+        for number, record in enumerate(records):
+            color = WHOLE if is_whole(record) else STAGES["select"]
+            axes.bar(number, record.more["steps_a_second"], color=color, width=0.75)
+            above = "" if record.ratio is None else f"{record.ratio:.3g}×"
+            note(axes, number, record.more["steps_a_second"], above)
+        axes.set_xticks(range(len(records)), [each.subject for each in records], rotation=90)
+        open_up(axes)
+        name_rows(row, ["steps a second"])
+        legend(figure, {"sends all entries": WHOLE, "sends a part": STAGES["select"]})
+
+
+def draw_runs(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of accuracies over time: a line a seed, and the accuracy that is raced to."""
+    colors = matplotlib.colormaps["tab20"].colors
+    of_subject = {record.subject: colors[number % 20] for number, record in enumerate(records)}
+    with picture(path, 6.8, 4.2, fingerprint(records)) as figure:
+        axes: Axes = figure.subplots()
+        for record in records:
+            style = "--" if is_whole(record) else "-"
+            for curve in record.more["curves"]:
+                seconds, accuracies = zip(*curve, strict=True)
+                axes.plot(seconds, accuracies, style, color=of_subject[record.subject], linewidth=0.9)
+        axes.axhline(records[0].more["target"], color=WHOLE, linewidth=0.5)
+        axes.set_xscale("log")
+        axes.set_xlabel("s")
+        axes.set_ylabel("test accuracy")
+        axes.spines[["top", "right"]].set_visible(False)
+        legend(figure, of_subject)
+
+
+def draw_cache(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of the time of a sample: a bar for each subject and peer."""
+    seconds = {each.subject: each.seconds.median for each in records}
+    subjects = set(seconds)
+    seconds |= {each.peer: each.peer_seconds.median for each in records if each.peer_seconds}
+    bars_of = sorted(seconds.items(), key=lambda each: each[1])
+    with picture(path, 6.4, 2.4, fingerprint(records)) as figure:
+        axes = figure.subplots()
+        colors = [STAGES["select"] if name in subjects else WHOLE for name, _ in bars_of]
+        axes.barh([name for name, _ in bars_of], [each * 1e6 for _, each in bars_of], color=colors)
+        for place, (_, each) in enumerate(bars_of):
+            axes.annotate(
+                f"{each * 1e6:,.0f}", (each * 1e6, place), (3, 0), textcoords="offset points", va="center"
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel("µs a sample")
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+# How norms are computed, and how tensors are assigned to ranks.
+WAYS = {"local": WHOLE, "slices": "#0072b2", "layers": "#56b4e9", "auto": "#009e73"}
+PARTITIONS = {"slices": WAYS["slices"], "layers": WAYS["layers"], "by layer": "#d55e00"}
+NETWORKS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer-base": "Transformer-base"}
+
+
+def norms_page(results: Results, folder: str = "") -> Iterator[str]:
+    """Yield picture and tables of norms in parts and of steps of LARS; ``folder``: where the picture is."""
+    yield f"![CPU time a rank, time a call, and balance]({folder}pto.svg)\n"
+    yield from (table.markdown() for table in norms_tables(results.records))
+
+
+def of_operation(records: Iterable[Record], operation: str) -> list[Record]:
+    """Return the records of one operation, by network and number of ranks."""
+    own = [record for record in records if record.case["operation"] == operation]
+    networks = list(dict.fromkeys(record.case["network"] for record in own))
+    return sorted(own, key=lambda each: (networks.index(each.case["network"]), each.case["ranks"]))
+
+
+def network_of(record: Record) -> str:
+    """Return the network's name as its authors write it."""
+    name: str = record.case["network"]
+    return NETWORKS.get(name, name)
+
+
+def draw_norms(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of norms in parts: for each number of ranks CPU time, time of a call, and balance."""
+    norms = of_operation(records, "norms")
+    ranks = sorted({each.case["ranks"] for each in norms})
+    with picture(path, 0.8 + 4.1 * len(ranks), 7.2, fingerprint(records)) as figure:
+        rows = figure.subplots(3, len(ranks), sharey="row", squeeze=False)
+        for number, cpu, wall, balance in zip(ranks, *rows, strict=True):
+            own = [each for each in norms if each.case["ranks"] == number]
+            groups = [list(group) for _, group in groupby(own, key=network_of)]
+            cpu.set_title(f"{number} ranks")
+            draw_groups(cpu, map(processor_bars, groups), WAYS)
+            draw_groups(wall, map(wall_bars, groups), WAYS)
+            draw_groups(balance, map(balance_bars, groups), PARTITIONS)
+            for axes in (cpu, wall, balance):
+                open_up(axes)
+                axes.set_xticks(range(len(groups)), [network_of(group[0]) for group in groups])
+        name_rows(rows, ("CPU ms a rank", "ms a call", "largest load\nover the mean"))
+        legend(figure, WAYS | PARTITIONS)
+        figure.suptitle("Norms of all weights and gradients")
+
+
+Bars = dict[str, tuple[float, str]]  # height, and the text above
+
+
+def processor_bars(own: Sequence[Record]) -> Bars:
+    """Return the processor's ms of a rank by way; above them how many times less than local."""
+    local = own[0].more["peer_cpu_seconds"]["median"] * 1e3
+    return {"local": (local, "")} | {
+        each.subject: (each.more["cpu_seconds"]["median"] * 1e3, f"{each.more['cpu_ratio']:.2f}×")
+        for each in own
+    }
+
+
+def wall_bars(own: Sequence[Record]) -> Bars:
+    """Return the ms of a call by way; above them how many times as fast as local."""
+    return {"local": (own[0].peer_seconds.median * 1e3, "")} | {
+        each.subject: (each.seconds.median * 1e3, f"{each.ratio:.2f}×") for each in own
+    }
+
+
+def balance_bars(own: Sequence[Record]) -> Bars:
+    """Return the largest load over the mean by partition."""
+    balance = own[0].more["balance"]
+    return {name: (balance[name], f"{balance[name]:.2f}") for name in PARTITIONS}
+
+
+def draw_groups(axes: Axes, groups: Iterable[Bars], colors: dict[str, str]) -> None:
+    """Draw the groups of bars at 0, 1 and so on."""
+    width = 0.8 / len(colors)
+    for place, group in enumerate(groups):
+        for number, (name, (height, text)) in enumerate(group.items()):
+            left = place + (number - (len(group) - 1) / 2) * width
+            axes.bar(left, height, color=colors[name], width=0.9 * width)
+            note(axes, left, height, text)
