@@ -25,8 +25,7 @@ from benchmarks.throttled import bytes_per_second
 from commlib import REDUCERS, Communicator, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import tuner
-from commlib.tuning.probe import Gradients
-from commlib.tuning.profile import Profile
+from commlib.tuning.probe import Gradients, Profile
 from training.bench.record import command, machine
 from training.bench.reducers import NOTHING, WALL, interleave
 from training.commands.printing import markdown

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Allocate, copy_of, empty, is_on_gpu, module_of, new_array, zeros
-from commlib.entries import Float32 as Float32
+from commlib.arrays import Float32 as Float32
 from commlib.entries import Index as Index
 from commlib.entries import (
     add_at,

@@ -11,7 +11,7 @@ from commlib.tf_logging import without_noise
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "api"
 MODULES = (  # and what their __all__ names
     *("commlib", "commlib.cost", "commlib.gpu", "commlib.keras", "commlib.reducers", "commlib.selection"),
-    *("commlib.tensorflow", "commlib.tuning.profile", "commlib.tuning.tuner", "commlib.wire"),
+    *("commlib.tensorflow", "commlib.tuning.probe", "commlib.tuning.tuner", "commlib.wire"),
     *("datacache", "datacache.sources", "datacache.tensorflow"),
     *("pto", "pto.keras", "pto.sharded"),
     *("training", "training.config.config", "training.config.records"),

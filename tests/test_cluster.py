@@ -16,8 +16,7 @@ import pytest
 
 from benchmarks.emulated import __main__ as script
 from commlib import REDUCERS, transport
-from commlib.tuning.probe import MESSAGE_BYTES
-from commlib.tuning.profile import Profile
+from commlib.tuning.probe import MESSAGE_BYTES, Profile
 from tests import cluster_program
 from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail

@@ -25,8 +25,8 @@ from commlib.reducers import REDUCERS, Reducer, reducer_options
 from commlib.registry import REQUIRED, check_options, is_import_path, options_of, resolve
 from commlib.transport import simulated
 from commlib.tuning import tuner
-from commlib.tuning.profile import WIRES, Candidate, Job, Profile
-from commlib.wire.plain import Fp32
+from commlib.tuning.probe import WIRES, Candidate, Job, Profile
+from commlib.wire.base import Fp32
 
 REDUCER = '''
 import numpy as np

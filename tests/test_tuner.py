@@ -11,8 +11,7 @@ from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, bytes_of
 from commlib.cost import Speeds
 from commlib.transport import machines, simulated
 from commlib.tuning import probe, tuner
-from commlib.tuning.probe import Gradients, job_of
-from commlib.tuning.profile import WIRES, Candidate, Job, Profile, Trial
+from commlib.tuning.probe import WIRES, Candidate, Gradients, Job, Profile, Trial, job_of
 from commlib.tuning.tuner import Case, choose_buckets, try_out
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from commlib import Communicator, LinkBytes, Report, Topology
-from commlib.tuning.profile import processor
+from commlib.tuning.probe import processor
 from training.config.records import Target
 from training.tasks.task import Metric
 

@@ -19,7 +19,7 @@ from commlib.agreement import check_settings
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.exchange.buckets import merged
 from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper
-from commlib.reducers.arguments import added_residual
+from commlib.reducers.base import added_residual
 from commlib.reducers.mean import MeanBuffers
 from commlib.topology import Topology
 from commlib.trace import Recorder

@@ -14,8 +14,8 @@ from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
 from commlib.vectors import index_dtype
 from commlib.wire import CODECS, IndexCodec, ValueCodec, make_codec
+from commlib.wire.base import Fp16, Fp32, Raw32
 from commlib.wire.indices import Gap, bytes_of_bits, low_bits
-from commlib.wire.plain import Fp16, Fp32, Raw32
 from commlib.wire.qsgd import SCALE_BYTES, Qsgd
 
 GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4", "qsgd2")

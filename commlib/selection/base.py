@@ -1,4 +1,9 @@
-"""The interface of selectors."""
+"""The interface of selectors, and kernels that read a vector in blocks of 64 entries, mostly once.
+
+Finite magnitudes are ordered like their bits without the sign, and infinity and NaN come after all of them.
+So the kernels compare integers: ``bits`` is a float32 vector viewed as uint32, and a magnitude is
+``bits & MAGNITUDE``.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -6,7 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib.vectors import Float32, SparseVector
+from commlib.arrays import Allocate, Workspace, compiled, new_array
+from commlib.entries import INFINITY, MAGNITUDE, Bits
+from commlib.errors import NonFiniteInput
+from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 
 class Selector(ABC):
@@ -39,3 +47,154 @@ class Selector(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
         assert not state, f"{type(self).__name__} has no state"
+
+
+BLOCK = 64  # entries: the bits of a uint64
+
+# Two is a primitive root modulo 67: every power of two below 2^64 has a different remainder.
+_LOG2 = np.zeros(67, np.int64)
+_LOG2[[pow(2, exponent, 67) for exponent in range(BLOCK)]] = np.arange(BLOCK)
+
+
+def check_finite(maxima: Bits) -> None:
+    """Raise ``NonFiniteInput`` where the largest magnitude of a block is a NaN or an infinity."""
+    if maxima.max(initial=0) >= INFINITY:
+        raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
+
+
+def reaching(
+    vector: Float32,
+    maxima: Bits,
+    lowest: np.uint32,
+    at_most: int,
+    enough: int | None = None,
+    allocate: Allocate = new_array,
+) -> SparseVector | None:
+    """Return the entries whose magnitudes reach the bits ``lowest``; ``None`` for more than ``at_most``.
+
+    ``maxima``: what ``block_maxima`` returns for ``vector``. ``enough``: the caller needs only that many of
+    the largest, so that ties with ``lowest`` may be left out once there are as many entries. ``allocate``
+    allocates the arrays.
+    """
+    size = len(vector)
+    most = min(at_most, size) + BLOCK
+    indices, values = allocate("indices", most, index_dtype(size)), allocate("values", most, np.float32)
+    enough = size + 1 if enough is None else enough
+    filled = _compact(vector.view(np.uint32), maxima, lowest, enough, indices, values.view(np.uint32))
+    return SparseVector.trusted(size, indices[:filled], values[:filled]) if filled <= at_most else None
+
+
+@compiled
+def block_maxima(bits: Bits) -> Bits:
+    """Return the largest magnitude of each 64 entries; the last block may be shorter."""
+    whole = len(bits) // BLOCK
+    rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    maxima = np.empty((len(bits) + BLOCK - 1) // BLOCK, np.uint32)
+    for block in range(whole):
+        maxima[block] = _largest(rows[block], BLOCK)
+    if whole < len(maxima):
+        maxima[whole] = _largest(bits[whole * BLOCK :], len(bits) - whole * BLOCK)
+    return maxima
+
+
+@compiled
+def _largest(row: Bits, length: int) -> np.uint32:
+    largest = np.uint32(0)
+    for i in range(length):
+        largest = max(largest, row[i] & MAGNITUDE)
+    return largest
+
+
+@compiled
+def mask_reaching(row: Bits, length: int, lowest: np.uint32) -> np.uint64:
+    """Return a mask whose bit ``i`` is set if entry ``i`` of the block reaches ``lowest``."""
+    mask = np.uint64(0)
+    for i in range(length):
+        mask |= np.uint64((row[i] & MAGNITUDE) >= lowest) << np.uint64(i)
+    return mask
+
+
+@compiled
+def write_indices(mask: np.uint64, first: int, indices: Index, filled: int) -> int:
+    """Write ``first + i`` for every bit ``i`` of ``mask``; return the number of indices written so far."""
+    while mask:
+        lowest_bit = mask & (~mask + np.uint64(1))
+        indices[filled] = first + _LOG2[lowest_bit % np.uint64(67)]
+        filled += 1
+        mask ^= lowest_bit
+    return filled
+
+
+@compiled
+def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: Index, values: Bits) -> int:
+    """Fill ``indices`` and ``values`` for ``reaching``, until less than a block is free."""
+    filled = 0
+    whole = len(bits) // BLOCK
+    rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
+    for block in range(whole):
+        if maxima[block] >= lowest:
+            before = filled
+            mask = mask_reaching(rows[block], BLOCK, lowest)
+            filled = write_indices(mask, block * BLOCK, indices, filled)
+            for i in range(before, filled):
+                values[i] = bits[indices[i]]
+            if filled + BLOCK > len(indices):
+                return filled
+            if filled >= enough:
+                lowest, enough = np.uint32(lowest + 1), len(bits) + 1
+    for i in range(whole * BLOCK, len(bits)):
+        if bits[i] & MAGNITUDE >= lowest:
+            indices[filled], values[filled] = i, bits[i]
+            filled += 1
+    return filled
+
+
+class BlockSelector(Selector):
+    """A selector whose one full pass over the vector finds the largest magnitude of every 64 entries.
+
+    ``allocate(name, length, dtype)`` allocates the arrays of a call.
+    """
+
+    def __init__(self, allocate: Allocate = new_array) -> None:
+        self.allocate = allocate
+        self._workspace = Workspace()
+
+    def select(self, vector: Float32, k: int) -> SparseVector:
+        """See :meth:`Selector.select`."""
+        self.allocate = new_array
+        return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
+
+    def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
+        """See :meth:`Selector.select_sum`; ``accumulate`` finds the maxima while it adds."""
+        self.allocate = self._workspace.get
+        maxima = self.allocate("maxima", -(-len(out) // BLOCK), np.uint32)
+        accumulate(gradient, residual, out, maxima)
+        return self._select_checked(out, maxima, k)
+
+    def _select_checked(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
+        check_finite(maxima)
+        k = min(k, len(vector))
+        return self.select_by_blocks(vector, maxima, k) if k else SparseVector.empty(len(vector))
+
+    @abstractmethod
+    def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
+        """Select from a finite ``vector`` with these block maxima, ``1 <= k <= d``."""
+
+
+@compiled
+def accumulate(gradient: Float32, residual: Float32, out: Float32, maxima: Bits) -> None:
+    """Write ``gradient + residual`` to ``out``, all float32 of shape ``(d,)``, and fill its block maxima."""
+    whole = len(out) // BLOCK
+    end, shape = whole * BLOCK, (whole, BLOCK)
+    gradients, residuals = gradient[:end].reshape(shape), residual[:end].reshape(shape)
+    sums, bits = out[:end].reshape(shape), out[:end].view(np.uint32).reshape(shape)
+    for block in range(whole):
+        for i in range(BLOCK):
+            sums[block, i] = gradients[block, i] + residuals[block, i]
+        largest = np.uint32(0)
+        for i in range(BLOCK):
+            largest = max(largest, bits[block, i] & MAGNITUDE)
+        maxima[block] = largest
+    if end < len(out):
+        out[end:] = gradient[end:] + residual[end:]
+        maxima[whole] = (out[end:].view(np.uint32) & MAGNITUDE).max()

@@ -5,8 +5,7 @@ import numpy as np
 from commlib.arrays import compiled
 from commlib.entries import INFINITY, MAGNITUDE, Bits
 from commlib.errors import InvalidArgument, NonFiniteInput
-from commlib.selection.base import Selector
-from commlib.selection.blocks import BLOCK, mask_reaching, write_indices
+from commlib.selection.base import BLOCK, Selector, mask_reaching, write_indices
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
 FIRST_STEP = np.uint32(1 << 20)  # of the search, in bits of the magnitude: an eighth of an octave

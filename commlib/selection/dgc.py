@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from commlib.entries import Bits
-from commlib.selection.blocks import BLOCK, BlockSelector, reaching
+from commlib.selection.base import BLOCK, BlockSelector, reaching
 from commlib.selection.exact import Exact, keep_largest, kth_largest
 from commlib.vectors import Float32, SparseVector
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commlib.arrays import compiled
 from commlib.entries import MAGNITUDE, Bits
-from commlib.selection.blocks import BLOCK, BlockSelector, reaching
+from commlib.selection.base import BLOCK, BlockSelector, reaching
 from commlib.vectors import Float32, Index, SparseVector
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from commlib.arrays import compiled
 from commlib.entries import Bits
-from commlib.selection.blocks import BLOCK, BlockSelector, reaching
+from commlib.selection.base import BLOCK, BlockSelector, reaching
 from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 

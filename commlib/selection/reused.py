@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from commlib.entries import Bits
-from commlib.selection.blocks import BlockSelector, reaching
+from commlib.selection.base import BlockSelector, reaching
 from commlib.selection.exact import Exact
 from commlib.vectors import Float32, SparseVector
 

@@ -13,8 +13,7 @@ from commlib.prediction import bytes_of_nodes, predict_seconds
 from commlib.reducers import REDUCERS, make_reducer, reducer_class, reducer_options
 from commlib.registry import REQUIRED, names
 from commlib.topology import Topology
-from commlib.tuning.probe import SHORTEST_SECONDS, Gradients
-from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
+from commlib.tuning.probe import SHORTEST_SECONDS, WIRES, Candidate, Gradients, Profile, Trial
 from commlib.vectors import Float32
 
 DENSE = Candidate("dense")

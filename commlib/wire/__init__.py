@@ -17,10 +17,9 @@ gap+lloyd2  338882 bytes
 """
 
 from commlib.errors import InvalidArgument, look_up
-from commlib.wire.base import Codec, IndexCodec, Message, ValueCodec
+from commlib.wire.base import Bf16, Codec, Fp16, Fp32, IndexCodec, Message, Raw32, ValueCodec
 from commlib.wire.indices import Bitmap, Gap
 from commlib.wire.lloyd import Lloyd1, Lloyd2, Lloyd3, Lloyd4
-from commlib.wire.plain import Bf16, Fp16, Fp32, Raw32
 from commlib.wire.qsgd import Qsgd2, Qsgd4, Qsgd8
 
 VALUE_CODECS: dict[str, type[ValueCodec]] = {

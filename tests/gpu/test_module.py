@@ -21,7 +21,7 @@ from commlib.gpu.cupy_engine import CuPyEngine
 from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
 from commlib.kernels import GPU
 from commlib.selection.exact import Exact
-from commlib.wire.plain import Fp32
+from commlib.wire.base import Fp32
 
 
 class FakeDevice:

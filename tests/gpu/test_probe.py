@@ -6,7 +6,7 @@ from commlib import InvalidArgument, Link, Network, Topology
 from commlib.arrays import finish
 from commlib.transport import nccl, simulated
 from commlib.tuning import probe
-from commlib.tuning.profile import WIRES
+from commlib.tuning.probe import WIRES
 from commlib.tuning.tuner import try_out
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import fake_kernels_in_use

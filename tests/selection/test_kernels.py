@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import SparseVector
-from commlib.selection.blocks import block_maxima, reaching
+from commlib.selection.base import block_maxima, reaching
 from commlib.selection.exact import keep_largest, kth_largest
 from tests.extent import examples
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from commlib import SELECTORS, InvalidArgument, NonFiniteInput, UnknownName, select, vectors
-from commlib.selection import blocks, make_selector
+from commlib.selection import base, make_selector
 from tests.extent import examples, more
 
 
@@ -342,7 +342,7 @@ def test_an_unknown_selector_unlike_any_other_gets_no_suggestion():
 def test_indices_past_31_bits_are_int64_and_the_selection_is_the_same(name, monkeypatch):
     """A vector that needs them has 8 GiB: here the type is changed, and the code that uses it is the same."""
     narrow = select(name, draw(gaussian, 9, 4099), 41)
-    for module in (vectors, blocks, sys.modules[SELECTORS[name].__module__]):
+    for module in (vectors, base, sys.modules[SELECTORS[name].__module__]):
         if hasattr(module, "index_dtype"):
             monkeypatch.setattr(module, "index_dtype", lambda size: np.dtype(np.int64))
     for k in (0, 41):

@@ -11,8 +11,7 @@ from commlib import InvalidArgument, Link, Network, Topology
 from commlib.cost import Speeds
 from commlib.errors import LONGEST_LINE
 from commlib.transport import simulated
-from commlib.tuning.probe import job_of
-from commlib.tuning.profile import WIRES, Candidate, Profile, Trial
+from commlib.tuning.probe import WIRES, Candidate, Profile, Trial, job_of
 from tests.extent import ALL
 from training.config.config import Config, ConfigurationError, is_linear, load
 from training.run.autotune import choose_reducers

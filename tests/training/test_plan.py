@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.memory import dense_vectors, traced
 from benchmarks.shapes import entries_of, resnet50
 from commlib import REDUCERS, Link, Network, Topology, bytes_of_nodes, make_reducer, transport
-from commlib.tuning.probe import Gradients
-from commlib.tuning.profile import Job, Profile
+from commlib.tuning.probe import Gradients, Job, Profile
 from commlib.tuning.tuner import choose
 from datacache import CacheDirs
 from datacache.capacity import store_bytes

@@ -11,8 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
-from commlib.tuning.probe import job_of
-from commlib.tuning.profile import Profile
+from commlib.tuning.probe import Profile, job_of
 from tests.launching import DIGITS, errors, mpirun, run, tail
 from tests.test_tuner import SPEEDS
 from training.commands import tune

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commlib import Communicator, LinkBytes
-from commlib.tuning.profile import processor
+from commlib.tuning.probe import processor
 from commlib.vectors import Float32
 from training.commands.printing import Table, times
 from training.process.job import FAILURE, exit_all, log_error

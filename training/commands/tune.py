@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from commlib import Link, Topology
-from commlib.tuning.probe import measure
-from commlib.tuning.profile import Profile
+from commlib.tuning.probe import Profile, measure
 from commlib.tuning.tuner import ALONE, Choice, choose, try_out
 from training.commands.printing import Table, milliseconds, times
 from training.config.config import Config, load

@@ -10,7 +10,7 @@ from commlib import Network
 from commlib.cost import Speeds
 from commlib.folders import expanded
 from commlib.network import node_of_ranks
-from commlib.tuning.profile import WIRES, Job, Profile
+from commlib.tuning.probe import WIRES, Job, Profile
 from datacache import CacheDirs
 from datacache.capacity import free_bytes, free_memory_bytes
 from datacache.management import list_folders, total_bytes

@@ -9,8 +9,7 @@ from typing import Any
 from commlib import InvalidArgument, Topology
 from commlib.errors import one_line
 from commlib.folders import expanded, user_cache
-from commlib.tuning.probe import job_of
-from commlib.tuning.profile import Job, Profile
+from commlib.tuning.probe import Job, Profile, job_of
 from commlib.tuning.tuner import ALONE, Case, Choice, choose, choose_buckets, choose_within
 from commlib.vectors import VALUE_BYTES
 from training.config.config import Config
