@@ -57,13 +57,13 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
         yield replace(each, case=each.case | throttled, more=memory)
     with one_core():
         alone = setting.cache(setting.dirs, threads=1)
-        run = setting.reading(lambda: alone, _batches(setting))
+        run = setting.reading(lambda: alone, _cached_batches(setting))
         seconds = seconds_a_sample({ONE_CORE: run}, QUICK_RUNS if setting.quick else RUNS)[ONE_CORE]
     found = record(setting, ONE_CORE, seconds)
     yield replace(found, case=found.case | throttled)
 
 
-def _batches(setting: Setting) -> int:
+def _cached_batches(setting: Setting) -> int:
     return QUICK_BATCHES if setting.quick else CACHED_BATCHES
 
 
@@ -72,7 +72,7 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     batches = iter(dataset)
     for _ in range(-(-skip // BATCH)):
         next(batches)
-    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(_batches(setting)))
+    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(_cached_batches(setting)))
 
 
 def _memory(setting: Setting) -> dict[str, float]:

@@ -291,8 +291,8 @@ def main(
     wrong: list[WrongResult] = []
     cases = measure(size or (), density or (), quick, device, wrong)
     report(cases, as_json=as_json, show=lambda records: case_table(records).print())
-    for each in wrong:
-        log_error(str(each))
+    for error in wrong:
+        log_error(str(error))
     raise typer.Exit(FAILURE if wrong else 0)
 
 

@@ -88,8 +88,8 @@ def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
     for each in allreduces:  # whose bytes and entries are unknown, and the stages but for the floor
         record = plan.record(each, nodes, (taken | alone)[each])
         stages = record.more["stages"] if each.name == FLOOR else None
-        more = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
-        yield replace(record, bytes=None, more=more)
+        facts = {"bytes_of_all_ranks": None, "entries": None, "stages": stages}
+        yield replace(record, bytes=None, more=facts)
 
 
 def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
@@ -316,9 +316,9 @@ def main(
                 quick=quick,
             )
             raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
-        sizes, densities = size or [None], density or [DENSITIES[0]]
         options = Options(
-            ranks_per_node=ranks_per_node, size=sizes[0], density=densities[0], reducers=names, wires=wires,
+            ranks_per_node=ranks_per_node, size=size[0] if size else None,
+            density=density[0] if density else DENSITIES[0], reducers=names, wires=wires,
             steps=steps or STEPS, quick=quick,
         )  # fmt: skip
     except ValueError as error:

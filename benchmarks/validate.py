@@ -27,7 +27,7 @@ from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.probe import Gradients, Profile
 from training.bench.record import command, machine
-from training.bench.reducers import NOTHING, WALL, interleave
+from training.bench.reducers import NOTHING, WALL, Candidate, interleave
 from training.commands.printing import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,9 +153,12 @@ def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -
     """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
 
     def body(comm: Communicator) -> float:
-        reducers = {subject: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
+        candidate = Candidate(subject, wire)
+        reducers = {candidate: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
         gradients = gradients_of(cell.size)
-        return interleave(comm, reducers, gradients, STEPS, WALL, unchecked=reducers)[subject].seconds.median
+        return interleave(comm, reducers, gradients, STEPS, WALL, unchecked=reducers)[
+            candidate
+        ].seconds.median
 
     ranks = list(cell.ranks_of_nodes)
     return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]

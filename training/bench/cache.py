@@ -111,8 +111,8 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
 
 def record(setting: Setting, subject: str, seconds: Seconds) -> Record:
     """Return the record of a subject."""
-    case = {"samples": len(setting.manifest), "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
-    case |= {"quick": setting.quick, "unit": "seconds a sample"}
+    sizes = {"samples": len(setting.manifest), "batch": BATCH, "kept_side": SIDE, "input_size": INPUT}
+    case = {**sizes, "quick": setting.quick, "unit": "seconds a sample"}
     return Record("cache", case, subject, seconds, bytes=None)
 
 
