@@ -341,7 +341,7 @@ def run(
 
     Computing takes no virtual time, but for what ``comm.compute(seconds)`` stands for, unless ``cores`` sets
     how many cores all ranks share: then it takes as much virtual time as processor time here, and runs repeat
-    except for that. A :class:`commlib.Engine` exchanges in virtual time while its rank computes.
+    except for that. An exchange with ``overlap`` exchanges in virtual time while its rank computes.
 
     ``arrays``: the module whose arrays gradients are. With ``cupy`` all ranks share the current GPU, and its
     default stream.
