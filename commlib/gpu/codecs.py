@@ -72,8 +72,8 @@ class DeviceCodec:
         if entries == 0:
             return self.buffers.get("message", 0, np.uint8)
         dense_bytes, value_bytes = (self._values.message_bytes(count) for count in (self.size, entries))
-        room = self._indices.message_bytes(entries, self.size) + value_bytes
-        message = self.buffers.get("message", -(-room // 8) * 8, np.uint8)
+        most_bytes = self._indices.message_bytes(entries, self.size) + value_bytes
+        message = self.buffers.get("message", -(-most_bytes // 8) * 8, np.uint8)
         index_bytes = self._encode_indices(indices, message)
         if index_bytes + value_bytes < dense_bytes:
             self._encode_values(values, message[index_bytes:])
@@ -104,17 +104,17 @@ class DeviceCodec:
 
     def _encode_indices(self, indices: Array, message: Array) -> int:
         """Write them to the start of ``message``; return how many bytes they take."""
-        room = self._indices.message_bytes(indices.size, self.size)
+        most_bytes = self._indices.message_bytes(indices.size, self.size)
         if isinstance(self._indices, Gap):
-            return self._encode_gaps(indices, message[:room].view(np.uint32))
+            return self._encode_gaps(indices, message[:most_bytes].view(np.uint32))
         if isinstance(self._indices, Raw32):
-            message[:room].view(self._index_dtype)[:] = indices
-            return room
-        words = message[:room].view(np.uint32)
+            message[:most_bytes].view(self._index_dtype)[:] = indices
+            return most_bytes
+        words = message[:most_bytes].view(np.uint32)
         self.engine.clear(words)
         entries = np.int64(indices.size)
         self._launch("write_bitmap", blocks_for(indices.size, self.engine), indices, entries, words)
-        return room
+        return most_bytes
 
     def _encode_gaps(self, indices: Array, words: Array) -> int:
         entries, shift = indices.size, low_bits(indices.size, self.size)

@@ -46,7 +46,7 @@ class RankSum:
         """Return the sums at the indices of all vectors, zeros included: two launches.
 
         The host waits for the device and copies eight bytes, the number of indices. The arrays returned are
-        the beginnings of larger ones, with room for the entries of all vectors.
+        the beginnings of larger ones, as long as the entries of all vectors together.
         """
         buffers, named = self._buffers(vectors), sum(vector.nnz for vector in vectors)
         if named == 0:

@@ -48,7 +48,7 @@ Start = Callable[..., None]  # what starts a prepared kernel
 class Selection:
     """Entries that a plan selected, on the device; the plan's next call overwrites them.
 
-    ``indices`` (ascending; int32, or int64 past 2³¹ − 1) and ``values`` (float32) have room for the most
+    ``indices`` (ascending; int32, or int64 past 2³¹ − 1) and ``values`` (float32) are as long as the most
     entries that the selector may select; ``state[1]``, on the device, is their number (the most, except for
     ``gaussian``). ``state[0]`` is not 0 if the vector held a NaN or an infinity; then there are none.
     """
@@ -93,7 +93,7 @@ class DeviceSelector:
         look_up(ENTRIES, "type of entries", entry)
         self.size, self.k, self.entry = size, min(k, size), entry
         self.engine = current_engine() if engine is None else engine
-        self.room = min(self.at_most * self.k, size)
+        self.most_selected = min(self.at_most * self.k, size)
         self.buffers = Buffers(self.engine, f"selection of {self.k:,} of {size:,} entries")
         bits = 8 * index_dtype(size).itemsize
         self._source, self._float32 = Source("select", entry, bits), Source("select", "float32", bits)
@@ -171,12 +171,12 @@ class DeviceSelector:
         """Yield the kernels that find the entries, given the threshold."""
         prepare, ranges = self.engine.prepare, self._ranges
         entries, per_warp = np.int64(self.size), np.int64(ranges.per_warp)
-        room = self._capacity
-        candidates = self.buffers.get("candidates", room, np.uint32)
-        offsets = self.buffers.get("places", room, index_dtype(self.size))
+        most = self._capacity
+        candidates = self.buffers.get("candidates", most, np.uint32)
+        offsets = self.buffers.get("places", most, index_dtype(self.size))
         segments = self.buffers.get("segments", 2 * ranges.warps, np.uint64)
         tallies = self.buffers.get("tallies", 2 * ranges.tallies, np.uint64)
-        found = self._maxima, per_warp, candidates, offsets, np.uint64(room), segments
+        found = self._maxima, per_warp, candidates, offsets, np.uint64(most), segments
         yield prepare(source, "gather", ranges.blocks, entries, *found)
         if self._guesses:
             yield prepare(source, "recount", blocks_for(self.size, self.engine), entries)
@@ -198,8 +198,8 @@ class DeviceSelector:
 
     @property
     def _capacity(self) -> int:
-        """The room for candidates; if there are more, the vector is read again."""
-        return min(self.size, 4 * self.room + BLOCK)
+        """The most candidates that are stored; with more, the vector is read again."""
+        return min(self.size, 4 * self.most_selected + BLOCK)
 
     @cached_property
     def _scratches(self) -> tuple[Array, Array]:
@@ -216,8 +216,8 @@ class DeviceSelector:
 
     @cached_property
     def _output(self) -> tuple[Array, Array]:
-        indices = self.buffers.get("indices", self.room, index_dtype(self.size))
-        return indices, self.buffers.get("values", self.room, np.float32)
+        indices = self.buffers.get("indices", self.most_selected, index_dtype(self.size))
+        return indices, self.buffers.get("values", self.most_selected, np.float32)
 
     def _selection(self, scratch: Array) -> Selection:
         indices, values = self._output
@@ -267,7 +267,7 @@ class DeviceGaussian(DeviceSelector):
         sums = self.buffers.get("moments", 2 * chunks, np.float64)
         thresholds = self.buffers.get("thresholds", LOWERED_BINS, np.uint32)
         yield prepare(source, "moments", chunks, entries, np.float64(z), sums, thresholds, threads=LANES)
-        numbers = np.uint64(self.k), np.uint64(self.room)
+        numbers = np.uint64(self.k), np.uint64(self.most_selected)
         for name in ("few", "all"):
             read = entries, self._maxima, np.int64(self._ranges.per_warp), thresholds
             yield prepare(source, f"lower_{name}", self._ranges.blocks, *read, *numbers)

@@ -75,24 +75,25 @@ def leaving(leave: str, wait: str) -> str:
     )
 
 
-def leaving_engines(leave: str) -> str:
-    """Return a program in which one rank leaves while the engines of others wait for it."""
+def leaving_overlapped(leave: str) -> str:
+    """Return a program in which one rank leaves while the exchange threads of others wait for it."""
     return (
         "import numpy as np\n"
-        "from commlib import Buckets, Engine, Topology, make_reducer\n"
+        "from commlib import BucketExchange, Topology\n"
         "from commlib.transport import mpi\n"
         "topology = Topology(mpi.world())\n"
-        "engine = Engine(Buckets([make_reducer('hitopk', topology, size) for size in (10, 20)]))\n"
+        "exchange = BucketExchange(topology, [10, 20], {'name': 'hitopk'}, overlap=True)\n"
         "def step():\n"
-        "    reducers = engine.buckets.reducers\n"
-        "    return [each.result() for each in [engine.submit(r, np.ones(r.size)) for r in reducers]]\n"
+        "    for bucket, size in enumerate(exchange.sizes):\n"
+        "        exchange.submit(bucket, np.ones(size))\n"
+        "    return exchange.wait()\n"
         "step()\n"
         f"if topology.world.rank == 1:\n    {leave}\n"
         "else:\n    step()\n    print('went on')"
     )
 
 
-ENGINES = {"ends": "pass", "fails": "raise RuntimeError('the disk is gone')"}
+OVERLAPPED = {"ends": "pass", "fails": "raise RuntimeError('the disk is gone')"}
 EARLY = (
     "import time\n"
     "from commlib.transport import ending, mpi\n"
@@ -109,7 +110,7 @@ EARLY = (
 def jobs():
     """Return what came of each program on three ranks, beside each other: most of the time they wait."""
     programs = {name: leaving(leave, wait) for name, (leave, wait, _, _) in WAYS.items()}
-    programs |= {f"engine {name}": leaving_engines(leave) for name, leave in ENGINES.items()}
+    programs |= {f"overlapped {name}": leaving_overlapped(leave) for name, leave in OVERLAPPED.items()}
     programs["early"] = EARLY
     with ThreadPoolExecutor(4) as threads:
         results = threads.map(lambda program: ended(program, ranks=3), programs.values())
@@ -129,9 +130,9 @@ def test_a_rank_that_leaves_ends_the_job_and_is_named(jobs, way):
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("leave", ENGINES)
-def test_a_rank_that_leaves_while_the_engines_of_others_wait_ends_the_job(jobs, leave):
-    code, out, errors = jobs[f"engine {leave}"]
+@pytest.mark.parametrize("leave", OVERLAPPED)
+def test_a_rank_that_leaves_while_the_exchanges_of_others_wait_ends_the_job(jobs, leave):
+    code, out, errors = jobs[f"overlapped {leave}"]
     assert "rank 1 of 3 on " in errors
     assert errors.count(" of 3 on ") == 1
     assert "went on" not in out
