@@ -212,7 +212,7 @@ class Race:
     def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
         is_sparse = reducer == AUTO or REDUCERS[reducer].sparse
         density = {"density": self.density} if is_sparse else {}
-        return {**cell.model.sizes, "reducer": reducer, **density}
+        return {**cell.model.sizes, "reducer": {"name": reducer, **density}}
 
     def raced(self, cell: Cell) -> list[Subject]:
         """Return the subjects that are raced to an accuracy there."""

@@ -31,8 +31,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 HEAD = """# Configuration reference
 
 Every key that a configuration can have, made from the schema by `python scripts/config_reference.py`. What
-keys are for, with examples: [training.md](training.md). On the command line, `phases.0.density=0.05` gives a
-key inside another. What is wrong is refused before anything starts.
+keys are for, with examples: [training.md](training.md). On the command line, `phases.0.reducer.density=0.05`
+gives a key inside another. What is wrong is refused before anything starts.
 
 """
 PLAIN = {str: "text", bool: "`true`, `false`", float: "a number", dict[str, Any]: "keys and values"}

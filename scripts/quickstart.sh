@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv (see install.sh) and trains on real data: four ranks as two emulated nodes, sparse, then dense.
-# Words key=value change the configuration: scripts/quickstart.sh density=0.05
+# Words key=value change the configuration: scripts/quickstart.sh reducer.density=0.05
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh

@@ -125,13 +125,14 @@ ONE_BY_ONE = ["plain", "clipped", "lars", "lars, clipped", "in parts", "scaled",
 
 
 def config_of(*words, reducers=("hitopk", "dense")):
-    densities = [", density: 0.05" if name in ("hitopk", "oktopk", "hioktopk") else "" for name in reducers]
+    sparse = ("hitopk", "oktopk", "hioktopk")
+    densities = [", density: 0.05" if name in sparse else "" for name in reducers]
     phases = ", ".join(
-        f"{{input_size: 8, batch_size: {BATCH}, epochs: 1, reducer: {name}{density}, "
+        f"{{input_size: 8, batch_size: {BATCH}, epochs: 1, reducer: {{name: {name}{density}}}, "
         "learning_rate: {start: 0.1, end: 0.1}}"
         for name, density in zip(reducers, densities, strict=True)
     )
-    plain = ("model=two_layers", "density=null", "reducer=dense", "cache={}")
+    plain = ("model=two_layers", "reducer=dense", "cache={}")
     return load(DIGITS, [f"phases=[{phases}]", "ranks_per_node=2", *plain, *words])
 
 

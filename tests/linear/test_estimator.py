@@ -141,7 +141,7 @@ def test_it_is_an_estimator_of_scikit_learn():
         ),
         ({"reducer": "ssar"}, '^reducer.name: unknown reducer "ssar"'),
         ({"reducer": {"name": "hitopk", "density": 0.1}}, "^reducer.density: expected none, as all entries"),
-        ({"reducer": {"name": "hitopk", "wire": "gap+fp16"}}, "^reducer: wire: expected one without loss"),
+        ({"reducer": {"name": "hitopk", "wire": "gap+fp16"}}, "^reducer.wire: expected one without loss"),
         ({"reducer": {"name": "auto", "wire": "gap"}}, "^reducer: expected none with auto, got wire$"),
         ({"reducer": {"name": "dense", "wire": "gap"}}, "^reducer: .*wire"),
     ],

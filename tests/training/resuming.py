@@ -27,6 +27,7 @@ from training.run_folder import to_resume
 
 STEPS, BOUNDARY = 40, 25
 END = STEPS - 4  # a run that is stopped ends before this step
+WARMUP = "density_warmup: {start: 0.25, epochs: 2}"
 RATE = "learning_rate: {start: 0.05, end: 0.02}"
 # With 48 samples a rank and two ranks, an epoch has 14 steps.
 PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
@@ -55,7 +56,7 @@ CROPS = "augmentation: {area: [0.5, 1.0], mirror: false}"
 SCENARIOS = {
     "sgd, hitopk then dense": Scenario(
         (
-            two_phases(f"reducer: hitopk, density: 0.05, {RATE}", f"reducer: dense, {RATE}"),
+            two_phases(f"reducer: {{name: hitopk, density: 0.05}}, {RATE}", f"reducer: dense, {RATE}"),
             "model=resnet8",  # its statistics are each rank's own between two tests
             "bucket_mib=0.1",  # four buckets
         ),
@@ -64,7 +65,7 @@ SCENARIOS = {
     "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
         (
             two_phases(
-                "reducer: oktopk, density: 0.05, momentum: {start: 0.95, end: 0.85}, "
+                "reducer: {name: oktopk, density: 0.05}, momentum: {start: 0.95, end: 0.85}, "
                 "learning_rate: {start: 2.0, end: 1.0}",
                 "reducer: torus2d, label_smoothing: 0.1, learning_rate: {start: 1.0, end: 0.5}",
             ),
@@ -78,8 +79,8 @@ SCENARIOS = {
     "lamb, float16, gtopk then hioktopk": Scenario(
         (
             two_phases(
-                "reducer: gtopk, density: 0.05, learning_rate: {start: 0.01, end: 0.01}",
-                "reducer: hioktopk, density: 0.02, learning_rate: {start: 0.01, end: 0.001}",
+                "reducer: {name: gtopk, density: 0.05}, learning_rate: {start: 0.01, end: 0.01}",
+                "reducer: {name: hioktopk, density: 0.02}, learning_rate: {start: 0.01, end: 0.001}",
             ),
             "optimizer={name: lamb, weight_decay: 0.01}",
             "precision=float16",
@@ -90,7 +91,7 @@ SCENARIOS = {
     "adamw, updated in parts, density warm-up, crops, parts of the samples that change places": Scenario(
         (
             two_phases(
-                f"reducer: allgather, density: 0.01, density_warmup: {{start: 0.25, epochs: 2}}, {CROPS}",
+                f"reducer: {{name: allgather, density: 0.01}}, {WARMUP}, {CROPS}",
                 f"reducer: dense, {CROPS}",
             ),
             "learning_rate=0.002",
@@ -103,14 +104,14 @@ SCENARIOS = {
 ONE_BY_ONE = {
     "updated in parts, dense then ssar_doubling": Scenario(
         (
-            two_phases(f"reducer: dense, {RATE}", f"reducer: ssar_doubling, density: 0.05, {RATE}"),
+            two_phases(f"reducer: dense, {RATE}", f"reducer: {{name: ssar_doubling, density: 0.05}}, {RATE}"),
             "optimizer={name: sgd, sharded: true}",
         ),
         stops=(17, 25),
     ),
     "adamw, updated in parts, at one rate": Scenario(
         (
-            two_phases("reducer: dense", "reducer: hitopk, density: 0.05"),
+            two_phases("reducer: dense", "reducer: {name: hitopk, density: 0.05}"),
             "learning_rate=0.002",
             "optimizer={name: adamw, sharded: true}",
         ),
@@ -132,8 +133,8 @@ ONE_BY_ONE = {
     "density warm-up, allgather": Scenario(
         (
             two_phases(
-                f"reducer: allgather, density: 0.01, density_warmup: {{start: 0.25, epochs: 2}}, {RATE}",
-                f"reducer: allgather, density: 0.01, {RATE}",
+                f"reducer: {{name: allgather, density: 0.01}}, {WARMUP}, {RATE}",
+                f"reducer: {{name: allgather, density: 0.01}}, {RATE}",
             ),
         ),
         # In the last epoch of the warm-up, and where it is over: the checkpoint before the third epoch.
@@ -142,8 +143,8 @@ ONE_BY_ONE = {
     "random crops, ssar_split then dsar_split": Scenario(
         (
             two_phases(
-                f"reducer: ssar_split, density: 0.05, {CROPS}, {RATE}",
-                f"reducer: dsar_split, density: 0.05, {CROPS}, {RATE}",
+                f"reducer: {{name: ssar_split, density: 0.05}}, {CROPS}, {RATE}",
+                f"reducer: {{name: dsar_split, density: 0.05}}, {CROPS}, {RATE}",
             ),
         ),
         stops=(34,),
@@ -151,7 +152,8 @@ ONE_BY_ONE = {
     "parts of the samples that change places, hioktopk": Scenario(
         (
             two_phases(
-                f"reducer: hioktopk, density: 0.05, {RATE}", f"reducer: hioktopk, density: 0.05, {RATE}"
+                f"reducer: {{name: hioktopk, density: 0.05}}, {RATE}",
+                f"reducer: {{name: hioktopk, density: 0.05}}, {RATE}",
             ),
             "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
         ),
@@ -214,7 +216,7 @@ def _leaves(place: str, tree: Any) -> Any:
 
 def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
     """Return the configuration of a scenario whose runs are in ``folder``."""
-    common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense", "density=null"]
+    common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense"]
     return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
 
 

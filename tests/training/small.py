@@ -14,7 +14,7 @@ from training.config.config import load
 from training.models import MODELS
 from training.models.heads import image_input
 
-ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense", "density=null")
+ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense")
 RATE = "learning_rate: {start: 0.1, end: 0.1}"
 
 
@@ -48,7 +48,7 @@ def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4)
 def settle(run: Trainer) -> None:
     """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
     if run.checkpointer is not None:
-        run.checkpointer.finish()
+        run.checkpointer._checkpoints.finish()
 
 
 def crash_after(run: Trainer, steps: int) -> None:

@@ -11,7 +11,7 @@ DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 
 def test_phases_take_what_they_do_not_name_from_the_configuration():
-    config = load(DIGITS, ["density=0.05", "selector=exact"])
+    config = load(DIGITS, ["reducer.density=0.05", "reducer.selector=exact"])
     first, second = config.phases
     assert config.reducer_config(first) == {
         "name": "hitopk",
@@ -49,11 +49,6 @@ RECORDS = {
     "options of another reducer are inherited where this one takes them": (
         ["reducer={name: hioktopk, leftovers: owner}", "phases.1.reducer={name: oktopk, selector: exact}"],
         {"leftovers": "owner", "selector": "exact"},
-    ),
-    "a phase's key comes before the configuration's record": (
-        ["density=null", "reducer={name: oktopk, density: 0.5}", "phases.1={steps: 1, input_size: 8, "
-         "batch_size: 8, learning_rate: 1, density: 0.25}"],
-        {"density": 0.25},
     ),
 }  # fmt: skip
 
@@ -103,7 +98,10 @@ def test_the_command_line_reaches_into_phases():
 
 def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
     chunks = {"name": "bucketed", "bucket": 4096}
-    config = load(DIGITS, ["wire=gap+qsgd8", "selector={name: bucketed, bucket: 4096}", "reducer.decay=0.9"])
+    config = load(
+        DIGITS,
+        ["reducer={name: hitopk, wire: gap+qsgd8, selector: {name: bucketed, bucket: 4096}, decay: 0.9}"],
+    )
     options = config.reducer_config(config.phases[0])
     assert (options["wire"], options["selector"], options["decay"]) == ("gap+qsgd8", chunks, 0.9)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
@@ -111,7 +109,7 @@ def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
 
 
 def test_the_resolved_configuration_is_read_back_equal(tmp_path):
-    config = load(DIGITS, ["density=0.25"])
+    config = load(DIGITS, ["reducer.density=0.25"])
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load(tmp_path / "config.yaml") == config
 
@@ -141,32 +139,33 @@ def test_a_word_below_a_name_keeps_the_name():
 
 
 def test_a_default_that_no_phase_uses_is_warned_of():
-    assert load_with_warnings(DIGITS, ["reducer=dense"]).warnings == [
-        "density=0.01 has no effect: no phase takes it from here"
+    words = ["reducer=dense", "phases.0.reducer=dense"]
+    assert load_with_warnings(DIGITS, words).warnings == [
+        "reducer=dense has no effect: every phase names its own"
     ]
-    assert load_with_warnings(DIGITS, ["phases.0.density=0.1"]).warnings == [
-        "density=0.01 has no effect: no phase takes it from here"
+    assert load_with_warnings(DIGITS, ["phases.0.reducer.density=0.1"]).warnings == [
+        "reducer.density=0.01 has no effect: no phase takes it from here"
     ]
-    assert load_with_warnings(DIGITS, ["phases.0.reducer=gtopk"]).warnings == [
+    assert load_with_warnings(DIGITS, ["reducer=hitopk", "phases.0.reducer=gtopk"]).warnings == [
         "reducer=hitopk has no effect: every phase names its own"
     ]
 
 
 @pytest.mark.parametrize("reducer", ["hitopk", "auto"])
 def test_the_density_of_a_phase_comes_before_that_of_the_configuration(reducer):
-    words = [f"reducer={reducer}", "density=0.05", "phases.0.density=0.02"]
+    words = [f"reducer={reducer}", "reducer.density=0.05", "phases.0.reducer.density=0.02"]
     config = load(DIGITS, [*words, f"phases.1.reducer={reducer}"])
     assert [config.density_of(phase) for phase in config.phases] == [0.02, 0.05]
 
 
 def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it():
-    config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.density=0.1"])
+    config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.reducer.density=0.1"])
     assert config.automatic == [0, 1]
     assert [phase.reducer.model_dump(exclude_none=True) for phase in config.phases] == [
         {"name": "auto", "density": 0.01},
         {"name": "auto", "density": 0.1},
     ]
-    of_reducers = load(DIGITS, ["reducer=auto", "density=null"]).phases[0].reducer.density
+    of_reducers = load(DIGITS, ["reducer=auto"]).phases[0].reducer.density
     assert of_reducers == 0.01
     assert load(DIGITS).automatic == []
 
@@ -174,14 +173,14 @@ def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["reducer=auto", "wire=gap"], "wire: expected none, reducer=auto picks its own; got gap"),
+        (["reducer=auto", "reducer.wire=gap"], "reducer.wire: auto picks its own; got 'gap'"),
         (
-            ["reducer=auto", "selector=exact"],
-            "selector: expected none, reducer=auto picks its own; got exact",
+            ["reducer=auto", "reducer.selector=exact"],
+            "reducer.selector: auto picks its own; got 'exact'",
         ),
         (
-            ["phases.0.reducer=auto", "phases.0.wire=gap"],
-            "phases[0].wire: expected none, the reducer of this phase (auto) picks its own; got gap",
+            ["phases.0.reducer=auto", "phases.0.reducer.wire=gap"],
+            "phases[0].reducer.wire: auto picks its own; got 'gap'",
         ),
         (["reducer=auto", "profile=3"], "profile: expected a valid string, got 3"),
         (["reducer=aut"], ', hioktopk, auto), did you mean "auto"?'),
@@ -194,7 +193,9 @@ def test_what_auto_picks_itself_is_refused(words, message):
 
 
 def test_what_auto_picks_may_be_given_for_the_other_phases():
-    loaded = load_with_warnings(DIGITS, ["wire=gap", "phases.0.reducer=auto", "phases.1.reducer=hitopk"])
+    loaded = load_with_warnings(
+        DIGITS, ["reducer.wire=gap", "phases.0.reducer=auto", "phases.1.reducer=hitopk"]
+    )
     first, second = loaded.config.phases
     assert (first.reducer.wire, second.reducer.wire) == (None, "gap")
     assert loaded.warnings == ["reducer=hitopk has no effect: every phase names its own"]
@@ -216,49 +217,45 @@ def test_a_profile_without_auto_is_warned_of():
 
 
 WRONG = {
-    "reducer.density=0.1": "density: expected none beside reducer.density = 0.1, got 0.01",
-    "phases.1={steps: 1, input_size: 8, batch_size: 8, reducer: {name: gtopk, wire: gap}, wire: fp16}": (
-        "phases[1].wire: expected none beside reducer.wire = 'gap', got 'fp16'"
+    "density=0.1": (
+        "density: expected inside the reducer: reducer: {name: …, density: 0.1}, or reducer.density=…"
     ),
+    "phases.1={steps: 1, input_size: 8, batch_size: 8, wire: fp16}": (
+        "phases[1].wire: expected inside the reducer: reducer: {name: …, wire: 'fp16'}, or reducer.wire=…"
+    ),
+    "selector=exact": "selector: expected inside the reducer: ",
     "phases.0.reducer.density=2": "phases[0].reducer.density: expected a number in (0, 1], got 2",
-    "phases.0.reducer={name: oktopk, leftovers: nobody}": (
-        "phases[0].reducer.leftovers: expected sender or owner, got 'nobody'"
-    ),
-    "reducer={name: oktopk, leftovers: nobody}": "reducer.leftovers: expected sender or owner, got 'nobody'",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
     "density, selector, wire, decay, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
     '"leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
-    "reducer={name: dsar_split, sums: [3]}": "phases[0].reducer: expected values that dsar_split takes, ",
     "phases.1.reducer={name: dense, wrappers: []}": "phases[1].reducer.wrappers: dense has no such",
     "reducer={name: hitopk, wrappers: [{name: momentum}]}": "wrappers[0].name: unknown wrapper",
-    "reducer={name: hitopk, wrappers: [{name: local_clipping, norm: 0}]}": "reducer.wrappers: norm: exp",
-    "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "reducer.wrappers: nrm: local_cl",
-    "reducer={name: hitopk, wrappers: [{name: local_clipping}]}": "reducer.wrappers: norm: local_cl",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "wrappers[0]: nrm: local_cl",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping}]}": "reducer.wrappers[0]: norm: local_cl",
     "reducer=3": "reducer: expected a name, or the key name and options, got 3",
     "phases.0.reducer={name: oktopk, selector: exat}": 'phases[0].reducer.selector: unknown selector "exat"',
-    "densty=0.1": 'densty: unknown key, did you mean "density"?',
-    "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density"?',
+    "densty=0.1": "densty: unknown key (known here: name, ",
+    "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density_warmup"?',
     "phases.0.learning_rate.stat=1": 'phases[0].learning_rate.stat: unknown key, did you mean "start"?',
-    "density=1.5": "density: expected a number in (0, 1], got 1.5",
-    "density=0": "density: expected a number in (0, 1], got 0",
-    "density=.nan": "density: expected a number in (0, 1], got nan",
-    "density=abc": "density: expected a number in (0, 1], got 'abc'",
-    "density=true": "density: expected a number in (0, 1], got True",
-    "phases.1.density=0.1": "phases[1].density: expected none, the reducer of this phase (dense) takes no",
+    "reducer.density=1.5": "reducer.density: expected a number in (0, 1], got 1.5",
+    "reducer.density=0": "reducer.density: expected a number in (0, 1], got 0",
+    "reducer.density=.nan": "reducer.density: expected a number in (0, 1], got nan",
+    "reducer.density=abc": "reducer.density: expected a number in (0, 1], got 'abc'",
+    "reducer.density=true": "reducer.density: expected a number in (0, 1], got True",
+    "phases.1.reducer.density=0.1": "phases[1].reducer.density: dense has no such option",
     "reducer=hitopkk": 'reducer.name: unknown reducer "hitopkk" (known: dense, torus2d, ',
     "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
-    "selector=exat": 'selector: unknown selector "exat" (known: exact, mstopk, ',
-    "selector=exakt": ', reused, bucketed), did you mean "exact"?',
-    "selector={name: bucketed, bucket: 0}": "selector: bucket: expected a whole number of entries from 1",
-    "selector={bucket: 9}": "selector: expected a name, or the key name and options, got {'bucket': 9}",
-    "reducer.decay=1.5": "reducer.decay: expected a number in (0, 1], got 1.5",
-    "wire=fp33": 'wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
-    "wire=gap+fp33": ', lloyd1), did you mean "fp32"?',
-    "wire=gap+bitmap": "wire: expected an index codec, a value codec or one of each joined by +, got 'gap+b",
-    "phases.0.wire=fp16+gap+fp16": "phases[0].wire: expected an index codec, a value codec or one of each",
+    "reducer.selector=exat": 'reducer.selector: unknown selector "exat" (known: exact, mstopk, ',
+    "reducer.selector=exakt": ', reused, bucketed), did you mean "exact"?',
+    "reducer.selector={name: bucketed, bucket: 0}": "reducer.selector: bucket: expected a whole number of",
+    "reducer.selector={bucket: 9}": "reducer.selector: expected a name, or the key name and options, got ",
+    "reducer.wire=fp33": 'reducer.wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
+    "reducer.wire=gap+fp33": ', lloyd1), did you mean "fp32"?',
+    "reducer.wire=gap+bitmap": "reducer.wire: expected an index codec, a value codec or one of each",
+    "phases.0.reducer.wire=fp16+gap+fp16": "phases[0].reducer.wire: expected an index codec, a value codec",
     "model=resnet9": 'model.name: unknown model "resnet9" (known: resnet8, resnet20, ',
     "model=resnet21": ', lstm_classifier_small), did you mean "resnet20"?',
     "dataset=digit": 'dataset.name: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',

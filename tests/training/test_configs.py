@@ -242,7 +242,7 @@ def test_vgg19_is_sparse_for_90_epochs_and_dense_on_request():
     assert (config.model.name, phase.epochs, phase.input_size, phase.batch_size) == ("vgg19", 90, 224, 256)
     assert (phase.reducer.name, phase.reducer.density) == ("hitopk", 0.01)
     assert rates("imagenet_vgg19", 128)[0][-1] == 0
-    dense = load_shipped("imagenet_vgg19", "reducer=torus2d", "density=null")
+    dense = load_shipped("imagenet_vgg19", "reducer=torus2d")
     assert (dense.phases[0].reducer.name, dense.phases[0].reducer.density) == ("torus2d", None)
 
 
@@ -360,7 +360,7 @@ def test_mnist5k_has_dawnbenchs_shape():
 
 
 def test_mnist5k_becomes_all_dense_by_two_words():
-    config = load_shipped("mnist5k", "reducer=dense", "density=null")
+    config = load_shipped("mnist5k", "reducer=dense")
     assert [phase.reducer.name for phase in config.phases] == ["dense", "dense"]
 
 

@@ -188,7 +188,7 @@ def test_many_damaged_words_are_valid_or_refused_in_one_line():
         "phases.0.learning_rate={start: 0.1, end: 0}",
         "dataset.path=x",
         "phases[1].epochs=3",
-        "density=0.1",
+        "reducer.density=0.1",
     ]
     for _ in range(TRIES):
         try:
@@ -237,7 +237,7 @@ def test_a_damaged_profile_is_used_or_refused_in_one_line(tmp_path):
 
     def body(comm):
         topology = Topology(comm, ranks_per_node=1)
-        config = load(DIGITS, ["reducer=auto", "density=0.01", "phases.0.density=null", f"profile={path}"])
+        config = load(DIGITS, ["reducer={name: auto, density: 0.01}", f"profile={path}"])
         counts = {"used": 0, "refused": 0}
         whole = whole_profile(topology)
         for number in range(TRIES):

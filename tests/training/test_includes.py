@@ -67,9 +67,11 @@ def test_references_are_resolved_in_the_merged_file(write):
 
 
 def test_a_configuration_that_includes_another_takes_words_of_the_command_line(write, tmp_path):
-    own = write("run.yaml", f"include: {DIGITS}\nname: mine\ndensity: 0.05\ncache: {{shards: 2}}\n")
-    config = load(own, ["density=0.1", "phases.0.epochs=3", "cache.memory=null"])
-    assert (config.name, config.density, config.phases[0].epochs) == ("mine", 0.1, 3)
+    own = write(
+        "run.yaml", f"include: {DIGITS}\nname: mine\nreducer: {{density: 0.05}}\ncache: {{shards: 2}}\n"
+    )
+    config = load(own, ["reducer.density=0.1", "phases.0.epochs=3", "cache.memory=null"])
+    assert (config.name, config.reducer.density, config.phases[0].epochs) == ("mine", 0.1, 3)
     assert (config.cache.disk, config.cache.memory, config.cache.shards) == ("auto", None, 2)
     assert "include" not in config.to_yaml()
     (tmp_path / "written.yaml").write_text(config.to_yaml())

@@ -382,7 +382,7 @@ def test_batches_in_parts_have_the_same_gradient(tmp_path):
 @pytest.mark.slow
 @pytest.mark.launch
 def test_two_ranks_train_what_one_does(tmp_path):
-    words = ["phases.0.epochs=1", "reducer=dense", "density=null"]
+    words = ["phases.0.epochs=1", "reducer=dense"]
     _, alone = trained(tmp_path, LSTM, *words)
     given = [*words, "phases.0.batch_size=2", f"output={tmp_path}/two"]
     result = launch(2, str(tmp_path / "my.yaml"), *given)

@@ -62,8 +62,8 @@ def test_a_process_that_has_ended_has_no_mpirun_command():
         ([], [], "--: expected a program behind it"),
         (
             ["python"],
-            ["my.yaml", "density=1"],
-            "expected nothing of a configuration .*, got my.yaml density=1",
+            ["my.yaml", "reducer.density=1"],
+            "expected nothing of a configuration .*, got my.yaml reducer.density=1",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def _small_model():
 def config_of(*phases, words=()):
     """Return a configuration of these phases, each a dictionary of keys."""
     lists = ", ".join(phase(size=8, batch=8, steps=100, **each) for each in phases)
-    plain = ("model=named_layers", "density=null", "reducer=dense", "cache={}", "ranks_per_node=null")
+    plain = ("model=named_layers", "reducer=dense", "cache={}", "ranks_per_node=null")
     return load(DIGITS, [f"phases=[{lists}]", *plain, *words])
 
 
@@ -105,7 +105,7 @@ def on_ranks(body, world_size=3):
 
 @pytest.mark.parametrize(("local", "equal_within"), [("node", 2), *more(("rank", 1))])
 def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, equal_within):
-    config = config_of({"local_steps": 3, "local": local, "reducer": "hitopk", "density": 0.1})
+    config = config_of({"local_steps": 3, "local": local, "reducer": "{name: hitopk, density: 0.1}"})
 
     def body(comm):
         replica, seen = replica_of(comm, config, [2, 1]), []
@@ -167,7 +167,7 @@ def test_a_replica_of_all_ranks_trains_as_plain_ranks_do():
     ("local", "precision"), [("node", "float16"), *more(("node", "float32"), ("rank", "float32"))]
 )
 def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(local, precision):
-    keys = {"local_steps": 3, "local": local, "reducer": "hitopk", "density": 0.1, "outer": DILOCO}
+    keys = {"local_steps": 3, "local": local, "reducer": "{name: hitopk, density: 0.1}", "outer": DILOCO}
     config = config_of(keys, words=("optimizer={name: adamw}", f"precision={precision}"))
 
     def body(comm):
@@ -259,7 +259,7 @@ def test_the_outer_velocity_goes_on_in_the_next_phase():
 
 
 def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_it_is():
-    sparse = {"reducer": "hitopk", "density": 0.1}
+    sparse = {"reducer": "{name: hitopk, density: 0.1}"}
     local = {**sparse, "local_steps": 2, "local": "rank", "outer": "{rate: 0.5}"}
     config = config_of(sparse, local, sparse, words=("optimizer={name: sgd, momentum: 0}",))
     pace = StepHyperparameters(RATE, None)
@@ -315,7 +315,7 @@ def test_after_local_steps_all_ranks_have_the_mean_of_their_optimizers_states():
 
 # --------------------------------------------------------------------------------------- checkpoints
 
-SAVED = {"local_steps": 4, "local": "rank", "reducer": "hitopk", "density": 0.1, "outer": DILOCO}
+SAVED = {"local_steps": 4, "local": "rank", "reducer": "{name: hitopk, density: 0.1}", "outer": DILOCO}
 LAST = 10
 
 
@@ -477,7 +477,10 @@ def test_a_run_whose_rounds_all_fail_ends(tmp_path):
 
 def with_budget(mbit_per_second, **keys):
     budget = f"{{mbit_per_second: {mbit_per_second}, step_seconds: 0.5}}"
-    return config_of({"reducer": "auto", "budget": budget, **keys}, words=("optimizer={name: adamw}",))
+    return config_of(
+        {"reducer": "{name: auto, density: 0.1}", "budget": budget, **keys},
+        words=("optimizer={name: adamw}",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -485,7 +488,7 @@ def with_budget(mbit_per_second, **keys):
     [(2e-4, {"outer": DILOCO, "local": "rank"}), (1.0, {}), (1.0, {"outer": DILOCO})],
 )
 def test_auto_chooses_for_a_budget_what_is_then_written_out(mbit_per_second, keys):
-    config = with_budget(mbit_per_second, density=0.1, **keys)
+    config = with_budget(mbit_per_second, **keys)
 
     def body(comm):
         replica = replica_of(comm, config, 1)
@@ -503,7 +506,7 @@ def test_auto_chooses_for_a_budget_what_is_then_written_out(mbit_per_second, key
 
 
 def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
-    config = with_budget(1e-7, density=0.1)
+    config = with_budget(1e-7)
 
     def built(comm):
         replica = replica_of(comm, config, 1)
@@ -591,7 +594,7 @@ def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, e
 
 
 def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
-    words = [f"phases=[{phase(steps=3, local_steps=2)}]", "density=null", "reducer=dense", "overlap=true"]
+    words = [f"phases=[{phase(steps=3, local_steps=2)}]", "reducer=dense", "overlap=true"]
     (line,) = load_with_warnings(DIGITS, words).warnings
     assert line.startswith("overlap=True has no effect: every phase has local_steps")
 

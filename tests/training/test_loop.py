@@ -23,6 +23,7 @@ from training.tasks.image_classification import ImageClassification
 
 EPOCH_STEPS = 1437 // 64
 DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
+GTOPK = "{name: gtopk, density: 0.01}"
 
 
 def noted_paces(run):
@@ -71,10 +72,8 @@ def test_a_phase_may_have_momentum_where_the_optimizer_has_none(tmp_path):
 
 
 def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
-    warmup = phase(
-        epochs=3, batch=400, reducer="gtopk", density=0.01, density_warmup="{start: 0.25, epochs: 2}"
-    )
-    again = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
+    warmup = phase(epochs=3, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 2}")
+    again = phase(epochs=1, batch=400, reducer=GTOPK)
     run = trainer(tmp_path, phases=(warmup, again))
     step, densities = run.parts.step.take, []
 
@@ -88,8 +87,8 @@ def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
 
 
 def test_a_warm_up_that_the_phase_cuts_off_leaves_the_next_one_its_own_density(tmp_path):
-    cut = phase(epochs=1, batch=400, reducer="gtopk", density=0.01, density_warmup="{start: 0.25, epochs: 1}")
-    after = phase(epochs=1, batch=400, reducer="gtopk", density=0.01)
+    cut = phase(epochs=1, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 1}")
+    after = phase(epochs=1, batch=400, reducer=GTOPK)
     run = trainer(tmp_path, phases=(cut, after))
     run.fit()
     assert run.parts.exchange.gradients.exchange.density == 0.01
@@ -330,7 +329,6 @@ def test_a_folder_that_rank_0_cannot_make_is_an_error_for_all(tmp_path):
             {"reducer": "gtopk", "density_warmup": "{start: 0.25, epochs: 3}"},
             "phases[1].density_warmup.epochs: expected at most the 1 of the phase, got 3",
         ),
-        ({"density": 0.5}, "phases[1].density: expected none, the reducer of this phase (dense) takes no"),
         ({"density_warmup": "{start: 0.25, epochs: 1}"}, "phases[1].density_warmup: expected none, the"),
     ],
 )
@@ -374,7 +372,9 @@ def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
     plain = whole.model_dump(exclude_none=True)
     del plain["phases"][0]["reducer"]
     keras.utils.clear_session()
-    config = Config.model_validate({**plain, "model": "vgg_tiny", "reducer": "gtopk", "density": 0.5})
+    config = Config.model_validate(
+        {**plain, "model": "vgg_tiny", "reducer": {"name": "gtopk", "density": 0.5}}
+    )
     run = Trainer(config, topology=Topology(transport.mpi.world()))
     assert (run.config.phases[0].reducer.name, run.config.phases[0].reducer.density) == ("gtopk", 0.5)
     run.fit()

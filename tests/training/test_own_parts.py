@@ -76,7 +76,7 @@ WRONG = {
     "dataset.path=x": "dataset: dataset my_package.data:load: path: expected none",
     "reducer=my_package.models:build": 'phases[0].reducer: reducer "my_package.models:build": expected a su',
     "reducer.evry=3": 'reducer.evry: my_package.reducers:EveryOther has no such option (its options: every)',
-    "phases.0.wire=gap": "phases[0].wire: expected none, the reducer of this phase (my_package.reducers:",
+    "phases.0.reducer.wire=gap": "phases[0].reducer.wire: my_package.reducers:EveryOther has no such option",
     "reducer=no_such_package.reducers:Mine": "there is no module no_such_package",
 }  # fmt: skip
 

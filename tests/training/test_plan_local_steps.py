@@ -19,14 +19,14 @@ def of_phases(cluster, *phases, words=()):
     listed = ", ".join(
         f"{{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: {STEPS}, {each}}}" for each in phases
     )
-    words = [f"phases=[{listed}]", "model=resnet8", "reducer=dense", "density=null", *words]
+    words = [f"phases=[{listed}]", "model=resnet8", "reducer=dense", *words]
     return planned(
         words, cluster=cluster, sizes=[SIZE], epochs=[Epoch(STEPS, 192, "samples")] * len(phases)
     ).phases
 
 
 @pytest.mark.parametrize(("steps", "exchanges"), [(5, 5), (10, 3), (1, 25), (100, 1)])
-@pytest.mark.parametrize("reducer", ["reducer: hitopk, density: 0.1", "reducer: dense"])
+@pytest.mark.parametrize("reducer", ["reducer: {name: hitopk, density: 0.1}", "reducer: dense"])
 def test_a_step_has_its_share_of_the_exchanges(cluster, steps, exchanges, reducer):
     local = f"{reducer}, local_steps: {steps}"
     every, rounds, of_ranks = of_phases(cluster, reducer, local, f"{local}, local: rank")
@@ -45,7 +45,7 @@ def test_a_step_has_its_share_of_the_exchanges(cluster, steps, exchanges, reduce
 
 
 def test_bytes_are_those_of_the_reducer_by_hand(cluster):
-    (phase,) = of_phases(cluster, "reducer: hitopk, density: 0.1, local_steps: 5")
+    (phase,) = of_phases(cluster, "reducer: {name: hitopk, density: 0.1}, local_steps: 5")
     sent = bytes_of_nodes("hitopk", NODES, SIZE, density=0.1)
     assert phase.slow_bytes == max(each.inter for each in sent) / 5
 
@@ -55,7 +55,6 @@ def test_on_one_node_the_replica_is_all_ranks():
         [
             "phases=[{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: 25, local_steps: 5}]",
             "reducer=dense",
-            "density=null",
         ],
         ranks=4,
         sizes=[SIZE],

@@ -330,7 +330,7 @@ def test_steps_of_processes_that_were_not_alike_have_a_first_that_can_be_made_ag
 @pytest.mark.large
 @pytest.mark.launch
 def test_two_ranks_are_made_again_by_two_and_refused_by_one(tmp_path, capsys):
-    small = (MODEL, "ranks_per_node=1", "cache={}", "digest_every=2", "density=0.1", "reducer=hitopk")
+    small = (MODEL, "ranks_per_node=1", "cache={}", "digest_every=2", "reducer={name: hitopk, density: 0.1}")
     words = [*small, f"phases=[{phase(steps=4, batch=32)}]", f"output={tmp_path}"]
     trained = launch(2, DIGITS, *words)
     assert trained.returncode == 0, tail(trained)

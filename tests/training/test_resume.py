@@ -419,7 +419,7 @@ def test_what_another_reducer_held_back_is_not_lost(tmp_path, capsys):
 
 def test_a_checkpoint_of_the_end_of_a_density_warm_up_is_taken_as_it_is(tmp_path):
     warmup = "phases.0.density_warmup={start: 0.25, epochs: 1}"
-    words = ("reducer=hitopk", "density=0.05", warmup, "checkpoints={every_epochs: 1}")
+    words = ("reducer={name: hitopk, density: 0.05}", warmup, "checkpoints={every_epochs: 1}")
     path = fit_until(7, tmp_path, *words)
     run = trainer(tmp_path, *words, "resume=auto")
     run.fit()

@@ -107,7 +107,7 @@ def test_all_of_a_word_is_its_value(word):
 @pytest.mark.parametrize("line", [
     "seed: expected key=value",
     "dataset imagenet: storage: key: unknown option",
-    "phases.0.density=0.05",
+    "phases.0.reducer.density=0.05",
     "s3://bucket/folder?versionId=3",
     "https://host/x?design=3&monkey=4&keyword=5",
     "https://host/x?sv=1&sig=${oc.env:SIGNATURE}&sp=r",

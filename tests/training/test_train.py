@@ -136,7 +136,7 @@ def check_trace(runs, lines):
 
 
 def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
-    result = mpirun(2, "cloudtrain", "train", DIGITS, "density=7", cwd=tmp_path)
+    result = mpirun(2, "cloudtrain", "train", DIGITS, "reducer.density=7", cwd=tmp_path)
     assert result.returncode != 0
     said = [line for line in result.stderr.splitlines() if "cloudtrain:" in line]
     assert said == [f"cloudtrain: {DIGITS}: density: expected a number in (0, 1], got 7"]

@@ -19,7 +19,7 @@ from training.tasks.translation import Translation, bleu, shifted
 TINY = "{layers: 1, width: 16, heads: 2, hidden: 16, longest: 40}"
 PAIRS = "{name: synthetic_text, kind: pairs, tokens: 25, samples: 60, test_samples: 13, words: 8}"
 LABELLED = "{name: synthetic_text, kind: labelled, tokens: 25, samples: 64, test_samples: 21, words: 6}"
-ALONE = ("cache={}", "reducer=dense", "density=null", "evaluate_every=1")
+ALONE = ("cache={}", "reducer=dense", "evaluate_every=1")
 PHASE = {"epochs": 1, "tokens": 60, "sequence_length": 9, "learning_rate": 0.01, "label_smoothing": 0.1}
 TEXTS = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}
 
@@ -41,7 +41,6 @@ def classification(*words, **keys) -> Config:
     phases = f"phases=[{word({**TEXTS, **keys})}]"
     given = [
         *ALONE,
-        "selector=null",
         f"dataset={LABELLED}",
         "model={name: lstm_classifier, units: 12, layers: 1}",
     ]

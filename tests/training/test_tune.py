@@ -70,8 +70,8 @@ def test_each_phase_is_chosen_for_at_its_own_density(monkeypatch):
     monkeypatch.setattr(
         autotune, "choose", lambda profile, nodes, size, density: asked.append((size, density))
     )
-    chosen(*BOTH_AUTO, "phases.0.density=0.25", size=77)
-    chosen(*BOTH_AUTO, "density=null", size=78)
+    chosen(*BOTH_AUTO, "phases.0.reducer.density=0.25", size=77)
+    chosen(*BOTH_AUTO, size=78)
     assert asked == [(77, 0.25), (77, 0.01), (78, 0.01), (78, 0.01)]
 
 
@@ -90,8 +90,8 @@ def test_one_rank_needs_no_profile(tmp_path):
 
 @pytest.mark.parametrize("inter", [SLOW, FAST], ids=["slow", "fast"])
 def test_the_configuration_names_what_was_picked_and_is_read_back_equal(tmp_path, inter):
-    config = load(DIGITS, ["reducer=auto", "phases.0.density=0.02"])
-    (picks, *_) = chosen("reducer=auto", "phases.0.density=0.02", inter=inter)
+    config = load(DIGITS, ["reducer=auto", "phases.0.reducer.density=0.02"])
+    (picks, *_) = chosen("reducer=auto", "phases.0.reducer.density=0.02", inter=inter)
     written = config.with_choices(picks)
     options = written.reducer_config(written.phases[0])
     is_sparse = REDUCERS[picks[0].reducer].sparse
@@ -104,7 +104,12 @@ def test_the_configuration_names_what_was_picked_and_is_read_back_equal(tmp_path
 
 
 def test_what_is_picked_owes_nothing_to_what_other_phases_take_from_the_configuration():
-    words = ["selector=exact", "wire=fp16", "phases.0.reducer=auto", "phases.1.reducer=hitopk"]
+    words = [
+        "reducer.selector=exact",
+        "reducer.wire=fp16",
+        "phases.0.reducer=auto",
+        "phases.1.reducer=hitopk",
+    ]
     config = load(DIGITS, words)
     picks = chosen(*words)[0]
     written = config.with_choices(picks)
@@ -289,10 +294,13 @@ def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
         "training.process.launch.launch", lambda ranks, words, check: started.append((ranks, words))
     )
     words = ["tune", "-np", "4", "-H", "a:2,b:2", "--network-interface", "eth0", "--profile", "p.json"]
-    CliRunner().invoke(app, [*words, DIGITS, "density=0.1"])
+    CliRunner().invoke(app, [*words, DIGITS, "reducer.density=0.1"])
     CliRunner().invoke(app, ["tune", "-np", "3", "--ranks-per-node", "2,1"])
     assert started == [
-        (Ranks(4, "a:2,b:2", "eth0"), cloudtrain("tune", "--profile", "p.json", DIGITS, "density=0.1")),
+        (
+            Ranks(4, "a:2,b:2", "eth0"),
+            cloudtrain("tune", "--profile", "p.json", DIGITS, "reducer.density=0.1"),
+        ),
         (Ranks(3), cloudtrain("tune", "--ranks-per-node", "2,1")),
     ]
 
@@ -329,7 +337,10 @@ def test_the_job_is_started_by_horovodrun():
             ["-np", "2", "--transport", "ncl"],
             "--transport: expected one of auto, nccl, nccl+mpi, mpi, got 'ncl'",
         ),
-        (["-np", "2", DIGITS, "density=7"], f"{DIGITS}: density: expected a number in (0, 1], got 7"),
+        (
+            ["-np", "2", DIGITS, "reducer.density=7"],
+            f"{DIGITS}: reducer.density: expected a number in (0, 1], got 7",
+        ),
         (["-np", "2", "-H", "a:1"], "-H: expected slots for 2 ranks, got 1 in a:1"),
     ],
 )

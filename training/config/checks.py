@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic_core import PydanticCustomError
 
-from commlib.errors import InvalidArgument, UnknownName, shown, suggestion
+from commlib.errors import InvalidArgument, shown, suggestion
 from training.config.parts import imported
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import (
     AUTO,
-    DEFAULT_REDUCER,
-    REDUCER_KEYS,
     check_options,
     check_takes,
     options_of,
@@ -26,7 +24,6 @@ def check(config: AnyConfig) -> None:
     _momentum_is_not_counted_twice(config)
     _wrappers_have_the_whole_gradient(config)
     _phases_have_a_learning_rate(config)
-    _nothing_is_given_that_auto_picks(config)
     _there_is_something_to_resume(config)
     _the_task_has_what_is_given(config)
     _the_optimizer_has_what_is_given(config)
@@ -34,45 +31,23 @@ def check(config: AnyConfig) -> None:
 
 
 def _reducers_take_what_they_are_given(config: AnyConfig) -> None:
-    check_takes(config.reducer.name or DEFAULT_REDUCER, config.reducer, "reducer")
+    if config.reducer.name is not None:
+        check_takes(config.reducer.name, config.reducer, "reducer")
     for number, phase in enumerate(config.phases):
         name, place = config.reducer_name(phase), f"phases[{number}]"
         known = options_of(name)
         check_takes(name, phase.reducer, f"{place}.reducer")
         if known is None:  # not imported yet
             continue
-        for key in (*REDUCER_KEYS, "density_warmup"):
-            value, needed = getattr(phase, key), key.removesuffix("_warmup")
-            if value is not None and needed not in known:
-                does = "picks its own" if name == AUTO else f"takes no {needed}"
-                expected = f"expected none, the reducer of this phase ({name}) {does}"
-                raise problem(f"{expected}; got {value}", key=f"{place}.{key}")
-        _values_are_right(config, number)
-
-
-def _values_are_right(config: AnyConfig, number: int) -> None:
-    """Raise a problem that names the key by which a value was given that the reducer of a phase refuses."""
-    phase = config.phases[number]
-    options = config.reducer_config(phase)
-    name = options.pop("name")
-    try:
-        check_options(name, options)
-    except (InvalidArgument, UnknownName) as error:
-        option, _, rest = str(error).partition(": ")
-        if option in phase.options_given:
-            raise problem(rest, key=f"phases[{number}].{phase.place_of(option)}") from error
-        if option in config.options_given:
-            raise problem(rest, key=config.place_of(option)) from error
-        if "wrappers" in options and option not in options:
-            giver = phase if "wrappers" in phase.options_given else config
-            place = f"phases[{number}]." if giver is phase else ""
-            raise problem(str(error), key=f"{place}reducer.wrappers") from error
-        raise problem(str(error), key=f"phases[{number}].reducer") from error
-    except TypeError as error:  # such as a list where a name is expected
-        raise problem(
-            f"expected values that {name} takes, got {shown(options)}: {error}",
-            key=f"phases[{number}].reducer",
-        ) from error
+        if phase.density_warmup is not None and "density" not in known:
+            expected = f"expected none, the reducer of this phase ({name}) takes no density"
+            raise problem(f"{expected}; got {phase.density_warmup}", key=f"{place}.density_warmup")
+        options = config.reducer_config(phase)
+        del options["name"]
+        try:
+            check_options(name, options)
+        except InvalidArgument as error:  # an option without a default that nobody gives
+            raise problem(str(error), key=f"{place}.reducer") from error
 
 
 def _momentum_is_not_counted_twice(config: AnyConfig) -> None:
@@ -104,14 +79,6 @@ def _phases_have_a_learning_rate(config: AnyConfig) -> None:
     for number, phase in enumerate(config.phases):
         if phase.learning_rate is None and config.learning_rate is None:
             raise problem("missing, expected a value", key=f"phases[{number}].learning_rate")
-
-
-def _nothing_is_given_that_auto_picks(config: AnyConfig) -> None:
-    if all(phase.reducer and phase.reducer.name for phase in config.phases) or config.reducer.name != AUTO:
-        return
-    for option in ("selector", "wire"):
-        if (value := getattr(config, option)) is not None:
-            raise problem(f"expected none, reducer=auto picks its own; got {value}", key=option)
 
 
 def _there_is_something_to_resume(config: AnyConfig) -> None:
@@ -174,12 +141,12 @@ def _the_optimizer_has_what_is_given(config: AnyConfig) -> None:
 def without_effect(config: AnyConfig) -> Iterator[str]:
     """Yield a line for every setting that no phase takes."""
     phases, optimizer = config.phases, config.optimizer
-    for option, value in config.options_given.items():
+    for option, value in config.reducer.options.items():
         if not any(_is_taken(config, phase, option) for phase in phases):
-            yield f"{config.place_of(option)}={value} has no effect: no phase takes it from here"
+            yield f"reducer.{option}={value} has no effect: no phase takes it from here"
     if config.profile is not None and not config.automatic:
         yield f"profile={config.profile} has no effect: no phase has reducer=auto"
-    if "reducer" in config.model_fields_set and all(phase.reducer and phase.reducer.name for phase in phases):
+    if config.reducer.name is not None and all(phase.reducer and phase.reducer.name for phase in phases):
         yield f"reducer={config.reducer.name} has no effect: every phase names its own"
     if config.learning_rate is not None and all(phase.learning_rate for phase in phases):
         yield "learning_rate has no effect: every phase names its own"
@@ -192,7 +159,8 @@ def without_effect(config: AnyConfig) -> Iterator[str]:
 def _is_taken(config: AnyConfig, phase: Phase, option: str) -> bool:
     """Return whether a phase's reducer takes an option from the configuration, if that is known."""
     known = options_of(config.reducer_name(phase))
-    return option not in phase.options_given and (known is None or option in known)
+    own = phase.reducer.options if phase.reducer is not None else {}
+    return option not in own and (known is None or option in known)
 
 
 def check_local_steps(config: AnyConfig) -> None:

@@ -48,22 +48,20 @@ from training.config.reducers import (
     AUTO,
     DEFAULT_DENSITY,
     DEFAULT_REDUCER,
-    REDUCER_KEYS,
-    CodecName,
-    GivenSelector,
-    NamedReducer,
-    ReducerKeys,
+    GivenReducer,
     ReducerRecord,
     class_of,
+    inherited,
     options_of,
+    refuse_old_spelling,
     written_out,
 )
 from training.config.schedules import LearningRate, MomentumLine
 from training.config.schema import (
     ConfigurationError,
     Count,
-    Density,
     Positive,
+    Record,
     WholeNumber,
     describe,
     problem,
@@ -76,7 +74,7 @@ LINEAR = "linear"  # the task whose configurations are those of training.linear.
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
 
-class Config(ReducerKeys):
+class Config(Record):
     """A training run."""
 
     name: FileName
@@ -120,14 +118,9 @@ class Config(ReducerKeys):
     """Fields of ``dawnbench.json`` besides those of the run."""
     ranks_per_node: Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by hostname."""
-    reducer: NamedReducer = ReducerRecord(name=DEFAULT_REDUCER)
-    """The default of phases, as the three below, whose own default is the reducer's."""
-    density: Density | None = None
-    """Share of the entries that sparse reducers select."""
-    selector: GivenSelector | None = None
-    """A name of ``commlib.SELECTORS``, or a record of the name and its options."""
-    wire: CodecName | None = None
-    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+    reducer: GivenReducer = ReducerRecord()
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path, or a record of the name and options: the
+    default of phases; ``dense`` without it."""
     sparse_tables: bool = False
     """Whether gradients of embeddings that only look rows up travel as rows: all of them, apart from the
     reducers of phases, which have the rest of the gradient."""
@@ -160,6 +153,12 @@ class Config(ReducerKeys):
     """Steps to trace, the first ones after the first of this process; ``trace.json`` shows them by rank."""
     output: str = "runs"
     """The folder in which the run creates its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_old_spelling(cls, value: Any) -> Any:
+        refuse_old_spelling(value)
+        return value
 
     @field_validator("phases", mode="before")
     @classmethod
@@ -217,7 +216,7 @@ class Config(ReducerKeys):
 
     def density_of(self, phase: Phase) -> float:
         """Return the density at which a phase's reducer selects, if it does."""
-        given = self.options_given | phase.options_given
+        given = inherited(self.reducer, phase.reducer)
         density: float = given.get("density", DEFAULT_DENSITY)
         return density
 
@@ -246,7 +245,7 @@ class Config(ReducerKeys):
         is not accepted: see ``with_choices``.
         """
         name = self.reducer_name(phase)
-        given = self.options_given | phase.options_given
+        given = inherited(self.reducer, phase.reducer)
         return {"name": name, **written_out(name, given)}
 
     def resolved(self) -> "Config":
@@ -275,8 +274,7 @@ class Config(ReducerKeys):
 
 def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
     """Return the phase with its reducer and all its options in one record."""
-    keys = dict.fromkeys(REDUCER_KEYS)
-    return phase.model_copy(update={**keys, "reducer": ReducerRecord(**config)})
+    return phase.model_copy(update={"reducer": ReducerRecord(**config)})
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from pydantic import ConfigDict, model_validator
 from commlib.registry import check_options
 from datacache.storage import Storage
 from training.config.parts import PartRecord, imported, part_in
-from training.config.reducers import CodecName, GivenReducer, GivenSelector, ReducerKeys
+from training.config.reducers import GivenReducer, refuse_old_spelling
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
-    Density,
     Momentum,
     Positive,
     Rate,
@@ -173,7 +172,7 @@ class Budget(Record):
         return self.mbit_per_second * 1e6 / 8 * self.step_seconds
 
 
-class Phase(ReducerKeys):
+class Phase(Record):
     """A run of epochs with one size of inputs and batches, and one reducer: the keys that all tasks have.
 
     Each task has a subclass with the keys of its inputs.
@@ -188,16 +187,10 @@ class Phase(ReducerKeys):
     momentum: MomentumSchedule | None = None
     """A number, or ``start`` and ``end`` of a straight line over the phase; else the optimizer's."""
     reducer: GivenReducer | None = None
-    """A name of ``commlib.REDUCERS``, or ``auto``, or a record; the configuration's without it."""
-    density: Density | None = None
-    """Share of the entries that a sparse reducer selects."""
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path, or a record of the name and options; what
+    is not given is the configuration's."""
     density_warmup: DensityWarmup | None = None
     """Larger densities in the first epochs of the phase."""
-    selector: GivenSelector | None = None
-    """A name of ``commlib.SELECTORS``, or a record of it and the selector's options."""
-    wire: CodecName | None = None
-    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
-
     local_steps: Count | None = None
     """Steps that each replica takes alone before its difference of weights is exchanged, in place of
     gradients."""
@@ -209,6 +202,12 @@ class Phase(ReducerKeys):
 
     budget: Budget | None = None
     """What a rank may send, for which ``reducer: auto`` chooses reducer, codec and ``local_steps``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_old_spelling(cls, value: Any) -> Any:
+        refuse_old_spelling(value)
+        return value
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":

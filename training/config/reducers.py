@@ -1,8 +1,8 @@
-"""The reducer of a phase: a name, or a record of the name, the reducer's own options and its wrappers.
+"""The reducer of a phase: a name, or a record of the name, its options and its wrappers.
 
 ``reducer: hitopk`` or ``reducer: {name: oktopk, density: 0.01, leftovers: owner}``. The options are those of
-the reducer's signature. A phase inherits what the configuration gives, option by option, where its reducer
-takes it; what the phase gives replaces it.
+the reducer's signature. A phase inherits the options of the configuration's reducer one by one, where its own
+reducer takes them; what the phase gives replaces them.
 """
 
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from commlib import REDUCERS, SELECTORS, Reducer, Topology, make_reducer, registry, transport
+from commlib import REDUCERS, SELECTORS, Reducer, registry
 from commlib.errors import InvalidArgument, UnknownName, look_up, shown, suggestion
 from commlib.reducers import WRAPPERS
 from commlib.selection import make_selector
 from commlib.wire import make_codec
 from training.config.parts import imported, part_in
-from training.config.schema import Density, Discreet, Record, name_in, problem
+from training.config.schema import Density, Discreet, name_in, problem
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
 DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)[
     "density"
 ]  # all sparse ones have the same
-REDUCER_KEYS = ("density", "selector", "wire")  # of a phase or of the configuration, next to a reducer's name
+OPTIONS_INSIDE = ("density", "selector", "wire")
 
 
 def _check_codec(name: str) -> str:
@@ -61,6 +61,14 @@ class WrapperRecord(Discreet):
     name: Annotated[str, name_in(WRAPPERS, "wrapper")]
     """A name of ``commlib.reducers.WRAPPERS``."""
 
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> "WrapperRecord":
+        try:
+            registry.check_options(self.name, WRAPPERS[self.name], dict(self.model_extra or {}), positional=1)
+        except InvalidArgument as error:
+            raise problem(str(error)) from error
+        return self
+
 
 class ReducerRecord(Discreet):
     """A reducer, its options and its wrappers. Those that are ``None`` are not given."""
@@ -68,7 +76,7 @@ class ReducerRecord(Discreet):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: ReducerName | None = None
-    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; without it the configuration's."""
+    """A name of ``commlib.REDUCERS``, ``auto`` or an import path; a phase inherits the configuration's."""
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     selector: GivenSelector | None = None
@@ -92,40 +100,21 @@ def _record(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _named(record: ReducerRecord) -> ReducerRecord:
-    return record if record.name else record.model_copy(update={"name": DEFAULT_REDUCER})
-
-
 GivenReducer = Annotated[ReducerRecord, BeforeValidator(_record)]
-NamedReducer = Annotated[GivenReducer, AfterValidator(_named)]
 
 
-class ReducerKeys(Record):
-    """A record with ``reducer`` and the related keys: a phase, or the configuration for its phases."""
+def inherited(above: ReducerRecord, own: ReducerRecord | None) -> dict[str, Any]:
+    """Return the options of a phase's reducer, which override those of the configuration one by one."""
+    return above.options | (own.options if own is not None else {})
 
-    @model_validator(mode="after")
-    def _each_option_is_given_once(self) -> "ReducerKeys":
-        inside = getattr(self, "reducer", None) or ReducerRecord()
-        for key, value in self.keys_given.items():
-            if key in inside.options:
-                other = f"reducer.{key} = {shown(inside.options[key])}"
-                raise problem(f"expected none beside {other}, got {shown(value)}", key=key)
-        return self
 
-    @property
-    def keys_given(self) -> dict[str, Any]:
-        """Return those of ``REDUCER_KEYS`` that are given outside the reducer's record."""
-        return {key: value for key in REDUCER_KEYS if (value := getattr(self, key)) is not None}
-
-    @property
-    def options_given(self) -> dict[str, Any]:
-        """Return all options that are given for a reducer here."""
-        reducer = getattr(self, "reducer", None)
-        return self.keys_given | (reducer.options if reducer is not None else {})
-
-    def place_of(self, option: str) -> str:
-        """Return the key by which an option is given here."""
-        return option if option in self.keys_given else f"reducer.{option}"
+def refuse_old_spelling(given: Any) -> None:
+    """Refuse the options of a reducer that once stood beside it, and name the new place."""
+    for key in OPTIONS_INSIDE if isinstance(given, Mapping) else ():
+        if key in given:
+            value = given[key]
+            inside = "{name: …, " + f"{key}: {shown(value)}" + "}"
+            raise problem(f"expected inside the reducer: reducer: {inside}, or reducer.{key}=…", key=key)
 
 
 def class_of(name: str) -> type[Reducer] | None:
@@ -155,13 +144,11 @@ def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` where a reducer does not take these options.
+    """Raise ``InvalidArgument`` where the signature of a reducer does not take these options.
 
-    A built-in reducer is constructed for the check; a user's constructor may have effects: not called.
+    A reducer that is not imported yet is checked when it is.
     """
-    if name in REDUCERS:
-        transport.simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
-    elif (reducer := class_of(name)) is not None:
+    if (reducer := class_of(name)) is not None:
         own = {key: value for key, value in options.items() if key != "wrappers"}
         registry.check_options(name, reducer, own, positional=2)
 

@@ -52,7 +52,7 @@ class CoordinateDescent(Solver):
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         super().__init__(topology, rows, settings)
         self._own, self._columns = columns_of(rows, intercept=settings.intercept)
-        name, options = str(settings.reducer.name), settings.reducer.options
+        name, options = settings.reducer.name or AUTO, settings.reducer.options
         self.reducer = self._make_reducer("allgather" if name == AUTO else name, options)
         self._active, squares = self._sums_of_squares()
         self._slices = partition(len(self._active), topology.world.size)

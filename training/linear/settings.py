@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 from commlib import Reducer, Topology, make_reducer
 from commlib.errors import InvalidArgument, shown
 from commlib.selection import EVERYTHING
-from training.config.reducers import AUTO, NamedReducer, ReducerRecord, check_options, class_of
+from commlib.wire import make_codec
+from training.config.reducers import AUTO, GivenReducer, ReducerRecord, check_options, class_of
 from training.config.schema import (
     Count,
     Positive,
@@ -65,7 +66,7 @@ class Settings(Record):
     """Columns of a rank's slice in a step of ``coordinate``."""
     learning_rate: Annotated[LearningRate, BeforeValidator(_rate)] = LearningRate()
     """A number, or a record of it and how it adapts; of ``sgd``."""
-    reducer: NamedReducer = ReducerRecord(name=AUTO)
+    reducer: GivenReducer = ReducerRecord(name=AUTO)
     """A name of ``commlib.REDUCERS`` or an import path; with options, ``name`` and those. ``auto``: the
     fastest on the first batches."""
     seed: WholeNumber = 1
@@ -88,11 +89,13 @@ class Settings(Record):
 
 
 def _check_reducer(record: ReducerRecord) -> None:
-    name, options = str(record.name), record.options
+    name, options = record.name or AUTO, record.options
     for option in ("density", "selector", "wrappers"):
         if option in options:
             got = shown(options[option])
             raise problem(f"expected none, as all entries are sent, got {got}", key=f"reducer.{option}")
+    if "wire" in options and not make_codec(options["wire"]).lossless:
+        raise problem(f"expected one without loss, got {options['wire']}", key="reducer.wire")
     if name == AUTO and options:
         raise problem(f"expected none with {AUTO}, got {', '.join(options)}", key="reducer")
     if name != AUTO:

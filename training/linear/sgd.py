@@ -55,7 +55,7 @@ class SGD(Solver):
     def _make_reducer(self) -> Reducer | None:
         if self.topology.world.size == 1:
             return None
-        name, options = str(self.settings.reducer.name), self.settings.reducer.options
+        name, options = self.settings.reducer.name or AUTO, self.settings.reducer.options
         if name == AUTO:
             self.choice = choose(self.topology, self._first_gradients())
             name, options = self.choice.name, dict(self.choice.options)

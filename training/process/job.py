@@ -108,7 +108,7 @@ def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
     For errors of the user, before training starts.
     """
     try:
-        return all_or_raise(comm, function)
+        return all_or_raise(comm, function, names_rank=True)
     except ValueError as error:
         if comm.rank == 0:
             log_error(str(error))
@@ -131,10 +131,10 @@ def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def all_or_raise(comm: Communicator, function: Callable[[], Result]) -> Result:
-    """Return ``function()``; a ``ValueError`` of any rank is raised on all, with that rank and its host.
+def all_or_raise(comm: Communicator, function: Callable[[], Result], *, names_rank: bool = False) -> Result:
+    """Return ``function()``; the first ``ValueError`` of any rank is raised on all.
 
-    The line names no rank where rank 0, or all ranks, have the same problem.
+    ``names_rank``: with that rank and its host, unless rank 0 or all ranks have a problem.
     """
     result, problem = None, None
     try:
@@ -145,7 +145,7 @@ def all_or_raise(comm: Communicator, function: Callable[[], Result]) -> Result:
     having = [rank for rank, (each, _) in enumerate(of_ranks) if each is not None]
     if having:
         problem, host = of_ranks[having[0]]
-        is_of_some = len(having) < comm.size and having[0] != 0
+        is_of_some = names_rank and len(having) < comm.size and having[0] != 0
         raise ValueError(f"{problem} (rank {having[0]} on {host})" if is_of_some else problem)
     return result  # type: ignore[return-value]
 

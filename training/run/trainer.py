@@ -62,7 +62,7 @@ class Trainer:
         comm = topology.world
         if comm.rank == 0:
             announce_compiling()
-        data = data or all_or_raise(comm, lambda: load_data(config, topology))
+        data = data or all_or_raise(comm, lambda: load_data(config, topology), names_rank=True)
         prepare_tensorflow(config, comm, LocalRank.of(comm))
         given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
         if topology is not given:
