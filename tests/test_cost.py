@@ -64,10 +64,6 @@ def test_all_ranks_of_dense_together_send_a_fixed_sum_whatever_the_shape(size, r
     assert sum(each.intra + each.inter for each in sent) == 4 * 2 * size * (5 - 1)
 
 
-def test_dense_on_one_node_sends_nothing_between_nodes():
-    assert bytes_sent("dense", layout(4, 4), 2, 400) == LinkBytes(intra=4 * 2 * 300, inter=0)
-
-
 # ------------------------------------------------------------- hitopk
 
 

@@ -41,15 +41,10 @@ def test_a_density_above_zero_up_to_one_is_returned_as_a_float(density):
     assert type(check_density(density)) is float
 
 
-@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.0000001, 2, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "density", [0, -0.1, 1.0000001, math.inf, math.nan, "0.01", None, True, 0.5j], ids=repr
+)
 def test_a_density_outside_is_refused_with_its_value(density):
-    with pytest.raises(InvalidArgument) as caught:
+    with pytest.raises(InvalidArgument, match="^density: .*") as caught:
         check_density(density)
-    assert str(caught.value) == f"density: expected a number in (0, 1], got {density}"
-
-
-@pytest.mark.parametrize("density", ["0.01", None, True, [0.1], 0.5j], ids=repr)
-def test_a_density_that_is_no_number_is_refused_with_its_value(density):
-    with pytest.raises(InvalidArgument) as caught:
-        check_density(density)
-    assert str(caught.value) == f"density: expected a number in (0, 1], got {density!r}"
+    assert str(caught.value).endswith(f"got {density!r}")

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from commlib import errors
-from commlib.errors import CommlibError, UnknownName, look_up, suggestion
+from commlib.errors import CommlibError, UnknownName, look_up
 
 EXCEPTIONS = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, Exception)]
 TABLE = {"dense": 1, "hitopk": 2, "gtopk": 3}
@@ -29,11 +29,6 @@ def test_what_callers_got_wrong_is_a_value_error_and_a_failed_peer_is_not(except
     assert issubclass(exception, ValueError) == is_users
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_known_name_is_found(name):
-    assert look_up(TABLE, "reducer", name) == TABLE[name]
-
-
 @pytest.mark.parametrize(
     "name, message",
     [
@@ -51,7 +46,3 @@ def test_an_unknown_name_lists_the_known_in_their_order_and_suggests_the_nearest
     assert str(caught.value) == message
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
-
-
-def test_nothing_is_suggested_from_nothing():
-    assert suggestion("dense", []) == ""

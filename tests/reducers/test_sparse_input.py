@@ -344,14 +344,3 @@ def test_what_is_no_gradient_of_the_reducer_is_refused_and_changes_nothing():
         return reducer.density, reducer.steps
 
     assert simulated.run(body, 2) == [(1.0, 0)] * 2
-
-
-def test_arrays_that_are_not_contiguous_are_taken():
-    def body(comm):
-        reducer = make_reducer("allgather", Topology(comm), 100, **ALL)
-        pairs = np.array([[3, 5.0], [90, 7.0]])
-        vector = SparseVector(100, pairs[:, 0].astype(np.int32), pairs.astype(np.float32)[:, 1])
-        assert not vector.values.flags.c_contiguous
-        return reducer.reduce(vector).values.tolist()
-
-    assert simulated.run(body, 2) == [[5.0, 7.0]] * 2

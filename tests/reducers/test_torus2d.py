@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, Topology, make_reducer
+from commlib import Topology, make_reducer
 from commlib.transport import simulated
 from commlib.vectors import partition
 from commlib.wire import VALUE_CODECS
@@ -74,12 +74,3 @@ def test_on_one_node_nothing_is_rounded():
         return mean.tobytes()
 
     assert simulated.run(lambda comm: body(comm, values="qsgd2"), 3) == simulated.run(body, 3)
-
-
-def test_values_that_no_value_codec_stands_for_are_refused():
-    def body(comm):
-        with pytest.raises(InvalidArgument) as caught:
-            make_reducer("torus2d", Topology(comm), 10, values="gap")
-        return str(caught.value)
-
-    assert simulated.run(body, 2) == [f"values: expected one of {', '.join(VALUE_CODECS)}, got 'gap'"] * 2

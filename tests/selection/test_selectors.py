@@ -334,11 +334,6 @@ def test_an_unknown_selector_lists_the_known_ones_and_suggests_the_nearest():
     assert str(caught.value).endswith(', did you mean "mstopk"?')
 
 
-def test_an_unknown_selector_unlike_any_other_gets_no_suggestion():
-    with pytest.raises(UnknownName, match=r"\)$"):
-        select("zzz", np.ones(3, np.float32), 1)
-
-
 def test_indices_past_31_bits_are_int64_and_the_selection_is_the_same(name, monkeypatch):
     """A vector that needs them has 8 GiB: here the type is changed, and the code that uses it is the same."""
     narrow = select(name, draw(gaussian, 9, 4099), 41)

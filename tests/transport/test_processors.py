@@ -50,10 +50,6 @@ def test_ranks_that_want_the_same_core_take_turns():
     assert min(seconds) > 2 * WORK_SECONDS  # one after the other, the first would be done after one
 
 
-def test_without_cores_computing_takes_no_virtual_time():
-    assert simulated.run(seconds_to_compute, 4) == [0.0] * 4
-
-
 def test_a_message_that_is_sent_after_computing_sets_out_then():
     def body(comm):
         if comm.rank == 0:
