@@ -98,10 +98,7 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
         STORAGE: uncached,
         **(more or {}),
     }
-    first: dict[str, Run] = {
-        FIRST: setting.first_epoch,
-        FIRST_UNCACHED: setting.reading(setting.cache, STORED_BATCHES),
-    }
+    first: dict[str, Run] = {FIRST: setting.first_epoch, FIRST_UNCACHED: uncached}
     runs = QUICK_RUNS if setting.quick else RUNS
     seconds = seconds_a_sample(reading, runs) | seconds_a_sample(first, runs)
     pairs = [(LEVELS, peer) for peer in reading if peer != LEVELS] + [(FIRST, FIRST_UNCACHED)]

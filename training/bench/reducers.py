@@ -36,6 +36,7 @@ DENSITY = 0.01
 RANKS, RANKS_PER_NODE = 8, 4  # simulated
 BASELINE = "dense"
 NOTHING = "–"
+LINKS = ("intra", "inter")
 FLOAT32_ROUNDING = 2.0**-24
 
 Nodes = Sequence[Sequence[int]]
@@ -103,7 +104,8 @@ class Options:
     def network(self) -> Network:
         """Return the links that the virtual clock and the cost model predict for."""
         intra = Link.of(microseconds=self.intra_microseconds, gbit_per_second=self.intra_gbit)
-        return Network(intra, Link.of(microseconds=self.inter_microseconds, gbit_per_second=self.inter_gbit))
+        inter = Link.of(microseconds=self.inter_microseconds, gbit_per_second=self.inter_gbit)
+        return Network(intra, inter)
 
     def candidates(self) -> Iterator[Candidate]:
         """Yield the reducers to measure, sparse ones with each of the codecs."""
@@ -186,7 +188,7 @@ class Measurement:
 
 
 def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
-    return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in ("intra", "inter")))
+    return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in LINKS))
 
 
 def interleave(
@@ -409,12 +411,11 @@ def table_of(records: Sequence[Record]) -> Table:
 
 
 def _row(record: Record) -> list[str]:
-    more = record.more
-    stages, prediction = more["stages"], more["prediction"]
+    stages, prediction = record.more["stages"], record.more["prediction"]
     return [
         *(label(record), percent(record.case["density"]), milliseconds(record.seconds.median)),
         times(record.ratio),
-        *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in ("intra", "inter")),
+        *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in LINKS),
         milliseconds(prediction["seconds"]) if prediction else NOTHING,
         *sent_and_entries(record),
     ]

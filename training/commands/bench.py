@@ -14,15 +14,12 @@ benches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
 AsJson = Annotated[bool, Option("--json", help="one JSON object a line instead of tables")]
 Quick = Annotated[bool, Option("--quick", help="smaller sizes: ends within a minute")]
-Reducers = Annotated[list[str] | None, Option("--reducer", help="reducer to measure; may be repeated [all]")]
 
 
 @benches.command("selection")
 def bench_selection(
     sizes: Annotated[list[int] | None, Option("--size", help="entries; may be repeated")] = None,
-    densities: Annotated[
-        list[float] | None, Option("--density", help="share to select; may be repeated")
-    ] = None,
+    densities: Annotated[list[float] | None, Option("--density", help="share; may be repeated")] = None,
     as_json: AsJson = False,
     quick: Quick = False,
 ) -> None:
@@ -38,15 +35,11 @@ def bench_selection(
 @benches.command("reducers")
 def bench_reducers(
     ranks: Annotated[int | None, Option("-np", "--ranks", help="simulated ranks [8]")] = None,
-    ranks_per_node: Annotated[
-        int | None, Option(help="ranks of a node [4; real ranks: by host name]")
-    ] = None,
+    ranks_per_node: Annotated[int | None, Option(help="ranks of a node [4; real: by host name]")] = None,
     size: Annotated[int | None, Option(help="entries [1000000]")] = None,
     density: Annotated[float, Option(help="share that sparse reducers select")] = 0.01,
-    reducers: Reducers = None,
-    wires: Annotated[
-        list[str] | None, Option("--wire", help="codec of sparse reducers; may be repeated [fp32]")
-    ] = None,
+    reducers: Annotated[list[str] | None, Option("--reducer", help="may be repeated [all]")] = None,
+    wires: Annotated[list[str] | None, Option("--wire", help="codec; may be repeated [fp32]")] = None,
     steps: Annotated[int | None, Option(help="steps to time, after two to warm up [5]")] = None,
     inter_gbit: Annotated[float, Option(help="Gbit/s of a node's card")] = 25,
     inter_microseconds: Annotated[float, Option(help="latency between nodes")] = 30,
@@ -82,13 +75,10 @@ def bench_cache(
 
 @benches.command("train")
 def bench_train(
-    config: Annotated[
-        str | None, Argument(help="file or shipped name [ResNet-20 on generated pictures]")
-    ] = None,
+    config: Annotated[str | None, Argument(help="file or shipped name [a ResNet-20]")] = None,
     overrides: Annotated[list[str] | None, Argument(help="key=value, as of cloudtrain train")] = None,
     reducers: Annotated[
-        list[str] | None,
-        Option("--reducer", help="reducer to measure; may be repeated [dense, hitopk, oktopk]"),
+        list[str] | None, Option("--reducer", help="may be repeated [dense, hitopk, oktopk]")
     ] = None,
     as_json: AsJson = False,
     quick: Quick = False,
