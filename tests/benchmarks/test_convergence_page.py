@@ -5,12 +5,9 @@ import re
 import numpy as np
 
 from benchmarks import convergence
-from benchmarks.convergence import Row, table
 from benchmarks.drawing.pages import with_block
 
 CITED = r"(figure|section|assumption|theorem) [\d.]+"  # places in papers
-ACCURACY = {"config": {}, "metric": "top1", "label": "accuracy"}
-PERPLEXITY = {"config": {"task": {"name": "language_model"}}, "metric": "perplexity", "label": "perplexity"}
 
 
 def test_the_tables_are_those_of_the_records():
@@ -41,13 +38,6 @@ def test_every_record_is_of_a_case_of_the_plan_and_no_case_has_two():
     recorded = [convergence.case_of(record) for record in convergence.recorded()]
     assert set(recorded) <= planned
     assert len(set(recorded)) == len(recorded)
-
-
-def test_a_table_compares_shares_in_points_and_other_metrics_relatively():
-    rows = [Row("dense", (2, 2), [0.9, 0.8], 0), Row("hitopk", (4,), [0.84], 0)]
-    assert "| hitopk | 4 | 1 | 84.00% | 84.00% … 84.00% | -1.00 points |" in table(rows, ACCURACY)
-    others = table([Row("dense", (2,), [100.0], 0), Row("oktopk", (2,), [102.0, 104.0], 0)], PERPLEXITY)
-    assert "| oktopk | 2 | 2 | 103 | 102 … 104 | +3.0% |" in others
 
 
 def test_the_losses_of_a_run_are_means_over_equal_parts():

@@ -25,21 +25,6 @@ def names(subjects) -> list[str]:
 # ------------------------------------------------------------- the plan
 
 
-def test_all_reducers_and_horovod_in_two_ways_take_part():
-    subjects = plan().subjects
-    whole = ["horovod", "horovod, ring", *DENSE_ONES, "dense, overlap off"]
-    assert set(names(subjects)) - set(whole) == {
-        *(name for name in REDUCERS if REDUCERS[name].sparse),
-        *("hitopk, overlap off", "oktopk, overlap off", "auto", "hitopk then dense"),
-    }
-    assert [subject.name for subject in subjects if subject.is_peer] == [
-        each for each in names(subjects) if each in whole
-    ]
-    assert {subject.algorithm for subject in subjects} == {"default", "ring"}
-    assert [subject.name for subject in subjects if subject.algorithm == "ring"] == ["horovod, ring"]
-    assert [subject.name for subject in subjects if subject.horovod] == ["horovod", "horovod, ring"]
-
-
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_a_run_is_told_is_a_configuration(quick):
     every_model = {} if quick else {"models": [*RACED], "rates": ["1gbit"], "layouts": ["4x1"]}
