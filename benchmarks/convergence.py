@@ -25,20 +25,12 @@ import numpy as np
 import yaml
 
 from benchmarks.drawing.pages import with_block
-from benchmarks.drawing.style import PALETTE, docs_picture, open_up
+from benchmarks.drawing.style import PALETTE, docs_picture
 from training.commands.printing import markdown
 from training.config.references import resolve
 from training.tasks import TASKS, Metric, Task
 
 DENSE = "dense"
-ROUNDING = 1e-9  # of a mean: what is a point away is not farther
-PANELS = {
-    "selected": "entries selected / target",
-    "xi": "ξ",
-    "overlap": "share of entries that another rank selects",
-    "fill_in": "entries of the union / k",
-    "residual": "norm of the residual / of the gradient",
-}
 
 
 @dataclass(frozen=True)
@@ -107,22 +99,6 @@ def table(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
     return markdown(header, lines)
 
 
-def verdict(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
-    """Return for each goal of an experiment which variants reach it, and which do not."""
-    dense, metric = _dense(own), metric_of(experiment)
-    sign = 1 if metric.better == "lower" else -1
-    lines = []
-    for goal in experiment["goals"]:
-        most = goal["within"]
-        judged = [row for row in own if row.variant in goal["variants"]]
-        close = [sign * _apart(row, dense, metric) <= most + ROUNDING for row in judged]
-        names = [f"{row.variant} on {row.ranks}" for row in judged]
-        limit = f"{100 * most:.1f} points" if metric.share else f"{most:.1%}"
-        lines.append(f"- Worse than dense by at most {limit}: {_listed(names, close, True)}.")
-        lines.append(f"  By more: {_listed(names, close, False)}.")
-    return "\n".join(lines) + "\n"
-
-
 def settings(experiment: Mapping[str, Any]) -> str:
     """Return the configuration of an experiment as a block of YAML."""
     config = json.loads(json.dumps(experiment["config"]))  # what is shared would be written by reference
@@ -142,10 +118,6 @@ def _apart(row: Row, dense: Row, metric: Metric) -> float:
 
 def _shown(value: float, metric: Metric) -> str:
     return f"{value:.2%}" if metric.share else f"{value:.4g}"
-
-
-def _listed(names: Sequence[str], are: Sequence[bool], wanted: bool) -> str:
-    return "; ".join(name for name, is_so in zip(names, are, strict=True) if is_so == wanted) or "none"
 
 
 def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
@@ -179,31 +151,10 @@ def _losses(told: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     return (np.arange(len(values)) + 0.5) * steps / len(values), values
 
 
-def draw_steps(path: Path, records: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> None:
-    """Draw what was seen on the way, a panel for each: of the first seed of these variants."""
-    with docs_picture(path, 6.5, 6.0) as figure:
-        panels = figure.subplots(3, 2).flat
-        for axes, (name, label) in zip(panels, PANELS.items(), strict=False):
-            for color, variant in zip(PALETTE, variants, strict=False):
-                told = [each["seen"] for each in records if each["case"]["variant"] == variant]
-                if not told:
-                    continue
-                values = [step[name] / (step["target"] if name == "selected" else 1.0) for step in told[0]]
-                axes.plot([step["step"] for step in told[0]], values, color=color, linewidth=1, label=variant)
-            axes.set_title(label, fontsize=8)
-            axes.set_xlabel("step")
-            open_up(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        last = list(figure.axes)[-1]
-        last.axis("off")
-        last.legend(handles, labels, frameon=False, loc="center", fontsize=8)
-
-
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "benchmarks" / "convergence.yaml"
 PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
 RECORDS = PICTURES / "records.jsonl"
-LOOK_EVERY = 10  # steps
 LOSSES = 40  # of a run that are recorded, each the mean over as many steps
 
 
@@ -269,7 +220,7 @@ def case_of(record: Mapping[str, Any]) -> Case:
 def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
     content = plan()
-    run, lines = train(content, case, look_every=LOOK_EVERY)
+    run, lines = train(content, case)
     metrics = metric_names(content["experiments"][case.experiment])
     return {
         "bench": "convergence",
@@ -277,12 +228,11 @@ def trained(case: Case) -> dict[str, Any]:
         "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
         "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
-        "seen": [asdict(each) for each in run.seen],
         **made_by(f"python -m benchmarks.convergence --run {case.experiment}"),
     }
 
 
-def train(content: Mapping[str, Any], case: Case, *, look_every: int) -> tuple[Any, list[dict[str, Any]]]:
+def train(content: Mapping[str, Any], case: Case) -> tuple[Any, list[dict[str, Any]]]:
     """Train a case; return what :func:`benchmarks.simulated_ranks.train` does, and the run's metrics."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from training.process.tf_logging import import_tensorflow
@@ -298,7 +248,7 @@ def train(content: Mapping[str, Any], case: Case, *, look_every: int) -> tuple[A
         config = Config.model_validate(configuration(content, case, folder)).resolved()
         log = Path(folder) / "log"
         with log.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            run = simulated_ranks.train(config, case.layout, look_every=look_every)
+            run = simulated_ranks.train(config, case.layout)
         (own,) = (path for path in Path(folder).iterdir() if path.is_dir())
         lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
     return run, lines
@@ -360,8 +310,7 @@ def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     found = {}
     for name, experiment in content["experiments"].items():
         if own := rows(records, experiment, name):
-            text = f"{table(own, experiment)}\n{verdict(own, experiment)}"
-            found |= {f"{name}, settings": settings(experiment), name: text}
+            found |= {f"{name}, settings": settings(experiment), name: table(own, experiment)}
     return found
 
 
@@ -374,8 +323,6 @@ def draw() -> None:
     for name, experiment in content["experiments"].items():
         if own := [record for record in records if record["case"]["experiment"] == name]:
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
-            if steps := experiment.get("steps"):
-                draw_steps(PICTURES / f"{name}-steps.svg", own, steps)
     PAGE.write_text(page)
 
 

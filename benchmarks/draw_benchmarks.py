@@ -12,7 +12,6 @@ from benchmarks.drawing import linear
 from benchmarks.drawing.measured import (
     draw_cache,
     draw_cluster,
-    draw_norms,
     draw_runs,
     draw_steps,
     norms_page,
@@ -135,7 +134,7 @@ SECTIONS = (
     Section("selection", "selection", case_table, is_long_selection),
     Section("gpu-selection", "gpu-selection", case_table, is_gpu_selection),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
-    Section("pto", "pto", first_pto_table, picture="pto.svg", draw=draw_norms),
+    Section("pto", "pto", first_pto_table),
     Section("linear", "linear", of_ranks, linear.is_first_case),
     Section("train", "train", loop_table),
 )

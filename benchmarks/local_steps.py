@@ -83,7 +83,7 @@ def plan() -> dict[str, Any]:
 
 def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
-    run, lines = convergence.train(plan(), case, look_every=NEVER)
+    run, lines = convergence.train(plan(), case)
     (last,) = (line for line in lines if line["kind"] == "epoch" and "perplexity" in line)
     return {
         "bench": "local steps",

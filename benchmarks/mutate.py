@@ -2,7 +2,6 @@
 
     python -m benchmarks.mutate                                   # all areas: some twenty minutes of a core
     python -m benchmarks.mutate --area wire --jobs 1
-    python -m benchmarks.mutate --json after.json --before before.json  # also names what is no longer caught
 
 The faults are in ``benchmarks/faults.yaml``: of each, a text that its file has once, and its replacement.
 Tests run in copies of the working tree, which itself is never changed. The exit status is 1 where a fault
@@ -177,35 +176,17 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
     ]
 
 
-def table(results: Sequence[Result], *, markdown: bool) -> str:
+def table(results: Sequence[Result]) -> str:
     """Return a line for each fault, and one that counts them."""
     rows = [("area", "fault", "file", "found by"), *((r.area, r.id, r.file, _found(r)) for r in results)]
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        lines.insert(1, "|---" * len(rows[0]) + "|")
-    else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     counts = [f"{sum(r.outcome == each for r in results)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
     return "\n".join([*lines, "", f"{len(results)} faults: {', '.join(counts)}"])
 
 
 def _found(result: Result) -> str:
-    by = result.by.replace("|", "¦")
-    return by if result.outcome == CAUGHT else f"{result.outcome} {by}".rstrip()
-
-
-def caught_in(before: Path) -> set[str]:
-    """Return the faults that tests have found in an earlier run."""
-    return {each["id"] for each in json.loads(before.read_text()) if each["outcome"] == CAUGHT}
-
-
-def lost(before: Path, results: Sequence[Result]) -> list[str]:
-    """Return a line for each fault that was caught before and is not any more."""
-    caught = caught_in(before)
-    now = {each.id: each.outcome for each in results}
-    missing = [each for each in sorted(caught) if now.get(each) != CAUGHT]
-    return [f"{each}: {CAUGHT} before, {now.get(each, 'not in the table')} now" for each in missing]
+    return result.by if result.outcome == CAUGHT else f"{result.outcome} {result.by}".rstrip()
 
 
 def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
@@ -215,8 +196,6 @@ def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
         raise ValueError(f"--area: expected one of {', '.join(areas)}, got {given.area}")
     if given.jobs < 1:
         raise ValueError(f"--jobs: expected at least 1, got {given.jobs}")
-    if given.before is not None:
-        caught_in(given.before)
     chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
     if not chosen:
         raise ValueError(f"--only: no fault has {given.only!r} in its name")
@@ -233,21 +212,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only the faults whose name has this text")
     parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
-    parser.add_argument("--before", type=Path, metavar="FILE", help="results of before, to compare with")
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     given = parser.parse_args(arguments)
     try:
         areas, chosen = choose(given)
     except (OSError, ValueError) as error:
         parser.exit(2, f"mutate.py: {error}\n")
     results = examine_all(chosen, areas, given.jobs)
-    print(table(results, markdown=given.markdown))
+    print(table(results))
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
-    regressions = lost(given.before, results) if given.before is not None else []
-    print("\n".join(regressions), end="\n" if regressions else "")
-    return 0 if not regressions and all(each.outcome == CAUGHT for each in results) else 1
+    return 0 if all(each.outcome == CAUGHT for each in results) else 1
 
 
 if __name__ == "__main__":

@@ -6,42 +6,35 @@ HiTopKComm: 16 nodes of 8 GPUs at 25 Gbit/s (figures 7 and 8, table 3); Ok-Topk:
     python -m benchmarks.predict_papers [--json] [--simulate] [--write]
 
 ``--json``: one object a row in place of tables. ``--simulate``: also run the reducers on the virtual clock,
-which takes some minutes. ``--write``: also refresh the tables of docs/validation.md and its pictures.
+which takes some minutes. ``--write``: also refresh the tables of docs/validation.md.
 """
 
 import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from benchmarks.drawing.pages import Table, milliseconds, with_block
-from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.papers import (
     ALGORITHMS,
-    FASTEST,
     FULL,
     HALF,
     HITOPKCOMM,
     OKTOPK,
-    OTHERS,
     STATEMENTS,
     Cluster,
     Comparison,
     cells_table,
     communication,
-    figure_7,
     figure_7_table,
     figure_8_table,
     figure_12_table,
     fill_in,
     fits,
     gains,
-    messages,
     rates_table,
     statements_table,
     table_3,
@@ -49,74 +42,6 @@ from benchmarks.papers import (
 )
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
-
-
-def draw_hitopkcomm(path: Path) -> None:
-    """Draw the seconds over the size as in figure 7, and the efficiencies of table 3, paper and predicted."""
-    with docs_picture(path, 9.5, 4) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
-        sizes = [1_000_000 << exponent for exponent in range(8)]
-        by_size = [figure_7(size) for size in sizes]
-        for name, color in zip(by_size[0], PALETTE, strict=False):
-            label = f"{name} ({HITOPKCOMM.reducers[name]})" if name in HITOPKCOMM.reducers else name
-            seconds = [each[name] * 1e3 for each in by_size]
-            left.plot(sizes, seconds, color=color, marker="o", markersize=3, label=label)
-        left.set(xscale="log", yscale="log", xlabel="entries, 16 bits", ylabel="ms a step, predicted")
-        left.legend(frameon=False, fontsize=8)
-        left.set_title("16 nodes × 8 GPUs, 25 Gbit/s", fontsize=9)
-        draw_efficiencies(right)
-
-
-def draw_efficiencies(axes: Axes) -> None:
-    """Draw a pair of bars for every cell of table 3, with their numbers."""
-    width, cells = 0.4, table_3()
-    for place, each in enumerate(cells):
-        color = PALETTE[list(HITOPKCOMM.reducers).index(each.reducer)]
-        for side, value in enumerate((each.efficiency.paper, each.efficiency.predicted)):
-            at = place + place // 3 * 0.7 + (side - 0.5) * width
-            axes.bar(at, value, width, color=color, alpha=(1, 0.45)[side])
-            axes.text(at, value + 0.01, f"{100 * value:.0f}", ha="center", fontsize=6.5)
-    centers = [3 * group + 1 + 0.7 * group for group in range(len(HITOPKCOMM.trainings))]
-    axes.set_xticks(centers, [each.name for each in HITOPKCOMM.trainings])
-    axes.tick_params(axis="x", length=0, labelsize=8)
-    axes.set(ylabel="scaling efficiency", ylim=(0, 1.05))
-    axes.set_title("Dense-, 2DTAR-, MSTopK-SGD in %; dark: paper, light: predicted", fontsize=9)
-
-
-def draw_oktopk(path: Path) -> None:
-    """Draw the seconds of the messages over the ranks, and the speed-ups on 256 with the paper's range."""
-    with docs_picture(path, 9.5, 4) as figure:
-        left, right = figure.subplots(1, 2)
-        given, ranks = fits()[1], [16, 32, 64, 128, 256]
-        for name, color in zip(ALGORITHMS, PALETTE, strict=True):
-            seconds = [messages(name, each, given.link) for each in ranks]
-            left.plot(ranks, seconds, color=color, marker="o", markersize=3, label=name)
-        left.set(xscale="log", yscale="log", xlabel="nodes of one GPU", ylabel="s of messages, predicted")
-        left.set_xticks(ranks, [str(each) for each in ranks])
-        left.minorticks_off()
-        left.set_ylim(0.002, 4)
-        left.legend(frameon=False, fontsize=7, ncols=2, loc="lower left")
-        left.set_title(f"BERT, 1 %, at {1 / given.link.beta / 1e9:.2f} GB/s", fontsize=9)
-        draw_speedups(right)
-
-
-def draw_speedups(axes: Axes) -> None:
-    """Draw Ok-Topk's speed-ups over each other algorithm on 256 ranks, for both fitted rates."""
-    axes.axvspan(*OKTOPK.over_all, color="#eeeeee", zorder=0)
-    axes.text(FASTEST + 0.1, -0.65, "all others, by the paper", fontsize=7.5)
-    for side, given in enumerate(fits()[1:]):
-        for place, value in enumerate(given.speedups()):
-            at = place + (side - 0.5) * 0.4
-            label = given.name if place == 0 else None
-            axes.barh(at, value, 0.38, color=PALETTE[side], label=label)
-            axes.text(value + 0.1, at, f"{value:.2f}", va="center", fontsize=7)
-    axes.set_yticks(range(len(OTHERS)), [name.replace(", ", ",\n") for name in OTHERS])
-    axes.set(xlabel="Ok-Topk's speed-up of a step on 256 GPUs", xlim=(0, 14), ylim=(len(OTHERS) - 0.4, -1))
-    axes.legend(frameon=False, fontsize=7.5, loc="center right")
-
-
-PICTURES = MappingProxyType({"papers-hitopkcomm.svg": draw_hitopkcomm, "papers-oktopk.svg": draw_oktopk})
-
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "validation"
 PAGE = FOLDER.parent / "validation.md"
@@ -204,13 +129,11 @@ def simulated_table() -> Table:
 
 
 def write(given: Sequence[Table]) -> None:
-    """Refresh the tables of the page, and the pictures."""
+    """Refresh the tables of the page."""
     page = PAGE.read_text()
     for table in given:
         page = with_block(page, table.name, table.markdown())
     PAGE.write_text(page)
-    for name, draw in PICTURES.items():
-        draw(FOLDER / name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -218,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     parser.add_argument("--simulate", action="store_true", help="also run the reducers on the virtual clock")
-    parser.add_argument("--write", action="store_true", help="also refresh the page and its pictures")
+    parser.add_argument("--write", action="store_true", help="also refresh the page")
     options = parser.parse_args(arguments)
     given = tables() + ([simulated_table()] if options.simulate else [])
     for table in given:

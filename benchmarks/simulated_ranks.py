@@ -14,11 +14,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from commlib import Communicator, LinkBytes, Report, Topology, select
-from commlib.density import entries
+from commlib import Communicator, LinkBytes, Report, Topology
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.transport import simulated
@@ -34,66 +32,6 @@ from training.run.local_steps import LocalSteps
 from training.run.model import Backward, assign
 from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
-
-Float64 = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class StepSeen:
-    """One step of all ranks.
-
-    ``selected``: entries, mean over ranks; ``applied``: of the mean. ``residual``: norm of the sum of all
-    residuals after it, over that of the mean gradient times ranks. Of the exact top-k of every rank's
-    gradient plus residual: ``fill_in``, entries of their union over k; ``overlap``, the share of its entries
-    that another rank selects, too, mean over pairs. ``xi``: Ok-Topk's ξ, section 4, assumption 1.
-    """
-
-    step: int
-    target: int
-    selected: float
-    applied: int
-    residual: float
-    fill_in: float
-    overlap: float
-    xi: float
-
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        density: float,
-        mean: Float32,
-        reports: Sequence[Report],
-        *,
-        gradients: Sequence[Float32],
-        before: Sequence[Float32],
-        after: Sequence[Float32],
-    ) -> "StepSeen":
-        """Return what is seen of a step; ``before``, ``after``: the residuals, a vector for each rank."""
-        count, k = len(gradients), entries(density, len(mean))
-        given = [gradient + residual for gradient, residual in zip(gradients, before, strict=True)]
-        times = sum((select("exact", vector, k).to_dense() != 0).astype(np.int64) for vector in given)
-        pairs = float((times * (times - 1)).sum())
-        gradient = np.mean(gradients, axis=0, dtype=np.float64)
-        held_back = sum(np.asarray(residual, np.float64) for residual in after)
-        return cls(
-            step=step,
-            target=k,
-            selected=float(np.mean([each.selected for each in reports])),
-            applied=reports[0].applied,
-            residual=float(np.linalg.norm(held_back) / (count * np.linalg.norm(gradient))),
-            fill_in=float(np.count_nonzero(times) / k),
-            overlap=pairs / (k * count * max(1, count - 1)),
-            xi=_xi(given, mean, gradient, k),
-        )
-
-
-def _xi(given: Sequence[Float32], mean: Float32, gradient: Float64, k: int) -> float:
-    """Return ξ: the distance from the step to the top k of the exact mean, over the gradient's norm."""
-    exact = np.mean(given, axis=0, dtype=np.float64)
-    top = select("exact", exact.astype(np.float32), k).to_dense()
-    return float(np.linalg.norm(top - mean) / np.linalg.norm(gradient))
-
 
 Do = Callable[[int], Any]
 
@@ -118,12 +56,10 @@ class Ranks:
     """What the threads of all ranks share: the next thing to do, and each one's gradients."""
 
     layout: Sequence[int]
-    look_every: int
     do: Do | None = None
     results: list[Any] = field(default_factory=list)
     topologies: list[Topology] = field(default_factory=list)
     gradients: list[DistributedGradients] = field(default_factory=list)
-    seen: list[StepSeen] = field(default_factory=list)
     totals: list[RankTotals] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -164,11 +100,10 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run, the number of weights, the steps that were looked at, and what each rank sent."""
+    """A run, its number of weights, and what each rank sent."""
 
     summary: Summary
     weights: int
-    seen: Sequence[StepSeen]
     totals: Sequence[RankTotals]
 
 
@@ -184,7 +119,6 @@ class RanksStep(TrainingStep):
         self.ranks, self._config = ranks, parts.config
         self.replicas: Replicas | None = None
         self._carried: list[list[Any]] = []  # what the task carries over batches, of each rank
-        self._steps = 0
         self._begin_local_steps(self._config.phases[0])
 
     def begin(self, phase: Any) -> float | None:
@@ -235,24 +169,17 @@ class RanksStep(TrainingStep):
             flats.append(np.array(flat))
             before.append(backward.before)
             carried.append(self._copies())
-        looks = self._gradients(0).exchange.sparse and self._steps % self.ranks.look_every == 0
-        residuals = self._residuals() if looks else []
         results = self.ranks.all_do(lambda rank: self._reduced(rank, flats[rank]))
         reports = [each for _, each in results]
         self.ranks.count_exchange(reports)
         mean, report = results[0]
         if report.finite:
-            if looks:
-                density, after = self._gradients(0).exchange.density, self._residuals()
-                vectors = {"gradients": flats, "before": residuals, "after": after}
-                self.ranks.seen.append(StepSeen.of(self._steps, density, mean, reports, **vectors))
             self._apply(mean, hyperparameters)
             self._carried = carried
         else:
             backward.undo(before[0])
         if self.optimizer.scale is not None:
             self.optimizer.scale.update(report.finite)
-        self._steps += 1
         return float(np.mean(losses)), report
 
     def _step_of(
@@ -360,13 +287,12 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
     return parts
 
 
-def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Trained:
+def train(config: Config, layout: Sequence[int]) -> Trained:
     """Train with a reducer for each of the ranks of ``layout``, those of each node.
 
-    ``config``: its batches are those of all ranks together. Every ``look_every``-th step of sparse reducers
-    is looked at.
+    ``config``: its batches are those of all ranks together.
     """
-    ranks = Ranks(layout, look_every)
+    ranks = Ranks(layout)
     config = _in_parts(config, ranks.count)
 
     def body(comm: Communicator) -> Summary | None:
@@ -381,7 +307,7 @@ def train(config: Config, layout: Sequence[int], *, look_every: int = 10) -> Tra
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
     assert summary is not None  # of rank 0
-    return Trained(summary, ranks.gradients[0].size, ranks.seen, ranks.totals)
+    return Trained(summary, ranks.gradients[0].size, ranks.totals)
 
 
 def _in_parts(config: Config, parts: int) -> Config:

@@ -166,27 +166,15 @@ class Runs:
         return markdown([*header, "against dense"], lines)
 
     def at_equal_bytes(self) -> str:
-        """Return the table of local steps beside steps with as many entries, and what it says."""
-        local, lines, better = self.of_method(COMPARED), [], []
+        """Return the table of local steps beside steps with as many entries."""
+        local, lines = self.of_method(COMPARED), []
         for steps, name in self.content["compared"].items():
-            if steps not in local or name not in self.runs:
-                continue
-            ours, other = local[steps], self.runs[name]
-            pair = [[f"{each.sent / 1e6:.3f}", f"{each.loss:.3f}"] for each in (ours, other)]
-            lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
-            better.append((steps, ours.loss < other.loss))
-        header = [
-            "H",
-            "MB, every H steps",
-            "test loss",
-            "MB, every step",
-            "test loss",
-            "every step − every H",
-        ]
-        told = [f"H = {steps}" for steps, is_so in better if is_so]
-        others = [f"H = {steps}" for steps, is_so in better if not is_so]
-        verdict = f"An exchange every H steps ends with the smaller loss at: {', '.join(told) or 'none'}."
-        return f"{markdown(header, lines)}\n{verdict} One in every step: {', '.join(others) or 'none'}.\n"
+            if steps in local and name in self.runs:
+                ours, other = local[steps], self.runs[name]
+                pair = [[f"{each.sent / 1e6:.3f}", f"{each.loss:.3f}"] for each in (ours, other)]
+                lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
+        head = ["H", "MB, every H steps", "test loss", "MB, every step", "test loss", "every step − every H"]
+        return markdown(head, lines)
 
     def beside_published(self) -> str:
         """Return the table of bytes a weight and step, published ones first."""
@@ -199,19 +187,7 @@ class Runs:
                 one = run.all_sent / sum(run.layout) / run.copies / run.weights / run.steps
                 lines.append([run.variant, "measured", f"{one:.2g}", f"{run.bits:.2f}"])
         header = ["", "", "bytes a weight and step, one copy", "bits an entry"]
-        return f"{markdown(header, lines)}\n{self._bits_verdict()}"
-
-    def _bits_verdict(self) -> str:
-        (theirs,) = (each["bits"] for each in self.content["published"].values() if "bits" in each)
-        own = [run.bits for run in self.of_method(COMPARED).values() if run.bits is not None]
-        worst = max(own)
-        goal = self.content["fewer_bits"]
-        reached = "reached" if theirs / worst >= goal else "not reached"
-        return (
-            f"At SparseLoCo's density an entry takes {min(own):.2f} to {worst:.2f} bits, "
-            f"{theirs / worst:.2f} to {theirs / min(own):.2f} times fewer than {theirs}. Goal: {goal} times; "
-            f"{reached}.\n"
-        )
+        return markdown(header, lines)
 
 
 def _is_of(case: Mapping[str, Any], experiment: str, variant: str) -> bool:
@@ -335,19 +311,6 @@ class Cluster:
         header = ["variant", "ms a step", "of it exchange", "steps", "s", "× dense", f"× {beside}"]
         return markdown(header, lines)
 
-    def verdict(self) -> str:
-        """Return whether the goals are reached, by the fastest of those with local steps."""
-        goals, found, beside = self.plan["goals"], self.seconds(), self.plan["beside"]
-        local = [name for name in self.plan["subjects"] if name in found]
-        if not local:
-            return ""
-        best = min(local, key=lambda name: found[name])
-        told = [
-            _goal("the fastest dense one", _ratio(self.fastest_dense(), found[best]), goals["dense"]),
-            _goal(f"`{beside}`", _ratio(found.get(beside), found[best]), goals["beside"]),
-        ]
-        return f"The fastest is {best}: {'; '.join(told)}.\n"
-
 
 def times_of(runs: Runs) -> Mapping[str, Any]:
     """Return the plan of what is timed."""
@@ -356,7 +319,7 @@ def times_of(runs: Runs) -> Mapping[str, Any]:
 
 
 def page(runs: Runs, records: Sequence[Record]) -> str:
-    """Return a table for each cluster, and where goals are set, whether they are reached."""
+    """Return a table for each cluster."""
     return "\n".join(_parts(runs, records))
 
 
@@ -373,13 +336,7 @@ def _parts(runs: Runs, records: Sequence[Record]) -> Iterator[str]:
                 cluster = Cluster(runs, {each["case"]["variant"]: each for each in own})
                 yield f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n"
                 yield cluster.table()
-                yield cluster.verdict() if rate == plan["goals"]["rate"] else ""
 
 
 def _ratio(other: float | None, own: float | None) -> float | None:
     return None if other is None or own is None else other / own
-
-
-def _goal(beside: str, ratio: float | None, goal: float) -> str:
-    reached = "reached" if ratio is not None and ratio >= goal else "not reached"
-    return f"{times(ratio)} times as fast as {beside}, of which {goal} was the goal: {reached}"
