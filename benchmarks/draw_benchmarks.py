@@ -22,7 +22,7 @@ from benchmarks.pto import tables as pto_tables
 from benchmarks.race import A_STEP, runs_table, steps_table
 from benchmarks.reducers import table_of
 from training.bench.cache import table as cache_table
-from training.bench.record import Record, against_baseline
+from training.bench.record import Record
 from training.bench.selection import case_table
 from training.commands.printing import Table
 
@@ -53,11 +53,6 @@ class Section:
             records.sort(key=lambda record: record.seconds.median)
         table = self.table(records)
         return f"{results.source}\n{replace(table, rows=table.rows[:ROWS]).markdown()}"
-
-
-def loop_table(records: Sequence[Record]) -> Table:
-    """Return the table of a step of the loop beside a bare one."""
-    return against_baseline(records, "resnet20, one rank", 1e3, "ms", ())
 
 
 def is_cell(record: Record) -> bool:
@@ -130,13 +125,11 @@ SECTIONS = (
         fastest_first=True,
     ),
     Section("reducers", "reducers", table_of),
-    Section("oktopk-numpy", "oktopk-numpy", table_of),
     Section("selection", "selection", case_table, is_long_selection),
     Section("gpu-selection", "gpu-selection", case_table, is_gpu_selection),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
     Section("pto", "pto", first_pto_table),
     Section("linear", "linear", of_ranks, linear.is_first_case),
-    Section("train", "train", loop_table),
 )
 PAGES = (
     Page("docs/pto.md", "pto", norms_page, "scripts/bench.sh"),

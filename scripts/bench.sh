@@ -13,10 +13,8 @@ keep() { # name of the records, module, arguments
 rm -f "$results"-*.jsonl "$results"-profile-*.json
 keep selection training bench selection
 keep reducers training bench reducers
-keep oktopk-numpy benchmarks.oktopk_numpy
 keep cache benchmarks.cache
 keep pto benchmarks.pto
-keep train benchmarks.loop
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2

@@ -9,9 +9,8 @@ import pytest
 from benchmarks import jobs, memory, reducers
 from benchmarks.allreduce import ALLREDUCES, KEEP_MEMORY
 from benchmarks.jobs import Layout
-from benchmarks.oktopk_numpy import PlainOkTopK
 from benchmarks.reducers import Sweep, measure
-from commlib import REDUCERS, Topology, make_reducer
+from commlib import REDUCERS, Topology
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
 from commlib.transport import simulated
@@ -148,45 +147,6 @@ def test_no_reducer_holds_more_than_four_dense_vectors():
     found = list(reducers.memory(Plan.of(Options(size=300_000), None)))
     assert [each.name for each, _ in found] == list(REDUCERS)
     assert all(1 <= vectors <= 4 for _, vectors in found), found
-
-
-# ------------------------------------------------------------- the transcription of Ok-Topk
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 6])
-def test_the_transcription_of_ok_topk_loses_nothing_and_its_ranks_agree(world_size):
-    size, steps = 1013, 70  # thresholds are found again at 32 and 64, regions at 64
-    given = np.random.default_rng().standard_t(3, (steps, world_size, size)).astype(np.float32)
-    given[1:, :, : size // 10] *= 30  # the regions of step 0 become uneven: of six, one has nearly all
-
-    def body(comm):
-        reducer = PlainOkTopK(Topology(comm), size, density=0.05)
-        return [reducer.reduce(step[comm.rank]) for step in given], reducer.residual
-
-    results = simulated.run(body, world_size)
-    for means, _ in results[1:]:
-        assert np.array_equal(means, results[0][0])
-    accounted = world_size * np.sum(results[0][0], axis=0, dtype=np.float64)
-    accounted += np.sum([residual for _, residual in results], axis=0, dtype=np.float64)
-    # in each step P sums, a division and a product, rounded to 24 bits of at most all magnitudes together
-    allowed = steps * (world_size + 2) * 2.0**-24 * np.abs(given).sum(axis=(0, 1), dtype=np.float64)
-    assert (np.abs(accounted - given.sum(axis=(0, 1), dtype=np.float64)) <= allowed).all()
-
-
-def test_the_transcription_selects_what_the_reducer_does_in_its_first_step():
-    size = 2011
-    gradients = Gradients(size)
-
-    def body(comm):
-        topology, gradient = Topology(comm), gradients.of(comm.rank, 0)
-        plain = PlainOkTopK(topology, size, density=0.02)
-        return plain.reduce(gradient), make_reducer("oktopk", topology, size, density=0.02).reduce(gradient)
-
-    # each of both adds four values in an order of its own and divides, rounding to 24 bits
-    allowed = 2 * 4 * 2.0**-24 * sum(np.abs(gradients.of(rank, 0)) for rank in range(4))
-    for plain, reducer in simulated.run(body, world_size=4):
-        np.testing.assert_array_equal(np.flatnonzero(plain), np.flatnonzero(reducer))
-        assert (np.abs(plain - reducer) <= allowed).all()
 
 
 # ------------------------------------------------------------- jobs of a cluster
