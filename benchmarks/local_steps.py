@@ -24,7 +24,7 @@ import yaml
 from benchmarks import convergence
 from benchmarks.convergence import Case
 from benchmarks.drawing import local_steps as local_step_times
-from benchmarks.drawing.local_steps import Runs, draw_against_bytes, draw_against_h
+from benchmarks.drawing.local_steps import Runs, draw_against_h
 from benchmarks.drawing.pages import with_block
 from benchmarks.jobs import Layout, cluster_until_end, environment, module
 from benchmarks.race_plan import HOROVOD_RING, RING
@@ -185,7 +185,6 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
         "loss against H": runs.against_h(),
         "loss against bytes": runs.against_bytes(),
         "equal bytes": runs.at_equal_bytes(),
-        "bytes": runs.beside_published(),
     }
     if times := convergence.recorded(TIMES):
         found["times"] = local_step_times.page(runs, times)
@@ -199,7 +198,6 @@ def draw() -> None:
         page = with_block(page, name, text)
     runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    draw_against_bytes(FOLDER / "loss-against-bytes.svg", runs)
     PAGE.write_text(page)
 
 

@@ -15,15 +15,6 @@ from training.commands.printing import markdown, times
 DENSE, COMPARED = "dense", "SparseLoCo"
 NOTHING = "–"
 Variant = Mapping[str, Any]
-MARKERS = {
-    "DiLoCo": "o",
-    "SparseLoCo": "s",
-    "mean": "P",
-    "hitopk": "^",
-    "oktopk": "v",
-    "gtopk": "D",
-    "dense": "*",
-}
 
 
 @dataclass(frozen=True)
@@ -176,19 +167,6 @@ class Runs:
         head = ["H", "MB, every H steps", "test loss", "MB, every step", "test loss", "every step − every H"]
         return markdown(head, lines)
 
-    def beside_published(self) -> str:
-        """Return the table of bytes a weight and step, published ones first."""
-        lines = [
-            [name, "published", f"{each['bytes']:g}", f"{each['bits']}" if "bits" in each else NOTHING]
-            for name, each in self.content["published"].items()
-        ]
-        for run in sorted(self.runs.values(), key=lambda each: -each.sent):
-            if run.copies is not None:
-                one = run.all_sent / sum(run.layout) / run.copies / run.weights / run.steps
-                lines.append([run.variant, "measured", f"{one:.2g}", f"{run.bits:.2f}"])
-        header = ["", "", "bytes a weight and step, one copy", "bits an entry"]
-        return markdown(header, lines)
-
 
 def _is_of(case: Mapping[str, Any], experiment: str, variant: str) -> bool:
     return (case["experiment"], case["variant"]) == (experiment, variant)
@@ -211,45 +189,6 @@ def draw_against_h(path: Path, runs: Runs) -> None:
         axes.set_xticks(hs, [str(steps) for steps in hs], minor=False)
         axes.minorticks_off()
         axes.set_xlabel("H, local steps")
-        axes.set_ylabel("test loss")
-        axes.legend(frameon=False, fontsize=7)
-
-
-def families(runs: Runs) -> Iterator[tuple[str, list[Run]]]:
-    """Yield what belongs together in the picture: each method with local steps, each reducer without."""
-    for method in runs.content["methods"]:
-        if own := runs.of_method(method):
-            yield f"{method}, every H steps", list(own.values())
-    without = [run for run in runs.runs.values() if "local_steps" not in run.phase]
-    groups: dict[str, list[Run]] = {}
-    for run in without:
-        name, wire = _wire_of(run.phase)
-        groups.setdefault(f"{name}, every step{wire}", []).append(run)
-    yield from groups.items()
-
-
-def _wire_of(phase: Variant) -> tuple[str, str]:
-    """Return a reducer, and how it sends entries."""
-    reducer = phase["reducer"]
-    return (
-        (reducer, "") if isinstance(reducer, str) else (reducer["name"], f", {reducer.get('wire', 'fp32')}")
-    )
-
-
-def draw_against_bytes(path: Path, runs: Runs) -> None:
-    """Draw the loss at the end against what the busiest rank sends."""
-    with docs_picture(path, 6.5, 4.4) as figure:
-        axes = figure.subplots()
-        for number, (name, own) in enumerate(families(runs)):
-            ordered = sorted(own, key=lambda run: run.sent)
-            marker = next(mark for start, mark in MARKERS.items() if name.startswith(start))
-            places = [run.sent / 1e6 for run in ordered], [run.loss for run in ordered]
-            dash = "-" if name.endswith("every H steps") else ":"
-            axes.plot(
-                *places, dash, marker=marker, color=PALETTE[number % len(PALETTE)], label=name, markersize=4
-            )
-        axes.set_xscale("log")
-        axes.set_xlabel("MB that a rank sends to other nodes in the run")
         axes.set_ylabel("test loss")
         axes.legend(frameon=False, fontsize=7)
 
