@@ -63,26 +63,18 @@ def newest(folder: Path) -> dict[str, Results]:
     return {results.kind: results for results in found}
 
 
-BEGIN = "<!-- measured: written by benchmarks/draw_benchmarks.py -->\n"
-END = "<!-- end of what was measured -->\n"
+def with_block(page: str, name: str, text: str) -> str:
+    r"""Return a page with ``text`` between its only mark ``<!-- NAME -->`` and the next ``<!-- end -->``.
 
-
-def replaced(page: str, begin: str, end: str, text: str) -> str:
-    """Return a page with ``text`` between the only line ``begin`` and the next ``end``."""
+    >>> with_block("<!-- one -->\nold\n<!-- end -->\n", "one", "new\n")
+    '<!-- one -->\nnew\n<!-- end -->\n'
+    """
+    begin, end = f"<!-- {name} -->\n", "<!-- end -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)
     if not found or begin in rest:
         raise ValueError(f"expected one line {begin!r}, and {end!r} after it")
     return f"{before}{begin}{text}{end}{after}"
-
-
-def with_block(page: str, name: str, text: str) -> str:
-    r"""Return a page with ``text`` between its marks ``<!-- NAME -->`` and ``<!-- end -->``.
-
-    >>> with_block("<!-- one -->\nold\n<!-- end -->\n", "one", "new\n")
-    '<!-- one -->\nnew\n<!-- end -->\n'
-    """
-    return replaced(page, f"<!-- {name} -->\n", "<!-- end -->", text)
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,4 @@ class Page:
         if self.kind in found:
             link = found[self.kind].source.replace("](results/", "](../benchmarks/results/")
             measured = "\n".join([link, *self.tables(found[self.kind], "../benchmarks/")])
-        try:
-            return replaced(text, BEGIN, END, f"\n{measured}\n")
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
+        return with_block(text, "measured", f"\n{measured}\n")
