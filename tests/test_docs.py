@@ -9,11 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import draw_reducers
-from benchmarks.draw_reducers import Line, Step, draw, lane, lines, simulate
+from benchmarks.draw_reducers import simulate
 from commlib import CODECS, REDUCERS, SELECTORS, LinkBytes
 from commlib.reducers import reducer_options
-from commlib.transport.simulated import Transfer
 from tests.launching import ROOT
 
 PAGE = (ROOT / "docs" / "reducers.md").read_text()
@@ -32,11 +30,6 @@ def texts(picture):
 def rows(section):
     """Return what the first column of the section's tables names."""
     return re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", SECTIONS[section], re.MULTILINE)))
-
-
-def transfer(source, destination, message_bytes, is_inter, sent, left, arrived):
-    """Return a message; its times are in µs."""
-    return Transfer(source, destination, message_bytes, is_inter, sent / 1e6, left / 1e6, arrived / 1e6)
 
 
 # ------------------------------------------------------------- the page
@@ -131,70 +124,6 @@ def test_the_bytes_of_the_caption_are_those_of_the_messages():
     assert by_link == {INTRA: 8 * 2 * 75_000 * 4, INTER: 8 * 2 * 12_500 * 4}
     assert step.sent == LinkBytes(intra=by_link[INTRA], inter=by_link[INTER])
     assert f"{by_link[INTRA]:,} bytes inside nodes, {by_link[INTER]:,} bytes between nodes" in step.caption
-
-
-def test_a_step_holds_the_meetings_that_no_record_holds():
-    step = simulate("oktopk")
-    # all 8 ranks wait until their settings are compared, and later for the counts of all regions
-    assert len(step.meetings) == 2 * 8
-    assert sorted(rank for rank, _, _ in step.meetings) == [rank for rank in range(8) for _ in range(2)]
-    assert all(step.begun <= begun < ended <= step.ended for _, begun, ended in step.meetings)
-    assert {ended for _, _, ended in step.meetings[:8]} == {step.meetings[0][2]}
-
-
-def test_a_message_is_a_line_from_its_turn_at_the_port_to_its_arrival():
-    record = [
-        transfer(1, 0, 8_000, INTRA, sent=500, left=510, arrived=512),
-        transfer(1, 2, 8_000, INTRA, sent=500, left=520, arrived=523),  # waits for the one before
-        transfer(1, 5, 8_000, INTER, sent=500, left=533, arrived=540),  # over a link of its own
-        transfer(2, 1, 8_000, INTRA, sent=500, left=510, arrived=511),  # from another rank
-        transfer(1, 3, 8_000, INTRA, sent=600, left=610, arrived=611),  # long after
-    ]
-    drawn = {(line.begin[1], line.end[1]): line for line in lines(record, begun=400e-6)}
-    assert len(drawn) == 5
-    times = {ends: (line.begin[0], line.end[0]) for ends, line in drawn.items()}
-    assert times[lane(1), lane(0)] == pytest.approx((100, 112))
-    assert times[lane(1), lane(2)] == pytest.approx((110, 123))
-    assert times[lane(1), lane(5)] == pytest.approx((100, 140))
-    assert times[lane(2), lane(1)] == pytest.approx((100, 111))
-    assert times[lane(1), lane(3)] == pytest.approx((200, 211))
-    assert [line.is_inter for line in drawn.values()].count(INTER) == 1
-    assert drawn[lane(1), lane(5)].is_inter
-
-
-def test_the_turns_follow_the_messages_whatever_their_order_in_the_record():
-    first = transfer(0, 1, 8, INTRA, sent=0, left=10, arrived=10)
-    second = transfer(0, 1, 8, INTRA, sent=0, left=20, arrived=20)
-    expected = [
-        Line(begin=(0, 0), end=(10, -1), width=0.4, is_inter=INTRA),
-        Line(begin=(10, 0), end=(20, -1), width=0.4, is_inter=INTRA),
-    ]
-    for record in ([first, second], [second, first]):
-        for line, right in zip(lines(record, begun=0.0), expected, strict=True):
-            assert line.begin == pytest.approx(right.begin)
-            assert line.end == pytest.approx(right.end)
-
-
-def test_a_line_is_the_wider_the_more_bytes_and_wide_ones_are_drawn_first():
-    sizes = [8, 100_000, 10_000, 40_000]
-    record = [transfer(rank, 0, size, INTRA, sent=0, left=9, arrived=9) for rank, size in enumerate(sizes, 1)]
-    drawn = lines(record, begun=0.0)
-    assert [line.begin[1] for line in drawn] == [lane(2), lane(4), lane(3), lane(1)]
-    assert [line.width for line in drawn] == [2.9, 2.0, 1.2, 0.4]  # 0.4 + 0.8·√(bytes/10,000)
-
-
-def test_one_step_makes_one_file_byte_for_byte(tmp_path):
-    record = [transfer(0, 1, 8, INTRA, 5, 6, 7), transfer(3, 4, 80_000, INTER, 5, 40, 50)]
-    step = Step("mine", record, [(0, 7e-6, 50e-6)], begun=5e-6, ended=50e-6, sent=LinkBytes(8, 80_000))
-    for name in ("first.svg", "second.svg"):
-        draw(step, tmp_path / name)
-    drawn = (tmp_path / "first.svg").read_text()
-    assert drawn == (tmp_path / "second.svg").read_text()
-    assert draw_reducers.INSIDE in drawn
-    assert draw_reducers.BETWEEN in drawn
-    assert "date" not in drawn
-    assert "mine: 8 bytes inside nodes, 80,000 bytes between nodes, 45 µs" in texts(tmp_path / "first.svg")
-    assert {f"rank {rank}" for rank in range(8)} | {"node 0", "node 1"} < set(texts(tmp_path / "first.svg"))
 
 
 def test_the_translations_and_bleu_of_the_page_are_those_of_the_recorded_run():

@@ -7,11 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
-from benchmarks.drawing import style
-from benchmarks.drawing.measured import bars, draw_cluster
 from benchmarks.drawing.pages import newest
 from tests.launching import DIGITS, ROOT
-from training.bench.record import Record, Seconds
 from training.config.config import load
 
 README = FOLDER / "README.md"
@@ -73,33 +70,3 @@ def test_the_configuration_that_the_page_of_norms_shows_is_one():
     keys = [re.sub(r"\s*#.*", "", row).strip().replace(": ", "=") for row in block.splitlines()]
     optimizer = load(DIGITS, [f"optimizer.{key}" for key in keys]).optimizer
     assert (optimizer.name, optimizer.weight_decay, optimizer.norms) == ("lars", 5e-5, "auto")
-
-
-# ------------------------------------------------------------- the picture of a cluster
-
-
-def record(subject: str, median: float, stage: float | None, **keys) -> Record:
-    """Return a record of a cluster, each of whose stages takes so long."""
-    stages = stage and dict.fromkeys(style.STAGES, {"min": 0.0, "mean": stage, "max": median})
-    case = {"size": 1000, "density": None, "wire": None, "ranks_of_nodes": [2, 2], "rate": "1gbit"}
-    return Record(
-        "reducers", case, subject, Seconds(median, median, median, 5), more={"stages": stages}, **keys
-    )
-
-
-def test_a_bar_is_as_high_as_the_step_took():
-    parts = list(bars(record("hitopk", 0.2, 0.025)))
-    assert [round(high - low, 9) for _, low, high in parts] == [25, 25, 25, 25, 100]
-    assert [color for color, _, _ in parts] == [*style.STAGES.values(), style.WAITING]
-    # medians of parts that add up to more are cut at the end of the step
-    assert [high for _, _, high in bars(record("hitopk", 0.2, 0.15))] == [150, 200, 200, 200, 200]
-    assert list(bars(record("mpi", 0.8, None))) == [(style.WHOLE, 0, 800)]
-
-
-def test_a_picture_is_the_same_to_the_byte_when_it_is_drawn_again(tmp_path):
-    records = [record("hitopk", 0.2, 0.025), record("mpi", 0.8, None, bytes=None)]
-    for name in ("one.svg", "other.svg"):
-        draw_cluster(records, tmp_path / name)
-    first = (tmp_path / "one.svg").read_text()
-    assert first == (tmp_path / "other.svg").read_text()
-    assert "hitopk" in first
