@@ -172,7 +172,7 @@ def options(kind: str) -> Iterator[str]:
         known = registry.options_of(part, arguments)
         if isinstance(part, TextBuilder):
             known = {key: field.default for key, field in part.options.model_fields.items()}
-        own = {key: value for key, value in known.items() if key not in {*IMAGES.given, "room"}}
+        own = {key: value for key, value in known.items() if key not in {*IMAGES.given, "allocate"}}
         shown = (
             key if value is registry.REQUIRED else f"{key}: {code(value)[1:-1]}" for key, value in own.items()
         )

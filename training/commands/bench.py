@@ -76,7 +76,9 @@ def bench_cache(
 @benches.command("train")
 def bench_train(
     config: Annotated[str | None, Argument(help="file or shipped name [a ResNet-20]")] = None,
-    overrides: Annotated[list[str] | None, Argument(help="key=value, as of cloudtrain train")] = None,
+    overrides: Annotated[
+        list[str] | None, Argument(metavar="KEY=VALUE", help="override the file, as of cloudtrain train")
+    ] = None,
     reducers: Annotated[
         list[str] | None, Option("--reducer", help="may be repeated [dense, hitopk, oktopk]")
     ] = None,

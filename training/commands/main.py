@@ -31,7 +31,9 @@ LaunchedConfig = Annotated[
         help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
-Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: reducer.density=0.05")
+]
 Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
 Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
