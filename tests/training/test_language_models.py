@@ -18,8 +18,7 @@ from training.datasets import make_dataset
 from training.datasets.vocabulary import END, MASK, SPECIAL
 from training.results import StepHyperparameters
 from training.tasks import Samples
-from training.tasks.language_model import LanguageModel, NextTokens
-from training.tasks.masked_language_model import MaskedLanguageModel, MaskedTokens
+from training.tasks.language_model import LanguageModel, MaskedLanguageModel, MaskedTokens, NextTokens
 from training.tasks.text import weights_of
 
 VOCABULARY = 25

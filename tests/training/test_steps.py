@@ -16,8 +16,7 @@ from training.models.resnet8 import resnet8
 from training.models.vgg import vgg_tiny
 from training.results import StepHyperparameters
 from training.run.model import Average, Backward
-from training.tasks.image_classification import ImageClassification, hits
-from training.tasks.images import ImagePhase
+from training.tasks.image_classification import ImageClassification, ImagePhase, hits
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from training.datasets import (
     make_dataset,
     vocabulary,
 )
-from training.datasets.stand_ins import STAND_INS
+from training.datasets.synthetic import STAND_INS
 
 WORD_VOCABULARY = {"size": 4 + len(WORDS), "type": "word"}
 

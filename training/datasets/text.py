@@ -20,46 +20,37 @@ HINT = "scripts/get_data.sh makes some of packages"
 
 
 @dataclass(frozen=True)
-class TextDataset(Dataset):
+class _Tokens(Dataset):
+    """Text as tokens of a vocabulary."""
+
+    vocabulary: Vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of different tokens, special ones included."""
+        return self.vocabulary.size
+
+
+@dataclass(frozen=True)
+class TextDataset(_Tokens):
     """Running text, a sentence or paragraph a line."""
 
-    vocabulary: Vocabulary
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
 
 @dataclass(frozen=True)
-class ParallelTextDataset(Dataset):
+class ParallelTextDataset(_Tokens):
     """Sentences and their translations. One vocabulary has the tokens of both languages."""
 
-    vocabulary: Vocabulary
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
 
 @dataclass(frozen=True)
-class LabelledTextDataset(Dataset):
+class LabelledTextDataset(_Tokens):
     """Texts with one label each."""
 
-    vocabulary: Vocabulary
     class_names: tuple[str, ...]
     """Names of the labels ``0, 1, …``."""
 
     @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
-    @property
     def scanned_as(self) -> str:
-        """See :class:`Dataset`."""
-        # Where one part gets another class, the other's labels count again, though its files did not change.
+        """See :class:`Dataset`: the manifest of either part depends on the classes of both."""
         return " ".join([*self.class_names, self.identity])
 
     @property
