@@ -11,12 +11,11 @@ from commlib import REDUCERS, SparseVector, Topology
 from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
-from training.linear.gradients import Gradients
 from training.linear.losses import LOSSES, value_and_slope
 from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate
-from training.linear.sgd import SGD, Rates
+from training.linear.sgd import SGD, Gradients, Rates
 from training.linear.solver import Diverged
 
 LAYOUTS = [[1], [2, 2], [3, 2], *more([1, 1], [3], [1] * 4, [4, 3], [4, 4])]

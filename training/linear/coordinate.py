@@ -19,10 +19,9 @@ from commlib.vectors import Float32, Index, index_dtype, partition
 from training.config.reducers import AUTO
 from training.linear.kernels import Float64, Int64, Matrix
 from training.linear.losses import CURVATURES, LOSSES, value_and_slope
-from training.linear.probe import choose
 from training.linear.rows import Rows
 from training.linear.settings import Settings, make_lossless
-from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken
+from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken, choose
 
 
 @compiled

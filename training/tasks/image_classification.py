@@ -9,7 +9,7 @@ import numpy.typing as npt
 from pydantic import model_validator
 
 from commlib.registry import options_of
-from datacache import Augmentation, Batch, CentreCrop, Crop, EvaluationOrder, Order, Preprocessing
+from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
 from training.config import records
 from training.config.parts import imported
 from training.config.records import AnyConfig, CropShare, DatasetRecord, Part
@@ -122,18 +122,23 @@ class ImageClassification(Task):
         """See :meth:`Task.tiny`: generated images of as many classes and channels."""
         facts = facts_of(config)
         phases, epochs = [], []
+        batch = TINY_BATCH * config.accumulate
         for number, phase in enumerate(config.phases):
             _check_batch(phase, number, facts.samples, ranks)
             global_batch = phase.batch_size * ranks
             epochs.append(EpochSize(facts.samples // global_batch, global_batch))
             side = max(smallest_side(config.model.name), min(phase.input_size, TINY_SIDE))
-            small = {"input_size": side, "kept_size": None, "batch_size": TINY_BATCH * config.accumulate}
+            small = {"input_size": side, "kept_size": None, "batch_size": batch}
             phases.append(phase.model_copy(update=small))
-        options = {"classes": facts.classes, "channels": facts.channels}
-        options["side"] = max(phase.input_size for phase in phases)
-        options["samples"] = max(phase.batch_size for phase in phases) * ranks * STEPS_GENERATED
-        options["test_samples"] = 2 * ranks
-        return Tiny(DatasetRecord.model_validate({"name": "synthetic", **options}), phases, epochs)
+        options = {
+            "name": "synthetic",
+            "classes": facts.classes,
+            "channels": facts.channels,
+            "side": max(phase.input_size for phase in phases),
+            "samples": batch * ranks * STEPS_GENERATED,
+            "test_samples": 2 * ranks,
+        }
+        return Tiny(DatasetRecord.model_validate(options), phases, epochs)
 
     def check_samples(self, samples: Samples) -> None:
         """See :meth:`Task.check_samples`."""
@@ -165,12 +170,21 @@ class ImageClassification(Task):
             exchange=config.cache.exchange,
         )
         test_order = EvaluationOrder(len(samples.test), EVALUATION_BATCH, ranks)
-        training, test = (
-            Preprocessing(manifest.payload, phase.kept_side) for manifest in (samples.training, samples.test)
-        )
+        crop: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
+        if config.normalise is not None:
+            crop |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
+        boxes = phase.augmentation and Augmentation(**crop, **phase.augmentation.model_dump())
         return Inputs(
-            Reading(order, training_crop(config, phase), training),
-            Reading(test_order, test_crop(config, phase), test),
+            Reading(
+                order,
+                boxes or CentreCrop(ratio=1.0, **crop),
+                Preprocessing(samples.training.payload, phase.kept_side),
+            ),
+            Reading(
+                test_order,
+                CentreCrop(ratio=phase.validation_crop, **crop),
+                Preprocessing(samples.test.payload, phase.kept_side),
+            ),
         )
 
     def make_model(self, config: AnyConfig, dataset: ImageDataset) -> KerasModel:
@@ -203,26 +217,6 @@ class ImageClassification(Task):
         """See :meth:`Task.evaluation`."""
         forward = traced(lambda images: model(images, training=False))
         return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
-
-
-def training_crop(config: AnyConfig, phase: ImagePhase) -> Crop:
-    """Return the crop of an image to train on."""
-    settings = _settings(config, phase)
-    if phase.augmentation is None:
-        return CentreCrop(ratio=1.0, **settings)
-    return Augmentation(**settings, **phase.augmentation.model_dump())
-
-
-def test_crop(config: AnyConfig, phase: ImagePhase) -> Crop:
-    """Return the crop of an image to test on."""
-    return CentreCrop(ratio=phase.validation_crop, **_settings(config, phase))
-
-
-def _settings(config: AnyConfig, phase: ImagePhase) -> dict[str, Any]:
-    settings: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
-    if config.normalise is not None:
-        settings |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
-    return settings
 
 
 def input_dtype(config: AnyConfig) -> Literal["uint8", "float16", "float32"]:
