@@ -25,7 +25,7 @@ def extracted(name: str, package: Path, folder: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text().splitlines() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("name", ["brown", "ende", "genres", "intents", "spam", "texts", "trigrams"])
+@pytest.mark.parametrize("name", ["brown", "ende", "genres", "intents", "spam", "texts"])
 def test_examples_hold(name):
     result = run(sys.executable, "-m", "doctest", f"{name}.py", cwd=SCRIPTS)
     assert (result.returncode, result.stdout) == (0, "")
