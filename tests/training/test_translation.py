@@ -39,11 +39,7 @@ def translation(*words, model=TINY, dataset=PAIRS, **keys) -> Config:
 
 def classification(*words, **keys) -> Config:
     phases = f"phases=[{word({**TEXTS, **keys})}]"
-    given = [
-        *ALONE,
-        f"dataset={LABELLED}",
-        "model={name: lstm_classifier, units: 12, layers: 1}",
-    ]
+    given = [*ALONE, f"dataset={LABELLED}", "model={name: lstm_classifier, units: 12, layers: 1}"]
     return load("configs/intents_lstm.yaml", [*given, phases, *words])
 
 

@@ -91,10 +91,7 @@ def _check_split(path: str, format: str | None, contents: _Contents, share: floa
         )
 
 
-FORMATS = {
-    "image_folder": f"folders {' and '.join(FOLDERS)}",
-    "tfrecord": f"files {' and '.join(PATTERNS)}",
-}
+FORMATS = {"image_folder": f"folders {' and '.join(FOLDERS)}", "tfrecord": f"files {' and '.join(PATTERNS)}"}
 
 
 def _format_at(path: str, given: str | None, contents: _Contents) -> str:

@@ -49,11 +49,6 @@ class LabelledTextDataset(_Tokens):
     """Names of the labels ``0, 1, …``."""
 
     @property
-    def scanned_as(self) -> str:
-        """See :class:`Dataset`: the manifest of either part depends on the classes of both."""
-        return " ".join([*self.class_names, self.identity])
-
-    @property
     def classes(self) -> int:
         """The number of labels."""
         return len(self.class_names)

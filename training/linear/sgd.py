@@ -43,7 +43,7 @@ class Rates:
 class Gradients:
     """Makes the gradients of batches of ``rows`` as ``SparseVector``: entries in the columns of the batch.
 
-    The last entry is the intercept's, if there is one. The work space is 1.5 bits a feature: which columns the
+    The last entry is the intercept's, if there is one. It also holds 1.5 bits a feature: which columns the
     batch has, and how many of them are before each word.
     """
 

@@ -12,8 +12,8 @@ from commlib.errors import InvalidArgument, shown
 from training.config.schema import Record, describe
 from training.models.text_options import (
     BertOptions,
+    ClassifierOptions,
     GptOptions,
-    LstmClassifierOptions,
     LstmLmOptions,
     TransformerOptions,
 )
@@ -73,13 +73,13 @@ class Builder:
 
 @dataclass(frozen=True)
 class TextBuilder:
-    """Builds the text model ``name`` with a function of :data:`TEXT_MODULES`, imported at the first call.
+    """Builds the text model ``name`` with ``module.function`` of ``training.models``, imported when called.
 
     ``options``: the record of its options. ``defaults``: in place of the record's.
     """
 
     name: str
-    function: str
+    path: str
     signature: Signature
     options: type[Record]
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -94,8 +94,9 @@ class TextBuilder:
 
         Its logits are float32 under mixed precision too. Tokens are whole numbers, 0 is padding.
         """
-        module = import_module(f"training.models.{TEXT_MODULES[self.function]}")
-        return getattr(module, self.function)(*sizes, self.checked(options))
+        module, _, function = self.path.partition(".")
+        build = getattr(import_module(f"training.models.{module}"), function)
+        return build(*sizes, self.checked(options))
 
     def checked(self, options: Mapping[str, Any]) -> Record:
         """Return the options; ``InvalidArgument`` of one line if one is unknown or wrong."""
@@ -105,19 +106,11 @@ class TextBuilder:
             raise InvalidArgument(describe(error.errors()[0])) from error
 
 
-TEXT_MODULES = {
-    "transformer": "transformer",
-    "gpt": "stacks",
-    "bert": "stacks",
-    "lstm_lm": "lstm",
-    "lstm_classifier": "lstm",
-}
-
 # Defaults of small models, which train on a CPU.
-SMALL_STACK = {"layers": 4, "width": 256, "heads": 4, "hidden": 1024, "longest": 256}
-SMALL_TRANSFORMER = {"layers": 2, "width": 128, "heads": 4, "hidden": 512}
-SMALL_LSTM_LM = {"units": 200, "dropout": 0.0}  # the small LSTM of Zaremba et al. 2014
-SMALL_CLASSIFIER = {"layers": 1, "units": 128}
+FOUR_LAYERS = {"layers": 4, "width": 256, "heads": 4, "hidden": 1024, "longest": 256}
+TWO_LAYERS = {"layers": 2, "width": 128, "heads": 4, "hidden": 512}
+SMALL_LSTM = {"units": 200, "dropout": 0.0}  # the small LSTM of Zaremba et al. 2014
+ONE_LAYER = {"layers": 1, "units": 128}
 
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
@@ -134,17 +127,19 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
         Builder("plain", "vgg19", smallest_side=32),
         Builder("plain", "alexnet", smallest_side=63),
         Builder("plain", "mlp"),
-        TextBuilder("transformer", "transformer", TRANSLATIONS, TransformerOptions),
-        TextBuilder("transformer_small", "transformer", TRANSLATIONS, TransformerOptions, SMALL_TRANSFORMER),
-        TextBuilder("gpt", "gpt", NEXT_TOKENS, GptOptions),
-        TextBuilder("gpt_small", "gpt", NEXT_TOKENS, GptOptions, SMALL_STACK),
-        TextBuilder("lstm_lm", "lstm_lm", NEXT_TOKENS, LstmLmOptions),
-        TextBuilder("lstm_lm_small", "lstm_lm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM_LM),
-        TextBuilder("bert_base", "bert", MASKED_TOKENS, BertOptions),
-        TextBuilder("bert_small", "bert", MASKED_TOKENS, BertOptions, SMALL_STACK),
-        TextBuilder("lstm_classifier", "lstm_classifier", TEXT_CLASSES, LstmClassifierOptions),
+        TextBuilder("transformer", "transformer.transformer", TRANSLATIONS, TransformerOptions),
         TextBuilder(
-            "lstm_classifier_small", "lstm_classifier", TEXT_CLASSES, LstmClassifierOptions, SMALL_CLASSIFIER
+            "transformer_small", "transformer.transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
+        ),
+        TextBuilder("gpt", "stacks.gpt", NEXT_TOKENS, GptOptions),
+        TextBuilder("gpt_small", "stacks.gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
+        TextBuilder("lstm_lm", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions),
+        TextBuilder("lstm_lm_small", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
+        TextBuilder("bert_base", "stacks.bert", MASKED_TOKENS, BertOptions),
+        TextBuilder("bert_small", "stacks.bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
+        TextBuilder("lstm_classifier", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions),
+        TextBuilder(
+            "lstm_classifier_small", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
         ),
     )
 }

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from training.models.attention import PAD
-from training.models.text_options import LstmClassifierOptions, LstmLmOptions
+from training.models.text_options import ClassifierOptions, LstmLmOptions
 
 
 def lstm_lm(vocabulary_size: int, options: LstmLmOptions) -> keras.Model:
@@ -22,7 +22,7 @@ def lstm_lm(vocabulary_size: int, options: LstmLmOptions) -> keras.Model:
     return model
 
 
-def lstm_classifier(vocabulary_size: int, classes: int, options: LstmClassifierOptions) -> keras.Model:
+def lstm_classifier(vocabulary_size: int, classes: int, options: ClassifierOptions) -> keras.Model:
     """Return a model from tokens (B, T), padded at their ends, to logits, float32 (B, classes)."""
     model = LstmClassifier(vocabulary_size, classes, options, name="lstm_classifier")
     model.build([(None, None)])
@@ -35,7 +35,7 @@ class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
     gives_state = False
 
     def __init__(
-        self, tokens: int, outputs: int, options: LstmLmOptions | LstmClassifierOptions, **kwargs: Any
+        self, tokens: int, outputs: int, options: LstmLmOptions | ClassifierOptions, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.units = options.units

@@ -81,7 +81,7 @@ class LstmLmOptions(Record):
     """Between layers, never along a sequence."""
 
 
-class LstmClassifierOptions(Record):
+class ClassifierOptions(Record):
     """Four LSTM layers, with about as many weights as SparCML's model for ATIS."""
 
     layers: Count = 4

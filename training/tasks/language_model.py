@@ -27,7 +27,9 @@ from training.tasks.task import (
     traced,
 )
 from training.tasks.text import (
-    TEST_WINDOWS,
+    Arrays,
+    Labels,
+    Payloads,
     WindowPhase,
     WindowTask,
     cross_entropies,
@@ -79,17 +81,14 @@ class LanguageModel(WindowTask):
 
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
         """See :meth:`Task.inputs`."""
-        config, length, rows = samples.config, phase.sequence_length, phase.batch_size * samples.ranks
-        tokens, test = line_tokens(samples.training), line_tokens(samples.test)
         orders: tuple[TextOrder, TextOrder]
         if self.streams:
-            test_streams = max(1, min(TEST_STREAMS, int(test.sum()) - 1))
-            orders = Streams(tokens, length, rows), Streams(test, length, test_streams)
+            length, test = phase.sequence_length, line_tokens(samples.test)
+            rows, test_rows = phase.batch_size * samples.ranks, min(TEST_STREAMS, int(test.sum()) - 1)
+            training = Streams(line_tokens(samples.training), length, rows)
+            orders = training, Streams(test, length, max(1, test_rows))
         else:
-            orders = (
-                Windows(tokens, length, rows, config.seed, multiple=config.accumulate),
-                Windows(test, length, TEST_WINDOWS * samples.ranks, seed=0),
-            )
+            orders = self.windows(phase, samples, ahead=1)
         return Inputs(*(Reading(order, NextTokens(order), Preprocessing("text")) for order in orders))
 
     def size(self, batch: Batch) -> int:
@@ -142,13 +141,7 @@ class NextTokens(Collation):
     def __init__(self, order: TextOrder) -> None:
         self._order = order
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
         rows = rows_of(self._order, samples, spec)
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
@@ -215,12 +208,7 @@ class MaskedLanguageModel(WindowTask):
 
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
         """See :meth:`Task.inputs`."""
-        config, length, rows = samples.config, phase.sequence_length, phase.batch_size * samples.ranks
-        tokens, test = line_tokens(samples.training), line_tokens(samples.test)
-        orders = (
-            Windows(tokens, length, rows, config.seed, ahead=0, multiple=config.accumulate),
-            Windows(test, length, TEST_WINDOWS * samples.ranks, seed=0, ahead=0),
-        )
+        orders = self.windows(phase, samples, ahead=0)
         size, stored = samples.dataset.vocabulary_size, Preprocessing("text")
         return Inputs(*(Reading(each, MaskedTokens(each, self.share, size), stored) for each in orders))
 
@@ -263,13 +251,7 @@ class MaskedTokens(Collation):
     def __init__(self, order: Windows, share: float, size: int) -> None:
         self._order, self._share, self._size = order, share, size
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
         tokens = rows_of(self._order, samples, spec)
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)

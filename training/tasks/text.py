@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from datacache import BatchSpec, Manifest, unpack_tokens
+from datacache import BatchSpec, Manifest, Windows, unpack_tokens
 from datacache.text_orders import TextOrder, Tokens
 from training.config import records
 from training.config.parts import imported
@@ -17,6 +17,10 @@ from training.datasets import TextDataset
 from training.datasets.vocabulary import PAD
 from training.models import MODELS
 from training.tasks.task import Samples, Task, Tiny
+
+Payloads: TypeAlias = Sequence[npt.NDArray[np.uint8]]
+Labels: TypeAlias = npt.NDArray[np.int64]
+Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
 LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 TEST_WINDOWS = 32  # of one rank in a step
@@ -101,6 +105,15 @@ class WindowTask(TextTask):
         options = {"samples": lines, "test_samples": lines, "words": TINY_WORDS}
         return self.generated(config, config.make_dataset(), ranks, small, **options)
 
+    def windows(self, phase: WindowPhase, samples: Samples, ahead: int) -> tuple[Windows, Windows]:
+        """Return the windows to train on and to test; ``ahead``: tokens after a window that it needs."""
+        config, length, ranks = samples.config, phase.sequence_length, samples.ranks
+        tokens, rows = line_tokens(samples.training), phase.batch_size * ranks
+        return (
+            Windows(tokens, length, rows, config.seed, ahead=ahead, multiple=config.accumulate),
+            Windows(line_tokens(samples.test), length, TEST_WINDOWS * ranks, seed=0, ahead=ahead),
+        )
+
     def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
         """See :meth:`Task.specs`: inputs, targets, and weights of the targets."""
         import tensorflow as tf
@@ -121,7 +134,7 @@ def line_tokens(manifest: Manifest) -> npt.NDArray[np.int64]:
     return manifest.more["tokens"]
 
 
-def rows_of(order: TextOrder, samples: Sequence[npt.NDArray[np.uint8]], spec: BatchSpec) -> Tokens:
+def rows_of(order: TextOrder, samples: Payloads, spec: BatchSpec) -> Tokens:
     """Return the tokens of a rank's rows."""
     spans = order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
     return order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])

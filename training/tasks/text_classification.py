@@ -25,7 +25,7 @@ from training.tasks.task import (
     check_accumulate,
     traced,
 )
-from training.tasks.text import TINY_BATCH, TextTask, cross_entropies, padded
+from training.tasks.text import TINY_BATCH, Arrays, Labels, Payloads, TextTask, cross_entropies, padded
 
 TEST_BATCH = 64  # of one rank in a step
 
@@ -104,12 +104,6 @@ class TextClassification(TextTask):
 class Texts(Collation):
     """The tokens of texts, ``(texts, tokens of the longest)``, and their labels."""
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32 and int64."""
         return padded([unpack_tokens(sample)[0] for sample in samples]), labels

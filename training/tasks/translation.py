@@ -19,6 +19,9 @@ from training.datasets.vocabulary import END, PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.task import Evaluation, Inputs, KerasModel, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
+    Arrays,
+    Labels,
+    Payloads,
     TextTask,
     cross_entropies,
     longest_of,
@@ -55,10 +58,7 @@ class Translation(TextTask):
     Phase = TranslationPhase
     dataset = ParallelTextDataset
     signature = TRANSLATIONS
-    metrics = {
-        "bleu": Metric("test BLEU", "higher"),
-        "perplexity": Metric("test perplexity", "lower"),
-    }
+    metrics = {"bleu": Metric("test BLEU", "higher"), "perplexity": Metric("test perplexity", "lower")}
 
     def __init__(self, *, beams: int = 4, length_penalty: float = 0.6) -> None:
         if not is_whole(beams, 1):
@@ -169,13 +169,7 @@ class Pairs(Collation):
     def __init__(self, order: BatchOrder, target_tokens: npt.NDArray[np.int64]) -> None:
         self._order, self._target_tokens = order, target_tokens
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32, float32."""
         sources, targets = zip(*(unpack_tokens(sample, pair=True) for sample in samples), strict=True)
         everywhere = self._order.batch(spec.epoch, spec.step, 0, 1)
