@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datacache import LabelledText, ParallelText, Storage, TextLines, Tokenized
+from datacache import LabelledText, ParallelText, Storage, StoredSource, TextLines, Tokenized
 from training.datasets.dataset import Dataset
 from training.datasets.vocabulary import Vocabulary, VocabularySettings, vocabulary_of
 
@@ -71,8 +71,7 @@ def text(
     settings = VocabularySettings.of(vocabulary)
     names = _files(path, (train, test), TEXTS, storage)
     training, testing = (TextLines(path, each, storage=storage) for each in names)
-    made = vocabulary_of(training, settings)
-    return TextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+    return TextDataset(*_tokenized(training, testing, settings))
 
 
 def parallel_text(
@@ -97,8 +96,7 @@ def parallel_text(
         ParallelText(path, source=f"{part}.{source}", target=f"{part}.{target}", storage=storage)
         for part in (train, test)
     )
-    made = vocabulary_of(training, settings)
-    return ParallelTextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+    return ParallelTextDataset(*_tokenized(training, testing, settings))
 
 
 def labelled_text(
@@ -120,8 +118,15 @@ def labelled_text(
     found = {label for name in names for label in LabelledText(path, name, storage=storage).scan().classes}
     classes = tuple(sorted(found))
     training, testing = (LabelledText(path, name, classes=classes, storage=storage) for name in names)
+    return LabelledTextDataset(*_tokenized(training, testing, settings), classes)
+
+
+def _tokenized(
+    training: StoredSource, test: StoredSource, settings: VocabularySettings
+) -> tuple[Tokenized, Tokenized, Vocabulary]:
+    """Return both parts as tokens, and the vocabulary, which is that of the training part."""
     made = vocabulary_of(training, settings)
-    return LabelledTextDataset(Tokenized(training, made), Tokenized(testing, made), made, classes)
+    return Tokenized(training, made), Tokenized(test, made), made
 
 
 def _files(

@@ -228,7 +228,7 @@ def pass_of_one_rank(
 
 @compiled
 def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words) -> None:
-    """Set the bit of each column that a row with a slope has; all bits were 0."""
+    """Set the bit of each column of the rows that have a slope."""
     for number in range(len(rows)):
         if slopes[number] != 0.0:
             low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
@@ -239,7 +239,7 @@ def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words) -> 
 
 @compiled
 def count_columns(words: Words, firsts: Index) -> int:
-    """Write to ``firsts`` how many columns are marked before each word; return how many there are."""
+    """Write the number of columns marked before each word to ``firsts``; return how many are marked."""
     count = 0
     for number in range(len(words)):
         firsts[number] = count
@@ -265,7 +265,7 @@ def list_columns(words: Words, listed: Index) -> None:
 def add_up(
     matrix: Matrix, rows: Int64, slopes: Float64, factor: float, words: Words, firsts: Index, sums: Float32
 ) -> None:
-    """Add ``factor·slope·x`` of each row to ``sums``, which has an entry for each marked column."""
+    """Add ``factor·slope·x`` of each row to ``sums``, an entry for each marked column."""
     for number in range(len(rows)):
         if slopes[number] != 0.0:
             times = np.float32(factor * slopes[number])
@@ -280,6 +280,6 @@ def add_up(
 
 @compiled
 def clear_words(words: Words, listed: Index) -> None:
-    """Unmark the columns that are listed."""
+    """Clear the words of the listed columns."""
     for column in listed:
         words[np.uint64(column) >> SHIFT] = 0
