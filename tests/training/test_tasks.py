@@ -1,7 +1,6 @@
 """What the loop asks of a task: metrics over ranks, arrays of any length, state carried over batches."""
 
 import math
-import shutil
 from types import SimpleNamespace
 
 import keras
@@ -14,7 +13,7 @@ from commlib.tensorflow import DistributedGradients
 from commlib.transport.mpi import world
 from datacache import Batch
 from tests.launching import DIGITS
-from tests.training.small import metrics_of, phase, trainer
+from tests.training.small import phase, trainer
 from training.config.config import Config, ConfigurationError, load
 from training.results import StepHyperparameters
 from training.run.model import Backward, load_carried
@@ -125,22 +124,6 @@ def test_a_step_that_is_skipped_leaves_what_is_carried(tmp_path):
     assert not report.finite
     np.testing.assert_array_equal(memory.numpy(), before)
     only.close()
-
-
-def test_a_run_goes_on_to_the_bit_with_what_it_carried(tmp_path):
-    def fit(*words):
-        words = (REMEMBERING, "checkpoints={every_steps: 7, keep: 9}", *words)
-        run = trainer(tmp_path, *words, phases=(phase(steps=10),))
-        run.fit()
-        return [*run.model.get_weights(), run.task.carried[0].numpy()]
-
-    whole = fit()
-    (folder,) = tmp_path.iterdir()
-    shutil.rmtree(folder / "checkpoints" / "step-00000010")
-    (folder / "summary.json").unlink()
-    for expected, found in zip(whole, fit("resume=auto"), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "resume"] == [7]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3), (3, 1)])

@@ -65,11 +65,11 @@ def imagenet(
     if classes not in (None, len(names)):
         raise ValueError(f"classes: expected {len(names)}, the folders of {urls[0]}, got {classes}")
     # Both parts count the same classes, so that one that lacks a class has the same labels as the other.
-    parts = [
+    training, test = (
         ImageFolder(url, classes=names, split=split, storage=storage)
         for url, split in zip(urls, splits, strict=True)
-    ]
-    return ImageDataset(*parts, channels=CHANNELS, classes=len(names), class_names=tuple(names))
+    )
+    return ImageDataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
 
 
 @dataclass(frozen=True)

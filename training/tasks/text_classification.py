@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from datacache import Batch, BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
+from datacache import BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
 from training.config import records
 from training.config.records import AnyConfig
 from training.config.schema import Count
 from training.datasets import LabelledTextDataset
 from training.models import TEXT_CLASSES
+from training.tasks.image_classification import hits
 from training.tasks.task import (
     Evaluation,
     Inputs,
@@ -90,15 +90,7 @@ class TextClassification(TextTask):
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
         forward = traced(lambda tokens: model(tokens, training=False))
-
-        def hits(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-            tokens, labels = batch.arrays
-            # NaN comes last, else a model that has diverged would be right wherever the label is 0
-            logits = np.nan_to_num(np.asarray(forward(tokens)), nan=-np.inf)
-            best = np.argsort(-logits, axis=1, kind="stable")[:, 0]
-            return {"accuracy": (best == labels)[batch.counts]}
-
-        return Means(hits)
+        return Means(lambda batch: {"accuracy": hits(np.asarray(forward(batch.arrays[0])), batch)["top1"]})
 
 
 class Texts(Collation):
