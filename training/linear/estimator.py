@@ -137,7 +137,8 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the class of each row."""
-        return np.asarray(self.classes_[(self.decision_function(X) > 0).astype(int)])
+        is_second = self.decision_function(X) > 0
+        return np.asarray(self.classes_[is_second.astype(int)])
 
     def score(self, X: Any, y: npt.ArrayLike, sample_weight: Any = None) -> float:
         """Return the share of the rows of all ranks, by weight, whose class is predicted."""
