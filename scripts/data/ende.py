@@ -1,8 +1,8 @@
 """English sentences and their German translations: train.en, train.de, test.en, test.de.
 
 Out of PyPI's package homeassistant: catalogues of texts by key, one of every language for each component.
-Left out are texts with placeholders, markup, links or several lines, those that are equal in both languages,
-and single words. An English text has the translation that most components give it. The test part is a tenth
+Left out are texts with placeholders, markup, links or several lines, texts equal in both languages, and
+single words. An English text has the translation that most components give it. The test part is a tenth
 of the texts of four words or more; texts that differ only in case, punctuation or numbers are in the same
 part, and what a test text or its translation resembles in this way is not trained on.
 

@@ -1,4 +1,4 @@
-"""Sentences said to a home assistant and what is meant by them, as label<TAB>text: train.tsv and test.tsv.
+"""Sentences said to a home assistant and their intents, as label<TAB>text: train.tsv and test.tsv.
 
 Out of PyPI's package home-assistant-intents: templates of English sentences for each intent. From every
 template so many sentences are drawn, always the same ones. What people call their rooms and devices, and

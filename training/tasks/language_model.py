@@ -112,7 +112,7 @@ class LanguageModel(WindowTask):
         return model
 
     def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
-        """See :meth:`Task.specs`: tokens, those that follow them, and their weights."""
+        """See :meth:`Task.specs`: tokens, the tokens that follow, and weights of these."""
         import tensorflow as tf
 
         rows = phase.batch_size if self.streams else None
@@ -245,7 +245,7 @@ class MaskedLanguageModel(WindowTask):
 class MaskedTokens(Collation):
     """Windows of a text with some tokens hidden, the windows as they are, and weights of the hidden tokens.
 
-    ``share``: of the tokens, those that are chosen. ``size``: of the vocabulary.
+    ``share``: of the tokens that are chosen. ``size``: of the vocabulary.
     """
 
     def __init__(self, order: Windows, share: float, size: int) -> None:

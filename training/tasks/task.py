@@ -1,6 +1,6 @@
 """The interface of a task to the rest of training: what samples, batches, losses and metrics are.
 
-The loop knows no task by name: it calls what is here. See docs/own_parts.md for a task of one's own.
+The loop knows no task by name. docs/own_parts.md shows how to write one.
 """
 
 from abc import ABC, abstractmethod
