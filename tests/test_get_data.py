@@ -58,34 +58,22 @@ def wheel(path: Path, files: dict[str, object]) -> Path:
 
 def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
     numbers = [f"{chr(97 + at // 26)}{chr(97 + at % 26)}" for at in range(300)]
-    english = {
-        "config": {
-            **{word: {"title": f"Turn the {word} lamp on"} for word in numbers},
-            **{f"{word}2": f"TURN the {word} lamp, on!" for word in numbers},
-            "one": "Battery",
-            "equal": "Home Assistant",
-            "placeholder": "The {name} lamp is on",
-            "link": "See the help at https://example.org now",
-            "lines": "One line\nand another one",
-            "missing": "Only in English",
-            "often": "Start time",
-        }
+    lamps = {word: (f"Turn the {word} lamp on", f"Schalte Lampe {word} an") for word in numbers}
+    lamps |= {f"{word}2": (f"TURN the {word} lamp, on!", f"Lampe {word} an") for word in numbers}
+    pairs = {
+        **lamps,
+        "in": ({"side": "In a catalogue"}, {"side": "In einem Katalog"}),
+        "one": ("Battery", "Akku"),
+        "equal": ("Home Assistant", "Home Assistant"),
+        "placeholder": ("The {name} lamp is on", "Die Lampe {name} ist an"),
+        "link": ("See the help at https://example.org now", "Siehe https://example.org"),
+        "lines": ("One line\nand another one", "Eine Zeile\nund noch eine"),
+        "often": ("Start time", "Anfang"),
     }
-    german = {
-        "config": {
-            **{word: {"title": f"Schalte Lampe {word} an"} for word in numbers},
-            **{f"{word}2": f"Lampe {word} an" for word in numbers},
-            "one": "Akku",
-            "equal": "Home Assistant",
-            "placeholder": "Die Lampe {name} ist an",
-            "link": "Siehe https://example.org",
-            "lines": "Eine Zeile\nund noch eine",
-            "often": "Anfang",
-        }
-    }
+    english, german = ({key: pair[side] for key, pair in pairs.items()} for side in (0, 1))
     files = {
-        f"homeassistant/components/a/translations/{each}.json": content
-        for each, content in (("en", english), ("de", german), ("fr", english))
+        f"homeassistant/components/a/translations/{each}.json": {"config": content}
+        for each, content in (("en", english | {"missing": "English only"}), ("de", german), ("fr", english))
     }
     for component, start in (("b", "Startzeit"), ("c", "Startzeit")):
         path = f"homeassistant/components/{component}/translations"
@@ -96,10 +84,10 @@ def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
         list(zip(found[f"{part}.en"], found[f"{part}.de"], strict=True)) for part in ("train", "test")
     )
     assert ("Start time", "Startzeit") in train  # the more frequent translation
-    assert len(test) + (len(train) - 1) / 2 == 300  # of the test texts one of each two is left
+    assert len(test) + (len(train) - 2) / 2 == 300  # of the test texts one of each two is left
     assert 15 < len(test) < 50  # a tenth
     tested = {source.split()[2] for source, _ in test}
-    assert len(tested) == len(test) and not tested & {source.split()[2] for source, _ in train[:-1]}
+    assert len(tested) == len(test) and not tested & {source.split()[2] for source, _ in train[:-2]}
 
 
 def test_what_translates_a_test_sentence_is_not_trained_on_from_another_source(tmp_path):
