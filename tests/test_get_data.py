@@ -62,7 +62,7 @@ def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
     lamps |= {f"{word}2": (f"TURN the {word} lamp, on!", f"Lampe {word} an") for word in numbers}
     pairs = {
         **lamps,
-        "in": ({"side": "In a catalogue"}, {"side": "In einem Katalog"}),
+        "inner": ({"side": "In a catalogue"}, {"side": "In einem Katalog"}),
         "one": ("Battery", "Akku"),
         "equal": ("Home Assistant", "Home Assistant"),
         "placeholder": ("The {name} lamp is on", "Die Lampe {name} ist an"),
