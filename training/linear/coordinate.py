@@ -48,6 +48,8 @@ def move(columns: Matrix, margins: Float64, numbers: Int64, changes: Float64) ->
 class CoordinateDescent(Solver):
     """A pass takes each column that any rank has once."""
 
+    reducer: Reducer
+
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         super().__init__(topology, rows, settings)
         self._own, self._columns = columns_of(rows, intercept=settings.intercept)
@@ -162,10 +164,6 @@ class CoordinateDescent(Solver):
         is_own = numbers < len(self._own)
         is_own[is_own] = self._own[numbers[is_own]] == places[is_own]
         return numbers, is_own
-
-    def close(self) -> None:
-        """See :meth:`Solver.close`."""
-        self.reducer.close()
 
 
 def columns_of(rows: Rows, *, intercept: bool) -> tuple[Index, Matrix]:

@@ -56,7 +56,6 @@ class Part(io.BufferedReader):
     def __init__(self, path: Path, low: int, high: int) -> None:
         super().__init__(io.FileIO(path))
         self.path, self.low, self.high = path, low, high
-        self.seek(low)
 
     @classmethod
     def of_rank(cls, path: Path, rank: int, ranks: int) -> "Part":
@@ -82,14 +81,16 @@ class Part(io.BufferedReader):
             raise InvalidArgument(f"{path}: expected a line or more for each of {ranks} ranks, got none {of}")
         return cls(path, low, high)
 
-    def __next__(self) -> bytes:
-        if self.tell() >= self.high:
-            raise StopIteration
-        return super().__next__()
+    def __iter__(self) -> Iterator[bytes]:
+        self.seek(self.low)
+        left = self.high - self.low
+        while left > 0:
+            line = self.readline()
+            left -= len(line)
+            yield line
 
     def contents(self) -> Iterator[list[bytes]]:
-        """Yield the words of each line without its comment, from the first line on."""
-        self.seek(self.low)
+        """Yield the words of each line without its comment."""
         for line in self:
             yield line.partition(b"#")[0].split()
 

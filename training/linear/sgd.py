@@ -146,11 +146,6 @@ class SGD(Solver):
         for step in range(self.steps):
             yield order[own[step] : own[step + 1]], world.size / int(sizes[step])
 
-    def close(self) -> None:
-        """See :meth:`Solver.close`."""
-        if self.reducer is not None:
-            self.reducer.close()
-
 
 def _too_fast(when: str, what: str, rate: float) -> str:
     return f"learning_rate: expected one that converges, got {what} that is not finite in {when} at {rate:g}"

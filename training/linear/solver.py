@@ -105,6 +105,7 @@ class Solver(ABC):
         self.topology, self.rows, self.settings = topology, rows, settings
         self.counts = _counts(topology, rows)
         self.model = all_or_raise(topology.world, lambda: _model(settings.objective, rows.features))
+        self.reducer: Reducer | None = None
         self.passes = 0
         self.choice: Choice | None = None
 
@@ -112,9 +113,10 @@ class Solver(ABC):
     def run_pass(self) -> Pass:
         """Take the steps of a pass; raise ``Diverged`` on all ranks."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the reducer."""
+        """Close the reducer, if there is one."""
+        if self.reducer is not None:
+            self.reducer.close()
 
     def mean_loss(self) -> float:
         """Return the mean loss of the rows of all ranks."""
