@@ -7,7 +7,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from commlib import Topology
 from commlib.transport import simulated
 from tests.linear.made import matrix_of
-from training.linear.files import Part, read_rows
+from training.linear.files import FilePart, read_rows
 
 
 def read(path, ranks, **options):
@@ -37,7 +37,7 @@ def test_a_rank_reads_its_own_bytes_only(tmp_path):
     lines = [f"{1 - 2 * (at % 2)} {at + 1}:1\n" for at in range(1000)]
     path = tmp_path / "rows"
     path.write_text("".join(lines))
-    parts = [Part.of_rank(path, rank, 7) for rank in range(7)]
+    parts = [FilePart.of_rank(path, rank, 7) for rank in range(7)]
     read = [list(part) for part in parts]
     assert b"".join(line for own in read for line in own) == path.read_bytes()
     assert [part.low for part in parts[1:]] == [part.high for part in parts[:-1]]

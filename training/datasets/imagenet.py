@@ -73,14 +73,14 @@ def imagenet(
 
 
 @dataclass(frozen=True)
-class _Contents:
+class _Names:
     """The names right below a URL."""
 
     folders: list[str]
     files: list[str]
 
 
-def _check_split(path: str, format: str | None, contents: _Contents, share: float) -> None:
+def _check_split(path: str, format: str | None, contents: _Names, share: float) -> None:
     if not isinstance(share, float) or not 0 < share < 1:
         raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
     if format not in (None, "image_folder"):
@@ -94,7 +94,7 @@ def _check_split(path: str, format: str | None, contents: _Contents, share: floa
 FORMATS = {"image_folder": f"folders {' and '.join(FOLDERS)}", "tfrecord": f"files {' and '.join(PATTERNS)}"}
 
 
-def _format_at(path: str, given: str | None, contents: _Contents) -> str:
+def _format_at(path: str, given: str | None, contents: _Names) -> str:
     """Return the given format, or the only one that is there."""
     asked = FORMATS if given is None else {given: look_up(FORMATS, "format", given)}
     is_there = {
@@ -114,7 +114,7 @@ def _format_at(path: str, given: str | None, contents: _Contents) -> str:
     raise ValueError(f"{path}: expected {expected}, found {', '.join(shown) or 'nothing'}")
 
 
-def _contents(url: str, storage: Mapping[str, Any] | None) -> _Contents:
+def _contents(url: str, storage: Mapping[str, Any] | None) -> _Names:
     try:
         return _Top(url.rstrip("/"), **(storage or {})).contents()
     except FileNotFoundError as error:
@@ -124,9 +124,9 @@ def _contents(url: str, storage: Mapping[str, Any] | None) -> _Contents:
 class _Top(Storage):
     """A storage of which only the top folder is listed: below it may be a million files."""
 
-    def contents(self) -> _Contents:
+    def contents(self) -> _Names:
         """Return the names there, sorted."""
         self._filesystem.invalidate_cache()
         level = self._level([self._root])
         folders = (self._relative(name.rstrip("/")) or name for name in level.folders)
-        return _Contents(sorted(folders), sorted(file.path for file in level.files))
+        return _Names(sorted(folders), sorted(file.path for file in level.files))

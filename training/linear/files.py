@@ -38,7 +38,7 @@ def read_rows(
     world = topology.world
 
     def read() -> tuple[Rows, int]:
-        with Part.of_rank(path, world.rank, world.size) as part:
+        with FilePart.of_rank(path, world.rank, world.size) as part:
             return _parsed(part, features, zero_based=zero_based)
 
     rows, largest = all_or_raise(world, read)
@@ -47,7 +47,7 @@ def read_rows(
     return replace(rows, features=features)
 
 
-class Part(io.BufferedReader):
+class FilePart(io.BufferedReader):
     """The bytes ``low … high − 1`` of a file, which are whole lines; iterates over these lines.
 
     scikit-learn's own ranges, ``offset`` and ``length``, give a row behind a comment to two ranks.
@@ -58,7 +58,7 @@ class Part(io.BufferedReader):
         self.path, self.low, self.high = path, low, high
 
     @classmethod
-    def of_rank(cls, path: Path, rank: int, ranks: int) -> "Part":
+    def of_rank(cls, path: Path, rank: int, ranks: int) -> "FilePart":
         """Return the lines that begin in a rank's equal share of the bytes."""
         if path.suffix in COMPRESSED:
             raise InvalidArgument(
@@ -120,7 +120,7 @@ def _lines_before(path: Path, offset: int) -> int:
     return count
 
 
-def _parsed(part: Part, features: int | None, *, zero_based: bool) -> tuple[Rows, int]:
+def _parsed(part: FilePart, features: int | None, *, zero_based: bool) -> tuple[Rows, int]:
     """Return the rows of a part, and the number of features by its largest index."""
     from sklearn.datasets import load_svmlight_file
 
@@ -140,7 +140,7 @@ def _parsed(part: Part, features: int | None, *, zero_based: bool) -> tuple[Rows
     return Rows.of_matrix(matrix, labels), matrix.shape[1]
 
 
-def _first_problem(part: Part, first: int, most: int) -> str | None:
+def _first_problem(part: FilePart, first: int, most: int) -> str | None:
     """Return the first line that is no ``label index:value …`` with indices in ``first … most``, and why."""
     for number, words in enumerate(part.contents(), start=1):
         if (why := _problem(words, first, most)) is not None:

@@ -227,19 +227,17 @@ def pass_of_one_rank(
 
 
 @compiled
-def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words) -> None:
-    """Set the bit of each column of the rows that have a slope."""
+def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words, firsts: Index) -> int:
+    """Set the bit of each column of the rows that have a slope; return how many columns are marked.
+
+    Writes the number of columns marked before each word to ``firsts``.
+    """
     for number in range(len(rows)):
         if slopes[number] != 0.0:
             low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
             for given in matrix.columns[low:high]:
                 column = np.uint64(given)
                 words[column >> SHIFT] |= ONE << (column & MASK)
-
-
-@compiled
-def count_columns(words: Words, firsts: Index) -> int:
-    """Write the number of columns marked before each word to ``firsts``; return how many are marked."""
     count = 0
     for number in range(len(words)):
         firsts[number] = count

@@ -57,8 +57,7 @@ class Gradients:
     def of(self, numbers: Int64, slopes: Float64, factor: float) -> SparseVector:
         """Return ``factor·Σ slopeᵢ·xᵢ`` over rows ``numbers``; rows of slope 0 give no entry."""
         matrix, words, firsts = self._rows.matrix, self._words, self._firsts
-        kernels.mark_columns(matrix, numbers, slopes, words)
-        count = kernels.count_columns(words, firsts)
+        count = kernels.mark_columns(matrix, numbers, slopes, words, firsts)
         indices = np.empty(count + self._intercept, index_dtype(self._size))
         sums = np.zeros(count + self._intercept, np.float32)
         kernels.list_columns(words, indices)

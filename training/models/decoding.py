@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from training.models.attention import PAD
-from training.models.transformer import Memory, Transformer
+from training.models.transformer import Encoded, Transformer
 
 Tokens = npt.NDArray[np.int32]
 
@@ -81,7 +81,7 @@ class Decoder:
         )
         return search.best[:, 1:]
 
-    def _step(self, search: Search, memory: Memory, limits: Any) -> Search:
+    def _step(self, search: Search, memory: Encoded, limits: Any) -> Search:
         """Extend the hypotheses by a token, and keep the K likeliest that go on.
 
         A hypothesis ends if it does so among the K likeliest. The search for a source is over when K have
@@ -111,7 +111,7 @@ class Decoder:
         past = tf.nest.map_structure(lambda each: tf.gather(each, rows), past)
         return Search(search.length + 1, targets, sums, best, score, ended, past)
 
-    def _candidates(self, search: Search, memory: Memory, is_last: Any) -> tuple[Any, Any, Any, Any]:
+    def _candidates(self, search: Search, memory: Encoded, is_last: Any) -> tuple[Any, Any, Any, Any]:
         """Return the 2K likeliest hypotheses of one more token, of which at most K end.
 
         As the sums, the numbers of the extended hypotheses, the tokens; and the new keys and values.

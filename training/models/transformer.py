@@ -29,7 +29,7 @@ def transformer(vocabulary_size: int, options: TransformerOptions) -> keras.Mode
     return model
 
 
-class Memory(NamedTuple):
+class Encoded(NamedTuple):
     """What the decoder attends to: keys and values for each layer, and which positions hold tokens."""
 
     keys_and_values: Sequence[KeysAndValues]
@@ -68,13 +68,13 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         source, target = inputs
         return self.decode(target, self.encode(source, training=training), training=training)[0]
 
-    def encode(self, source: Any, training: bool = False) -> Memory:
+    def encode(self, source: Any, training: bool = False) -> Encoded:
         """Return what the decoder attends to of the source (B, S)."""
         visible, x = tokens_in(source), self._embedded(source, 0, training)
         for block in self.encoder:
             x, _ = block(x, visible, training=training)
         x = self._ended(x, 0)
-        return Memory([block.cross.keys_and_values(x) for block in self.decoder], visible)
+        return Encoded([block.cross.keys_and_values(x) for block in self.decoder], visible)
 
     def start(self, rows: Any) -> list[KeysAndValues]:
         """Return the keys and values before the first token of a target: of no position."""
@@ -83,7 +83,11 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         return [(empty, empty)] * options.layers
 
     def decode(
-        self, target: Any, memory: Memory, past: Sequence[KeysAndValues] | None = None, training: bool = False
+        self,
+        target: Any,
+        memory: Encoded,
+        past: Sequence[KeysAndValues] | None = None,
+        training: bool = False,
     ) -> tuple[Any, list[KeysAndValues]]:
         """Return the logits after each token of the target, and the keys and values of all so far.
 
