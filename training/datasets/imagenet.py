@@ -50,20 +50,16 @@ def imagenet(
         raise ValueError(f"split_seed: expected none without validation_share, got {split_seed}")
     elif _format_at(path, format, contents) == "tfrecord":
         offset = LABEL_OFFSET if label_offset is None else label_offset
-        training, test = (
+        of_training, of_test = (
             TFRecord(path, pattern=pattern, label_offset=offset, storage=storage) for pattern in PATTERNS
         )
-        return ImageDataset(training, test, channels=CHANNELS, classes=classes or CLASSES)
+        return ImageDataset(of_training, of_test, channels=CHANNELS, classes=classes or CLASSES)
     else:
         urls = [f"{path.rstrip('/')}/{folder}" for folder in FOLDERS]
         contents = _contents(urls[0], storage)
     if label_offset is not None:
         raise ValueError(f"label_offset: expected none, folders are counted by name; got {label_offset}")
-    names = [name for name in contents.folders if not name.startswith(".")]
-    if not names:
-        raise ValueError(f"{urls[0]}: expected a folder for every class, found none")
-    if classes not in (None, len(names)):
-        raise ValueError(f"classes: expected {len(names)}, the folders of {urls[0]}, got {classes}")
+    names = _classes(urls[0], contents, classes)
     # Both parts count the same classes, so that one that lacks a class has the same labels as the other.
     training, test = (
         ImageFolder(url, classes=names, split=split, storage=storage)
@@ -78,6 +74,16 @@ class _Names:
 
     folders: list[str]
     files: list[str]
+
+
+def _classes(url: str, contents: _Names, expected: int | None) -> list[str]:
+    """Return the names of the classes, which are those of the folders at a URL."""
+    names = [name for name in contents.folders if not name.startswith(".")]
+    if not names:
+        raise ValueError(f"{url}: expected a folder for every class, found none")
+    if expected not in (None, len(names)):
+        raise ValueError(f"classes: expected {len(names)}, the folders of {url}, got {expected}")
+    return names
 
 
 def _check_split(path: str, format: str | None, contents: _Names, share: float) -> None:
