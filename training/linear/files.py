@@ -84,8 +84,7 @@ class FilePart(io.BufferedReader):
     def __iter__(self) -> Iterator[bytes]:
         self.seek(self.low)
         left = self.high - self.low
-        while left > 0:
-            line = self.readline()
+        while left > 0 and (line := self.readline()):
             left -= len(line)
             yield line
 
