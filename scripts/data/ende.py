@@ -1,8 +1,8 @@
 """English sentences and their German translations: train.en, train.de, test.en, test.de.
 
 Out of PyPI's package homeassistant: catalogues of texts by key, one of every language for each component.
-Left out are texts with placeholders, markup, links or several lines, those that are equal in both languages,
-and single words. An English text has the translation that most components give it. The test part is a tenth
+Left out are texts with placeholders, markup, links or several lines, texts equal in both languages, and
+single words. An English text has the translation that most components give it. The test part is a tenth
 of the texts of four words or more; texts that differ only in case, punctuation or numbers are in the same
 part, and what a test text or its translation resembles in this way is not trained on.
 
@@ -11,8 +11,6 @@ usage: ende.py PACKAGE.whl FOLDER
 
 import json
 import re
-import sys
-import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -65,7 +63,7 @@ def translations(pairs: Iterable[Pair]) -> list[Pair]:
     return [(source, targets.most_common(1)[0][0]) for source, targets in found.items()]
 
 
-def parts(pairs: list[Pair]) -> dict[str, list[str]]:
+def parts(pairs: list[Pair]) -> texts.Parts:
     """Return the lines of both parts in both languages."""
     test: dict[str, Pair] = {}
     for pair in pairs:
@@ -84,22 +82,15 @@ def parts(pairs: list[Pair]) -> dict[str, list[str]]:
     }
 
 
-def main() -> None:
-    """Write the parts of a package."""
-    package, folder = sys.argv[1:]
-    pairs: list[Pair] = []
-    with zipfile.ZipFile(package) as archive:
-        names = set(archive.namelist())
-        for name in sorted(names):
-            translated = name.removesuffix(f"/{SOURCE}.json") + f"/{TARGET}.json"
-            if name.endswith(f"/translations/{SOURCE}.json") and translated in names:
-                source, target = (
-                    dict(catalogue(json.loads(archive.read(each)))) for each in (name, translated)
-                )
-                pairs += [(source[key], target[key]) for key in source if key in target]
-    print(f"{len(set(pairs)):,} different pairs in {len(pairs):,}", file=sys.stderr)
-    texts.write(Path(folder), parts(translations(filter(is_prose, pairs))))
+def pairs_of(package: Path) -> Iterator[Pair]:
+    """Yield the pairs of all components of a package."""
+    files = dict(texts.members(package, rf".*/translations/({SOURCE}|{TARGET})\.json"))
+    for name, content in files.items():
+        translated = name.removesuffix(f"{SOURCE}.json") + f"{TARGET}.json"
+        if name.endswith(f"{SOURCE}.json") and translated in files:
+            source, target = (dict(catalogue(json.loads(each))) for each in (content, files[translated]))
+            yield from ((source[key], target[key]) for key in source if key in target)
 
 
 if __name__ == "__main__":
-    main()
+    texts.main(lambda package: parts(translations(filter(is_prose, pairs_of(package)))))

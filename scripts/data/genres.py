@@ -7,19 +7,16 @@ tenth file is in the test part, so no file is in both.
 usage: genres.py PACKAGE.tgz FOLDER
 """
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import brown
 import texts
-import trigrams
 
 IMAGINATIVE = "klmnpr"
 ROW_SENTENCES = 10
 
 
-def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
+def parts(files: Mapping[str, str]) -> texts.Parts:
     """Return the rows of both parts, out of the contents of files by name.
 
     >>> parts({"ca01": "a/at ./.", "cr09": "the/at"})["train.svm"]
@@ -31,10 +28,9 @@ def parts(files: Mapping[str, str]) -> dict[str, list[str]]:
         lines = brown.sentences(files[name])
         label = 1 if name[1] in IMAGINATIVE else -1
         for first in range(0, len(lines), ROW_SENTENCES):
-            found[part].append(trigrams.row(label, " ".join(lines[first : first + ROW_SENTENCES])))
+            found[part].append(texts.trigrams(label, " ".join(lines[first : first + ROW_SENTENCES])))
     return found
 
 
 if __name__ == "__main__":
-    package, folder = sys.argv[1:]
-    texts.write(Path(folder), parts(brown.files_of(Path(package))))
+    texts.main(lambda package: parts(brown.files_of(package)))

@@ -1,4 +1,4 @@
-"""Sentences said to a home assistant and what is meant by them, as label<TAB>text: train.tsv and test.tsv.
+"""Sentences said to a home assistant and their intents, as label<TAB>text: train.tsv and test.tsv.
 
 Out of PyPI's package home-assistant-intents: templates of English sentences for each intent. From every
 template so many sentences are drawn, always the same ones. What people call their rooms and devices, and
@@ -12,16 +12,13 @@ usage: intents.py PACKAGE.whl FOLDER
 import hashlib
 import json
 import re
-import sys
-import zipfile
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import texts
 
-CATALOGUE = "home_assistant_intents/data/en.json"
+CATALOGUE = r"home_assistant_intents/data/en\.json"
 DRAWN = 10  # sentences of a template
 TEST_SHARE = 0.15
 DEEPEST = 20  # rules within rules
@@ -116,7 +113,7 @@ class Grammar:
         return self._expanded(draw.of(found["values"])["in"], draw, depth + 1)
 
 
-def parts(catalogue: Mapping[str, Any]) -> dict[str, list[str]]:
+def parts(catalogue: Mapping[str, Any]) -> texts.Parts:
     """Return the lines of both parts."""
     grammar = Grammar(catalogue)
     labels: defaultdict[str, set[str]] = defaultdict(set)
@@ -133,13 +130,5 @@ def parts(catalogue: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def main() -> None:
-    """Write the parts of a package."""
-    package, folder = sys.argv[1:]
-    with zipfile.ZipFile(package) as archive:
-        catalogue = json.loads(archive.read(CATALOGUE))
-    texts.write(Path(folder), parts(catalogue))
-
-
 if __name__ == "__main__":
-    main()
+    texts.main(lambda package: parts(json.loads(dict(texts.members(package, CATALOGUE)).popitem()[1])))

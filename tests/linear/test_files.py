@@ -7,7 +7,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from commlib import Topology
 from commlib.transport import simulated
 from tests.linear.made import matrix_of
-from training.linear.files import Part, read_rows
+from training.linear.files import FilePart, read_rows
 
 
 def read(path, ranks, **options):
@@ -37,10 +37,11 @@ def test_a_rank_reads_its_own_bytes_only(tmp_path):
     lines = [f"{1 - 2 * (at % 2)} {at + 1}:1\n" for at in range(1000)]
     path = tmp_path / "rows"
     path.write_text("".join(lines))
-    parts = [Part.of_rank(path, rank, 7) for rank in range(7)]
-    assert b"".join(line for part in parts for line in part) == path.read_bytes()
+    parts = [FilePart.of_rank(path, rank, 7) for rank in range(7)]
+    read = [list(part) for part in parts]
+    assert b"".join(line for own in read for line in own) == path.read_bytes()
     assert [part.low for part in parts[1:]] == [part.high for part in parts[:-1]]
-    assert max(part.taken for part in parts) < 1000 / 7 * 1.3
+    assert max(map(len, read)) < 1000 / 7 * 1.3
 
 
 def test_comments_and_empty_lines_are_no_rows(tmp_path):
@@ -91,14 +92,14 @@ def test_a_wrong_line_is_named(tmp_path, line, message, world_size):
     simulated.run(body, world_size)
 
 
-def test_labels_of_both_kinds_do_not_go_together(tmp_path):
-    path = tmp_path / "rows"
-    path.write_text("1 1:1\n-1 1:1\n1 1:1\n0 1:1\n")
-    with pytest.raises(ValueError, match=r"rows:4: label: expected {-1, \+1} or {0, 1}, got 0$"):
-        read(path, 1)
-    path.write_text("# signs\n1 1:1\n\n-1 1:1 # and\n# zeros\n0 1:1\n")
-    with pytest.raises(ValueError, match=r"rows:6: label: expected {-1, \+1} or {0, 1}, got 0$"):
-        read(path, 1)
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("1 1:1\n-1 1:1\n1 1:1\n0 1:1\n", 4), ("# signs\n1 1:1\n\n-1 1:1 # and\n# zeros\n0 1:1\n", 6)],
+)
+def test_labels_of_both_kinds_do_not_go_together(tmp_path, content, line):
+    (tmp_path / "rows").write_text(content)
+    with pytest.raises(ValueError, match=rf"rows:{line}: label: expected {{-1, \+1}} or {{0, 1}}, got 0$"):
+        read(tmp_path / "rows", 1)
 
 
 def refused(path, ranks, message):
@@ -121,9 +122,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     hint = r"\(scripts/get_data.sh spam and genres make files\)"
     refused(tmp_path / "none", 2, f"none: No such file or directory {hint}$")
     refused(tmp_path, 1, "Is a directory$")
-    refused(
-        tmp_path / "url.bz2", 1, "url.bz2: expected a file that is not compressed, of which ranks read parts$"
-    )
+    refused(tmp_path / "url.bz2", 1, "url.bz2: expected a file that is not compressed")
     (tmp_path / "comments").write_text("# nothing\n# else\n")
     refused(tmp_path / "comments", 1, "comments:1: expected rows in each rank's part, got comments only$")
 

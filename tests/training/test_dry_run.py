@@ -12,7 +12,7 @@ from tests.launching import DIGITS, ROOT, run
 from training.commands.main import app
 from training.commands.train import train
 from training.config.config import is_linear, load_with_warnings
-from training.datasets.stand_ins import KNOWN
+from training.datasets.synthetic import KNOWN
 from training.models import IMAGES, MODELS
 from training.run.dry_run import generated, tiny
 

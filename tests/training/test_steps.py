@@ -12,12 +12,11 @@ from datacache import Batch
 from pto.keras import LossScale
 from tests.training.replicas import Replica
 from tests.training.small import phase, trainer
-from training.models.resnet8 import resnet8
-from training.models.vgg import vgg_tiny
+from training.models.plain import vgg_tiny
+from training.models.resnet import resnet8
 from training.results import StepHyperparameters
 from training.run.model import Average, Backward
-from training.tasks.image_classification import ImageClassification, hits
-from training.tasks.images import ImagePhase
+from training.tasks.image_classification import ImageClassification, ImagePhase, hits
 
 
 @pytest.fixture

@@ -82,41 +82,39 @@ def lstm(inputs, units):
     return 4 * (inputs * units + units * units + units)
 
 
-def test_the_transformer_has_the_weights_of_its_closed_form():
-    layers = 6 * block(512, 2048) + 6 * block(512, 2048, attentions=2)
-    assert weights("transformer", 37_000) == layers + 37_000 * 512
-    assert weights("transformer", 37_000, norm="pre") == layers + 37_000 * 512 + 2 * 2 * 512
-    # Vaswani et al. 2017, table 3: 65 million
-    assert layers + 37_000 * 512 == pytest.approx(65e6, rel=0.03)
+TRANSFORMER = 6 * block(512, 2048) + 6 * block(512, 2048, attentions=2) + 37_000 * 512
+GPT = 12 * block(768, 3072) + (50_257 + 1024) * 768 + 2 * 768
+WORDS = 30_522
+BERT = 12 * block(768, 3072) + (WORDS + 512) * 768 + 2 * 768 + dense(768, 768) + 2 * 768 + WORDS
+LSTM = 10_000 * 1500 + 2 * lstm(1500, 1500) + dense(1500, 10_000)
+CLASSIFIER = 943 * 768 + 4 * lstm(768, 768) + dense(768, 128)
 
 
-def test_gpt_has_the_weights_of_gpt2():
-    assert weights("gpt", 50_257) == 124_439_808
-    assert weights("gpt", 50_257) == 12 * block(768, 3072) + (50_257 + 1024) * 768 + 2 * 768
+@pytest.mark.parametrize(
+    ("name", "sizes", "options", "expected"),
+    [
+        ("transformer", (37_000,), {}, TRANSFORMER),
+        ("transformer", (37_000,), {"norm": "pre"}, TRANSFORMER + 2 * 2 * 512),
+        ("gpt", (50_257,), {}, GPT),
+        ("bert_base", (WORDS,), {}, BERT),
+        ("bert_base", (WORDS,), {"tied": False}, BERT + WORDS * 768),
+        ("lstm_lm", (10_000,), {}, LSTM),
+        ("lstm_lm_small", (10_000,), {}, 10_000 * 200 + 2 * lstm(200, 200) + dense(200, 10_000)),
+        ("lstm_classifier", (943, 128), {}, CLASSIFIER),
+        ("lstm_classifier_small", (90, 7), {}, 90 * 128 + lstm(128, 128) + dense(128, 7)),
+    ],
+)
+def test_a_model_has_the_weights_of_its_closed_form(name, sizes, options, expected):
+    assert weights(name, *sizes, **options) == expected
 
 
-def test_bert_has_the_papers_weights_but_those_of_next_sentences_and_segments():
-    words = 30_522
-    layers = 12 * block(768, 3072) + (words + 512) * 768 + 2 * 768
-    head = dense(768, 768) + 2 * 768 + words
-    assert weights("bert_base", words) == layers + head
-    assert weights("bert_base", words, tied=False) == layers + head + words * 768
+def test_the_closed_forms_are_the_papers_counts():
+    assert pytest.approx(65e6, rel=0.03) == TRANSFORMER  # Vaswani et al. 2017, table 3
+    assert GPT == 124_439_808
     next_sentences, segments = dense(768, 768) + dense(768, 2), 2 * 768
-    assert layers + head + words * 768 + next_sentences + segments == 133_547_324  # Ok-Topk, table 2
-
-
-def test_the_lstm_has_the_66_million_weights_of_the_papers_model_for_ptb():
-    expected = 10_000 * 1500 + 2 * lstm(1500, 1500) + dense(1500, 10_000)
-    assert weights("lstm_lm", 10_000) == expected == 66_022_000
-    small = 10_000 * 200 + 2 * lstm(200, 200) + dense(200, 10_000)
-    assert weights("lstm_lm_small", 10_000) == small == 4_651_600
-
-
-def test_the_classifier_has_about_the_20_million_weights_of_sparcml():
-    expected = 943 * 768 + 4 * lstm(768, 768) + dense(768, 128)
-    assert weights("lstm_classifier", 943, 128) == expected
-    assert expected == pytest.approx(20e6, rel=0.02)
-    assert weights("lstm_classifier_small", 90, 7) == 90 * 128 + lstm(128, 128) + dense(128, 7)
+    assert BERT + WORDS * 768 + next_sentences + segments == 133_547_324  # Ok-Topk, table 2
+    assert LSTM == 66_022_000  # the papers' model for PTB
+    assert pytest.approx(20e6, rel=0.02) == CLASSIFIER  # SparCML
 
 
 @pytest.mark.parametrize("name", ["transformer_small", "gpt_small", "bert_small"])
@@ -322,14 +320,10 @@ def test_a_sequence_longer_than_the_model_takes_is_one_line(name):
         ("transformer", {"width": 9, "heads": 3}, "width: expected an even number, got 9"),
         ("transformer", {"norm": "both"}, "norm: expected 'post' or 'pre', got 'both'"),
         ("gpt_small", {"dropout": 1}, "dropout: expected a number in [0, 1), got 1"),
-        (
-            "lstm_lm",
-            {"unit": 3},
-            'unit: unknown key, did you mean "units"? (known here: layers, units, dropout)',
-        ),
+        ("lstm_lm", {"unit": 3}, 'unit: unknown key, did you mean "units"? (known here: layers, units, drop'),
     ],
 )
 def test_a_wrong_option_is_one_line(name, options, line):
     with pytest.raises(InvalidArgument) as caught:
         MODELS[name].checked(options)
-    assert str(caught.value) == line
+    assert str(caught.value).startswith(line)

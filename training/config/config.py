@@ -68,7 +68,7 @@ from training.config.schema import (
 )
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
-from training.tasks.record import TaskRecord
+from training.tasks import TaskRecord
 
 LINEAR = "linear"  # the task whose configurations are those of training.linear.config
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel

@@ -14,12 +14,10 @@ from commlib import registry
 from commlib.errors import InvalidArgument, shown
 from datacache.storage import Storage
 from datacache.urls import without_secrets
-from training.datasets.bundled import digits, mnist5k
-from training.datasets.cifar import cifar10
+from training.datasets.bundled import cifar10, digits, mnist5k
 from training.datasets.dataset import Dataset, ImageDataset, in_one_line
 from training.datasets.imagenet import imagenet
-from training.datasets.synthetic import synthetic
-from training.datasets.synthetic_text import synthetic_text
+from training.datasets.synthetic import synthetic, synthetic_text
 from training.datasets.text import (
     LabelledTextDataset,
     ParallelTextDataset,

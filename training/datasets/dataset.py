@@ -44,8 +44,11 @@ class Dataset:
 
     @property
     def scanned_as(self) -> str:
-        """All that the manifests depend on besides the files, by which they are stored."""
-        return self.identity
+        """All that the manifests depend on besides the files, by which they are stored.
+
+        The names of classes too: where one part gets another class, the labels of both change.
+        """
+        return " ".join([*getattr(self, "class_names", ()), self.identity])
 
     def check(self, manifest: Manifest) -> None:
         """Raise a ``ValueError`` of one line for samples that do not belong to this data set."""
@@ -59,12 +62,6 @@ class ImageDataset(Dataset):
     classes: int
     class_names: tuple[str, ...] = ()
     """Names of the labels ``0, 1, …``, if any."""
-
-    @property
-    def scanned_as(self) -> str:
-        """See :class:`Dataset`."""
-        # Where training gets another class, the test's labels count again, though its files did not change.
-        return " ".join([*self.class_names, self.identity])
 
     def check(self, manifest: Manifest) -> None:
         """Raise a ``ValueError`` where a label is none of the classes."""

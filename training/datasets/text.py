@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datacache import LabelledText, ParallelText, Storage, TextLines, Tokenized
+from datacache import LabelledText, ParallelText, Storage, StoredSource, TextLines, Tokenized
 from training.datasets.dataset import Dataset
 from training.datasets.vocabulary import Vocabulary, VocabularySettings, vocabulary_of
 
@@ -20,47 +20,33 @@ HINT = "scripts/get_data.sh makes some of packages"
 
 
 @dataclass(frozen=True)
-class TextDataset(Dataset):
+class _Tokens(Dataset):
+    """Text as tokens of a vocabulary."""
+
+    vocabulary: Vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of different tokens, special ones included."""
+        return self.vocabulary.size
+
+
+@dataclass(frozen=True)
+class TextDataset(_Tokens):
     """Running text, a sentence or paragraph a line."""
 
-    vocabulary: Vocabulary
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
 
 @dataclass(frozen=True)
-class ParallelTextDataset(Dataset):
+class ParallelTextDataset(_Tokens):
     """Sentences and their translations. One vocabulary has the tokens of both languages."""
 
-    vocabulary: Vocabulary
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
 
 @dataclass(frozen=True)
-class LabelledTextDataset(Dataset):
+class LabelledTextDataset(_Tokens):
     """Texts with one label each."""
 
-    vocabulary: Vocabulary
     class_names: tuple[str, ...]
     """Names of the labels ``0, 1, …``."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of different tokens, special ones included."""
-        return self.vocabulary.size
-
-    @property
-    def scanned_as(self) -> str:
-        """See :class:`Dataset`."""
-        # Where one part gets another class, the other's labels count again, though its files did not change.
-        return " ".join([*self.class_names, self.identity])
 
     @property
     def classes(self) -> int:
@@ -78,15 +64,14 @@ def text(
 ) -> TextDataset:
     """Return the running text at ``path``, without blank lines.
 
-    ``train``, ``test``: the names of files; by default ``train.txt`` and ``test.txt``, or those of PTB or
-    WikiText. ``vocabulary``: see :class:`~training.datasets.vocabulary.VocabularySettings`. ``storage``: the
-    keywords of :class:`datacache.storage.Storage`.
+    ``train``, ``test``: the names of files; by default ``train.txt`` and ``test.txt``, or PTB's or
+    WikiText's. ``vocabulary``: see :class:`~training.datasets.vocabulary.VocabularySettings`. ``storage``:
+    the keywords of :class:`datacache.storage.Storage`.
     """
     settings = VocabularySettings.of(vocabulary)
     names = _files(path, (train, test), TEXTS, storage)
     training, testing = (TextLines(path, each, storage=storage) for each in names)
-    made = vocabulary_of(training, settings)
-    return TextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+    return TextDataset(*_tokenized(training, testing, settings))
 
 
 def parallel_text(
@@ -111,8 +96,7 @@ def parallel_text(
         ParallelText(path, source=f"{part}.{source}", target=f"{part}.{target}", storage=storage)
         for part in (train, test)
     )
-    made = vocabulary_of(training, settings)
-    return ParallelTextDataset(Tokenized(training, made), Tokenized(testing, made), made)
+    return ParallelTextDataset(*_tokenized(training, testing, settings))
 
 
 def labelled_text(
@@ -123,19 +107,26 @@ def labelled_text(
     vocabulary: Mapping[str, Any] | None = None,
     storage: Mapping[str, Any] | None = None,
 ) -> LabelledTextDataset:
-    """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or as those of ATIS.
+    """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or in ATIS's format.
 
-    ``train``, ``test``: the names of files; by default ``train.tsv`` and ``test.tsv``, or those of ATIS.
-    ``vocabulary``, ``storage``: as of :func:`text`. The labels of both parts are classes: ATIS's test has
-    some that its training part has not.
+    ``train``, ``test``: the names of files; by default ``train.tsv`` and ``test.tsv``, or ATIS's.
+    ``vocabulary``, ``storage``: as of :func:`text`. The classes are the labels of both parts: ATIS's test has
+    labels that its training part lacks.
     """
     settings = VocabularySettings.of(vocabulary)
     names = [name for (name,) in _files(path, (train, test), LABELLED, storage)]
     found = {label for name in names for label in LabelledText(path, name, storage=storage).scan().classes}
     classes = tuple(sorted(found))
     training, testing = (LabelledText(path, name, classes=classes, storage=storage) for name in names)
+    return LabelledTextDataset(*_tokenized(training, testing, settings), classes)
+
+
+def _tokenized(
+    training: StoredSource, test: StoredSource, settings: VocabularySettings
+) -> tuple[Tokenized, Tokenized, Vocabulary]:
+    """Return both parts as tokens of the training part's vocabulary, and this vocabulary."""
     made = vocabulary_of(training, settings)
-    return LabelledTextDataset(Tokenized(training, made), Tokenized(testing, made), made, classes)
+    return Tokenized(training, made), Tokenized(test, made), made
 
 
 def _files(
@@ -144,7 +135,7 @@ def _files(
     known: Sequence[tuple[str, str]],
     storage: Mapping[str, Any] | None,
 ) -> list[list[str]]:
-    """Return the names of the files of both parts: those that are given, and for others known ones."""
+    """Return the names of the files of both parts: the given names, or else known ones."""
     there = Storage(path.rstrip("/"), **(storage or {}))
     wanted = [[each] if isinstance(each, str) else list(each or ()) for each in given]
     for name in (name for names in wanted for name in names):

@@ -27,26 +27,22 @@ from datacache.store.files import make_folder, read_file, write_atomic
 
 PAD, UNKNOWN, START, END, MASK = range(5)
 SPECIAL = 5  # tokens that are no text, the mask included
-TYPES = {
-    "unigram": "of the most likely pieces",
-    "bpe": "of merged pairs",
-    "word": "of the most frequent words",
-}
+TYPES = dict.fromkeys(("unigram", "bpe", "word"))
 WORD = "▁"  # SentencePiece's mark of where a word begins
-FORMAT = 1  # to be raised where the same text and settings give another vocabulary
-THREADS = 8  # of SentencePiece's trainer: the order of its sums, and so its result, depends on how many
+FORMAT = 1  # to be raised when the same text and settings give another vocabulary
+THREADS = 8  # of SentencePiece's trainer: its result depends on their number
 MOST_LINES = 1_000_000  # that a vocabulary is trained on
 LONGEST_LINE = 1 << 20  # bytes
 READ_LINES = 1 << 14
-TRAINING_SECONDS = 1800.0  # that processes wait for the one that trains, before each trains itself
+TRAINING_SECONDS = 1800.0  # that a process waits for another to train, before it trains by itself
 
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """What a vocabulary is made by.
+    """How a vocabulary is made.
 
-    ``size``: its tokens, special ones included. ``type``: ``unigram`` or ``bpe``, pieces of words, or
-    ``word``. ``mask``: whether it has a token that stands in for others, as masked language models need.
+    ``size``: its tokens, special ones included. ``type``: ``unigram`` or ``bpe`` (pieces of words), or
+    ``word``. ``mask``: whether it has a token that masks others, for masked language models.
     """
 
     size: int = 8000
@@ -88,7 +84,7 @@ class Vocabulary:
     def train(cls, texts: Iterable[str], settings: VocabularySettings) -> "Vocabulary":
         """Return the vocabulary of texts: the same in every process and on every machine.
 
-        Raises a ``ValueError`` of one line where it cannot have the size.
+        Raises a ``ValueError`` of one line if the text does not allow the size.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -124,29 +120,23 @@ class Vocabulary:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the tokens of each text, which end with 3; any thread may call it."""
-        if self._words is not None:  # of unknown words in a row SentencePiece makes one
-            return [self._encode_words(text) for text in self._processor.normalize(texts)]
-        tokens: list[list[int]] = self._processor.encode(texts, add_eos=True, num_threads=1)
+        tokens: list[list[int]]
+        if (known := self._words) is not None:  # SentencePiece merges unknown words in a row into one
+            lines = (text.split(WORD)[1:] for text in self._processor.normalize(texts))
+            tokens = [[*(known.get(WORD + word, UNKNOWN) for word in words), END] for words in lines]
+        else:
+            tokens = self._processor.encode(texts, add_eos=True, num_threads=1)
         return tokens
 
-    def _encode_words(self, text: str) -> list[int]:
-        assert self._words is not None
-        words = text.split(WORD)[1:]
-        return [*(self._words.get(WORD + word, UNKNOWN) for word in words), END]
-
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens up to the first that ends it, without other special ones."""
+        """Return the text of tokens up to the first end, without other special tokens."""
         found = [int(token) for token in tokens]
         text = found[: found.index(END)] if END in found else found
         return str(self._processor.decode([token for token in text if not self._processor.is_control(token)]))
 
-    def save(self, path: Path) -> None:
-        """Write the vocabulary to a file atomically, readable by SentencePiece."""
-        write_atomic(path, self.model)
-
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """Return a vocabulary that was saved; a ``ValueError`` of one line if the file is none."""
+        """Return the vocabulary of a SentencePiece model's file; ``ValueError`` if it is something else."""
         try:
             return cls(read_file(path))
         except RuntimeError as error:
@@ -154,9 +144,9 @@ class Vocabulary:
 
 
 def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabulary:
-    """Return the vocabulary of a text, from the user's cache if it was made there before.
+    """Return the vocabulary of a text, from the user's cache if it is there.
 
-    If several processes call this, one trains and the others wait.
+    Of several processes that call this, one trains and the others wait.
     """
     folder = user_cache() / "vocabularies"
     files = source.files()
@@ -166,7 +156,7 @@ def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabul
         make_folder(folder)
         with locks.exclusive(path.with_suffix(".lock"), TRAINING_SECONDS):
             if not path.exists():
-                Vocabulary.train(_lines(source), settings).save(path)
+                write_atomic(path, Vocabulary.train(_lines(source), settings).model)
             return Vocabulary.load(path)
     except Untrusted:
         raise
@@ -175,7 +165,7 @@ def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabul
 
 
 def _lines(source: StoredSource) -> Iterator[str]:
-    """Yield the lines of a source's samples; of more than a million, so many all over the text."""
+    """Yield the lines of a source's samples, or of a million samples spread over the text."""
     manifest = source.scan()
     samples = np.unique(np.linspace(0, len(manifest) - 1, min(len(manifest), MOST_LINES)).astype(np.int64))
     for ids in np.array_split(samples, -(-len(samples) // READ_LINES)):
@@ -184,7 +174,7 @@ def _lines(source: StoredSource) -> Iterator[str]:
 
 
 def _reason(message: str, settings: VocabularySettings) -> str:
-    """Return what SentencePiece says is wrong as one line that names the setting."""
+    """Return SentencePiece's error as one line that names the setting."""
     if found := re.search(r"size too high .* value <= (\d+)", message):
         return f"vocabulary.size: expected at most {found[1]} for this text, got {settings.size}"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):

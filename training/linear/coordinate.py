@@ -1,8 +1,8 @@
 """Distributed random block coordinate descent over a sparse all-gather (SparCML, section 8.2).
 
-The columns that any rank has are cut into a slice for each rank. In a step ``coordinates`` random columns of
-every slice are a block. Each rank sends the derivatives by the block's weights of the loss of its own rows;
-all move these weights alike, each by what a quadratic bound of the objective says (Richtárik and Takáč 2016).
+The columns that any rank has are divided into a slice for each rank. A step takes a block: ``coordinates``
+random columns of every slice. Each rank sends the derivatives of its rows' loss by the block's weights; all
+ranks move each weight to the minimum of a quadratic bound of the objective (Richtárik and Takáč 2016).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,17 +19,16 @@ from commlib.vectors import Float32, Index, index_dtype, partition
 from training.config.reducers import AUTO
 from training.linear.kernels import Float64, Int64, Matrix
 from training.linear.losses import CURVATURES, LOSSES, value_and_slope
-from training.linear.probe import choose
 from training.linear.rows import Rows
 from training.linear.settings import Settings, make_lossless
-from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken
+from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken, choose
 
 
 @compiled
 def derivatives_of(
     loss: int, columns: Matrix, labels: Float32, margins: Float64, numbers: Int64, found: Float32
 ) -> None:
-    """Write for each of some columns the derivative by its weight of the sum of the losses."""
+    """Write the derivatives of the sum of the losses by the weights of columns ``numbers``."""
     for at in range(len(numbers)):
         total = 0.0
         for entry in range(columns.starts[numbers[at]], columns.starts[numbers[at] + 1]):
@@ -40,7 +39,7 @@ def derivatives_of(
 
 @compiled
 def move(columns: Matrix, margins: Float64, numbers: Int64, changes: Float64) -> None:
-    """Add the changes of some weights, times their columns, to the margins."""
+    """Add the columns ``numbers``, times the changes of their weights, to the margins."""
     for at in range(len(numbers)):
         for entry in range(columns.starts[numbers[at]], columns.starts[numbers[at] + 1]):
             margins[columns.columns[entry]] += changes[at] * columns.values[entry]
@@ -48,6 +47,8 @@ def move(columns: Matrix, margins: Float64, numbers: Int64, changes: Float64) ->
 
 class CoordinateDescent(Solver):
     """A pass takes each column that any rank has once."""
+
+    reducer: Reducer
 
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         super().__init__(topology, rows, settings)
@@ -67,13 +68,13 @@ class CoordinateDescent(Solver):
         return make_lossless(name, self.topology, self.model.size, options)
 
     def _first_derivatives(self) -> list[SparseVector]:
-        """Return as many vectors of derivatives on each rank, of a model of zeros."""
+        """Return the derivatives of the first blocks for a model of zeros, equally many on each rank."""
         margins, blocks = self.model.margins(self.rows), list(islice(self._blocks(), PROBED))
         blocks += blocks[-1:] * (PROBED - len(blocks))
         return [self._derivatives(margins, self._active[each]) for each in blocks]
 
     def _sums_of_squares(self) -> tuple[Index, Float64]:
-        """Return the columns that any rank has, ascending, and the sum of the squares of all their values."""
+        """Return the columns that any rank has, ascending, and the sums of their squared values."""
         sums = np.add.reduceat(self._columns.values**2, self._columns.starts[:-1])
         mean = self.reducer.reduce(SparseVector(self.model.size, self._own, sums))
         is_there = np.flatnonzero(mean.values)
@@ -81,10 +82,10 @@ class CoordinateDescent(Solver):
         return mean.indices_or_range[is_there], found
 
     def _bounds_of_curvature(self, squares: Float64) -> Float64:
-        """Return by how much each derivative can grow as its weight does, where all of a block move.
+        """Return a bound of each weight's second derivative when all weights of a block move.
 
-        With ``τ`` of ``n`` columns in a block and at most ``ω`` entries in a row it is
-        ``1 + (ω − 1)(τ − 1)/(n − 1)`` times as much as where one moves alone.
+        With ``τ`` of ``n`` columns in a block and at most ``ω`` entries in a row, it is
+        ``1 + (ω − 1)(τ − 1)/(n − 1)`` times the bound of a weight that moves alone.
         """
         world, settings = self.topology.world, self.settings
         longest = int(np.diff(self.rows.matrix.starts).max()) + settings.intercept
@@ -95,7 +96,7 @@ class CoordinateDescent(Solver):
         return np.asarray(bounds + self._penalties(self._active, settings.l2), np.float64)
 
     def _penalties(self, places: Index, factor: float) -> Float64:
-        """Return a factor for each of these columns; 0 for that of the intercept."""
+        """Return ``factor`` for each of these columns, and 0 for the intercept's."""
         return np.where(places < self.rows.features, factor, 0.0)
 
     def run_pass(self) -> Pass:
@@ -115,7 +116,7 @@ class CoordinateDescent(Solver):
         return Pass.of(taken, loss=loss, rate=1.0, seconds=world.now() - start)
 
     def _move(self, margins: Float64, weights: Float64, block: Int64, mean: SparseVector) -> None:
-        """Move the weights of a block to where the bound of the objective is the least, and the margins."""
+        """Move the weights of a block to the minimum of the bound, and update the margins."""
         places, bounds, before = self._active[block], self._curvatures[block], weights[block]
         l2, l1 = self._penalties(places, self.settings.l2), self._penalties(places, self.settings.l1)
         moved = before - (_at(mean, places) + l2 * before) / bounds
@@ -138,7 +139,7 @@ class CoordinateDescent(Solver):
         self.model.set_weights(own, float(weights[-1]) if self.settings.intercept else 0.0)
 
     def _blocks(self) -> Iterator[Int64]:
-        """Yield the numbers, among the columns that there are, of those of each step; ascending."""
+        """Yield the block of each step: places in ``_active``, ascending."""
         most, seed = self.settings.coordinates, [self.settings.seed, self.passes]
         bounds = zip(self._slices[:-1], self._slices[1:], strict=True)
         orders = [
@@ -149,7 +150,7 @@ class CoordinateDescent(Solver):
             yield np.sort(np.concatenate([order[low : low + most] for order in orders]))
 
     def _derivatives(self, margins: Float64, places: Index) -> SparseVector:
-        """Return the derivatives by the weights in these places, those of columns that this rank has."""
+        """Return the derivatives by the weights in these places, for the columns that this rank has."""
         numbers, is_own = self._numbers(places)
         found = np.empty(int(is_own.sum()), np.float32)
         loss = LOSSES[self.settings.loss]
@@ -158,21 +159,17 @@ class CoordinateDescent(Solver):
         return SparseVector.trusted(self.model.size, places[is_own], found)
 
     def _numbers(self, places: Index) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """Return the numbers of columns among those of this rank, and which of them it has."""
+        """Return the places of columns among this rank's columns, and which of them it has."""
         numbers = np.searchsorted(self._own, places)
         is_own = numbers < len(self._own)
         is_own[is_own] = self._own[numbers[is_own]] == places[is_own]
         return numbers, is_own
 
-    def close(self) -> None:
-        """See :meth:`Solver.close`."""
-        self.reducer.close()
-
 
 def columns_of(rows: Rows, *, intercept: bool) -> tuple[Index, Matrix]:
-    """Return which columns there are, ascending, and what each has: its rows and their values.
+    """Return the columns that have entries, ascending, and the rows and values of each.
 
-    With an intercept the last is one of ones.
+    With an intercept the last column is one of ones.
     """
     matrix, count = rows.matrix, len(rows)
     own, numbers = np.unique(matrix.columns, return_inverse=True)
@@ -187,7 +184,7 @@ def columns_of(rows: Rows, *, intercept: bool) -> tuple[Index, Matrix]:
 
 
 def _at(mean: SparseVector, places: Index) -> Float64:
-    """Return the values in some places, all of which are stored."""
+    """Return the values in places that are all stored."""
     if mean.indices is None:
         return mean.values[places].astype(np.float64)
     return mean.values[np.searchsorted(mean.indices, places)].astype(np.float64)

@@ -25,15 +25,15 @@ CLASSES = DIMENSIONS = 2
 
 
 class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Logistic regression, or a linear support vector machine, of two classes.
+    """Logistic regression, or a linear support vector machine, for two classes.
 
-    Under ``mpirun`` each rank gives its own rows to ``fit``, ``partial_fit`` and ``score``, all call them
-    together, and all have the same model after it. Labels are any two values, the same on all ranks.
-    The parameters are the keys of :class:`training.linear.settings.Settings`. ``communicator``: of the ranks;
-    without one, those of ``mpirun``, or this process alone.
+    Under ``mpirun`` all ranks call ``fit``, ``partial_fit`` and ``score`` together, each with its own rows,
+    and have the same model afterwards. Labels are any two values, the same on all ranks. The parameters are
+    the keys of :class:`training.linear.settings.Settings`; ``communicator``: of the ranks, by default those
+    of ``mpirun``, or this process alone.
 
-    ``coef_``, ``intercept_``, ``classes_`` and ``n_features_in_`` are as scikit-learn has them; ``losses_``
-    has the mean loss of each pass over the rows.
+    ``coef_``, ``intercept_``, ``classes_`` and ``n_features_in_`` are as in scikit-learn; ``losses_``: the
+    mean loss of each pass over the rows.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     ) -> "LinearClassifier":
         """Take one pass over the rows of all ranks, from the model of the calls before.
 
-        ``classes``: both labels, where the first rows do not have both. The rate begins anew in each call.
+        ``classes``: both labels, where the first rows do not have both. Each call begins at the first rate.
         """
         before = (self.coef_[0], float(self.intercept_[0])) if hasattr(self, "coef_") else None
         return self._fit(X, y, self._settings(), 1, classes=classes, before=before)
@@ -120,7 +120,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     @contextmanager
     def _topology(self) -> Iterator[Topology]:
-        """Give the ranks; communicators that are made for that are closed after it, unless it fails."""
+        """Give the ranks; close a communicator that was made for this, unless the block fails."""
         world = self.communicator or transport.mpi.world()
         with Topology(world) as topology:
             yield topology
@@ -138,8 +138,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the class of each row."""
         is_second = self.decision_function(X) > 0
-        predicted: npt.NDArray[Any] = self.classes_[is_second.astype(int)]
-        return predicted
+        return np.asarray(self.classes_[is_second.astype(int)])
 
     def score(self, X: Any, y: npt.ArrayLike, sample_weight: Any = None) -> float:
         """Return the share of the rows of all ranks, by weight, whose class is predicted."""
@@ -161,7 +160,7 @@ def _both(topology: Topology, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_matrix(X: Any) -> Any:
-    """Return rows as an array, sparse if they are; raise ``InvalidArgument`` for what is not finite."""
+    """Return rows as an array, sparse if they are; raise ``InvalidArgument`` unless all are finite."""
     matrix = sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
     if matrix.ndim != DIMENSIONS:
         raise InvalidArgument(f"X: expected rows and columns, got an array of shape {matrix.shape}")

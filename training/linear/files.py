@@ -1,13 +1,14 @@
 """Files in the format of LibSVM, ``label index:value …`` a line, of which each rank reads its own bytes.
 
-scikit-learn's reader parses them; what it refuses is reported with the file, the line and what was expected.
+scikit-learn's reader parses them; an error names the file, the line and what was expected.
 """
 
+import io
 import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,8 +38,8 @@ def read_rows(
     world = topology.world
 
     def read() -> tuple[Rows, int]:
-        part = Part.of_rank(path, world.rank, world.size)
-        return _parsed(part, features, zero_based=zero_based)
+        with FilePart.of_rank(path, world.rank, world.size) as part:
+            return _parsed(part, features, zero_based=zero_based)
 
     rows, largest = all_or_raise(world, read)
     if features is None:
@@ -46,18 +47,19 @@ def read_rows(
     return replace(rows, features=features)
 
 
-@dataclass
-class Part:
-    """The bytes ``low … high − 1`` of a file, which are whole lines. ``taken``: how many were read."""
+class FilePart(io.BufferedReader):
+    """The bytes ``low … high − 1`` of a file, which are whole lines; iterates over these lines.
 
-    path: Path
-    low: int
-    high: int
-    taken: int = 0
+    scikit-learn's own ranges, ``offset`` and ``length``, give a row behind a comment to two ranks.
+    """
+
+    def __init__(self, path: Path, low: int, high: int) -> None:
+        super().__init__(io.FileIO(path))
+        self.path, self.low, self.high = path, low, high
 
     @classmethod
-    def of_rank(cls, path: Path, rank: int, ranks: int) -> "Part":
-        """Return the lines that begin in the part of a rank; for that it reads one line at each end."""
+    def of_rank(cls, path: Path, rank: int, ranks: int) -> "FilePart":
+        """Return the lines that begin in a rank's equal share of the bytes."""
         if path.suffix in COMPRESSED:
             raise InvalidArgument(
                 f"{path}: expected a file that is not compressed, of which ranks read parts"
@@ -79,29 +81,26 @@ class Part:
             raise InvalidArgument(f"{path}: expected a line or more for each of {ranks} ranks, got none {of}")
         return cls(path, low, high)
 
-    def read(self, count: int = -1) -> bytes:
-        """Be a file, as scikit-learn wants one; it iterates over the lines."""
-        raise NotImplementedError
-
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines."""
-        left, self.taken = self.high - self.low, 0
-        with self.path.open("rb") as file:
-            file.seek(self.low)
-            while left > 0:
-                line = file.readline()
-                left -= len(line)
-                self.taken += 1
-                yield line
+        self.seek(self.low)
+        left = self.high - self.low
+        while left > 0 and (line := self.readline()):
+            left -= len(line)
+            yield line
+
+    def contents(self) -> Iterator[list[bytes]]:
+        """Yield the words of each line without its comment."""
+        for line in self:
+            yield line.partition(b"#")[0].split()
 
     def at(self, line: int) -> str:
-        """Return where a line of the part is, the first of which is 1."""
+        """Return the place of a line, counted from 1 in this part: the file, and the line in the file."""
         return f"{self.path}:{_lines_before(self.path, self.low) + line}"
 
     def line_of_row(self, row: int) -> int:
-        """Return the number of the line of a row: lines of comments are none."""
-        rows = (number for number, line in enumerate(self, start=1) if _content(line))
-        return next(number for at, number in enumerate(rows) if at == row)
+        """Return the line of a row, counted from 1 in this part; a comment alone is no row."""
+        rows = [number for number, words in enumerate(self.contents(), start=1) if words]
+        return rows[row]
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:
@@ -120,12 +119,7 @@ def _lines_before(path: Path, offset: int) -> int:
     return count
 
 
-def _content(line: bytes) -> list[bytes]:
-    """Return the words of a line without its comment."""
-    return line.partition(b"#")[0].split()
-
-
-def _parsed(part: Part, features: int | None, *, zero_based: bool) -> tuple[Rows, int]:
+def _parsed(part: FilePart, features: int | None, *, zero_based: bool) -> tuple[Rows, int]:
     """Return the rows of a part, and the number of features by its largest index."""
     from sklearn.datasets import load_svmlight_file
 
@@ -145,17 +139,17 @@ def _parsed(part: Part, features: int | None, *, zero_based: bool) -> tuple[Rows
     return Rows.of_matrix(matrix, labels), matrix.shape[1]
 
 
-def _first_problem(part: Part, first: int, most: int) -> str | None:
+def _first_problem(part: FilePart, first: int, most: int) -> str | None:
     """Return the first line that is no ``label index:value …`` with indices in ``first … most``, and why."""
-    for line in part:
-        if (why := _problem(line, first, most)) is not None:
-            return f"{part.at(part.taken)}: {why}"
+    for number, words in enumerate(part.contents(), start=1):
+        if (why := _problem(words, first, most)) is not None:
+            return f"{part.at(number)}: {why}"
     return None
 
 
-def _problem(line: bytes, first: int, most: int) -> str | None:
-    """Return what is wrong with a line, if anything is."""
-    words, before = _content(line), first - 1
+def _problem(words: list[bytes], first: int, most: int) -> str | None:
+    """Return what is wrong with the words of a line, if anything is."""
+    before = first - 1
     if words and not math.isfinite(_number(words[0])):
         return f"label: expected {LABELS}, got {_quoted(words[0])}"
     entries = words[2:] if words[1:] and words[1].startswith(b"qid:") else words[1:]
@@ -174,7 +168,7 @@ def _problem(line: bytes, first: int, most: int) -> str | None:
 
 
 def _number(word: bytes) -> float:
-    """Return the number that is written; a NaN if there is none."""
+    """Return a number; NaN for a word that is none."""
     try:
         return float(word)
     except ValueError:

@@ -1,8 +1,7 @@
 """Rows of the shapes of SparCML's data sets, whose columns follow a power law.
 
-A row has column ``j``, in the order of how frequent they are, with probability ``1 − exp(−(c/j)^s)``: the
-first ones nearly always, the others ever more rarely. Rows are of unit length. A plane through the columns
-that are not in nearly all rows decides on the labels, but for some noise.
+A row has the ``j``-th most frequent column with probability ``1 − exp(−(c/j)^s)``. Rows have length 1. Labels
+follow from a plane through the less frequent columns, and some noise.
 """
 
 from dataclasses import dataclass
@@ -15,22 +14,22 @@ from scipy import sparse
 from training.linear.kernels import Int64
 from training.linear.rows import Rows
 
-BLOCK = 1000  # rows that are drawn together: which rank draws them does not matter
-STRIDE = 2_654_435_761  # a prime: how far columns that follow each other in frequency lie apart
-NOISE = 0.1  # of the margins that decide on the labels
+BLOCK = 1000  # rows that are drawn together, the same on every rank
+STRIDE = 2_654_435_761  # a prime: the distance between columns that follow each other in frequency
+NOISE = 0.1  # of the margins that decide the labels
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many features there are, how many of them a row has, and the exponent ``s`` of the power law."""
+    """The number of features, how many of them a row has, and the exponent ``s`` of the power law."""
 
     features: int
     row_entries: int
     exponent: float
 
 
-# Features and entries as in LibSVM's list of data sets. URL's exponent: such that 2,396,130 rows, as many as
-# it has, have 94 % of the features between them. Webspam's are trigrams, of which few are ever used.
+# Features and entries as in LibSVM's list of data sets. URL's exponent: so that its 2,396,130 rows together
+# have 94 % of the features. Webspam's features are trigrams, few of which occur.
 SHAPES = {"url": Shape(3_231_961, 115, 1.2), "webspam": Shape(16_609_143, 3_730, 1.6)}
 
 
@@ -46,7 +45,7 @@ def generate(shape: Shape, low: int, high: int, seed: int) -> Rows:
 
 @cache
 def _frequent(shape: Shape) -> float:
-    """Return ``c``, with which rows have ``row_entries`` on average; most of them have column ``c``."""
+    """Return the ``c`` with which rows have ``row_entries`` on average."""
     edges = np.unique(np.geomspace(1, shape.features + 1, 20_000).astype(np.int64))
     numbers, widths = (edges[:-1] + edges[1:] - 1) / 2, np.diff(edges)
     low, high = 0.0, float(shape.row_entries)
@@ -84,7 +83,7 @@ def _head(rng: np.random.Generator, shape: Shape, frequent: float) -> Int64:
 
 
 def _tail(rng: np.random.Generator, shape: Shape, frequent: float) -> Int64:
-    """Draw the others as points of a Poisson process, of which a row may have several in one column."""
+    """Draw the other columns as points of a Poisson process: a row may draw a column several times."""
     power, low = 1 - shape.exponent, _head_length(shape, frequent) + 0.5
     beyond = (shape.features + 0.5) ** power
     expected = frequent**shape.exponent * (low**power - beyond) / -power
@@ -99,7 +98,7 @@ def _head_length(shape: Shape, frequent: float) -> int:
 
 
 def _weights(order: Int64, seed: int) -> npt.NDArray[np.float64]:
-    """Return numbers in −1 … 1 that follow from the numbers of columns alone."""
+    """Return numbers in −1 … 1, a hash of the columns."""
     mixed = (order.astype(np.uint64) + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)

@@ -1,23 +1,32 @@
-"""Numba kernels of linear models: margins, gradients with entries only where rows have them, and updates."""
+"""Numba kernels of linear models: margins, updates, and sums of rows with entries only where rows have them.
 
-from typing import NamedTuple
+Rows come in random order, and their weights lie anywhere in the model: kernels over rows prefetch the weights
+of the next row, so that a pass does not wait for memory.
+"""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from commlib.arrays import compiled
+from commlib.entries import ones_in
 from commlib.vectors import Float32, Index
 from training.linear.losses import value_and_slope
-from training.linear.prefetch import prefetch
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 
-# Columns are cast to unsigned numbers where they are indices: Numba would else look for negative ones.
+# Columns are cast to unsigned numbers where they are indices: else Numba would check for negative ones.
 
 LINE = 16  # entries in a line of the cache
-SMALLEST_SCALE = 1e-6  # below it weights are scaled: float32 has room for what they are divided by
+SMALLEST_SCALE = 1e-6  # below it the scale moves into the weights: quotients stay in float32's range
+ONE, SHIFT, MASK = np.uint64(1), np.uint64(6), np.uint64(63)  # of sets of columns: 64 columns a word
+READ, KEEP, DATA = 0, 3, 1  # arguments of LLVM's prefetch: to read, into all levels of the data cache
 
 
 class Matrix(NamedTuple):
@@ -32,8 +41,8 @@ class Weights(NamedTuple):
     """Weights ``w = scale·v`` and an intercept.
 
     A step of L2 regularization multiplies ``scale`` alone. With L1 regularization an entry of ``v`` is
-    brought nearer to 0 when it is touched: by what ``shrunk`` has grown since the last time, which ``seen``
-    holds for each entry. Without L1 ``seen`` is empty.
+    brought nearer to 0 only when it is used: by what ``shrunk`` has grown since ``seen``, its value at the
+    entry's last use. Without L1 ``seen`` is empty.
     """
 
     v: Float32
@@ -41,6 +50,24 @@ class Weights(NamedTuple):
     shrunk: float
     scale: float
     intercept: float
+
+
+def _prefetch(context: Any, array: Any, index: Any) -> Any:
+    """Prefetch the cache line of an entry of an array of one dimension."""
+
+    def generate(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+        entries = target.make_array(signature.args[0])(target, builder, given[0]).data
+        place = builder.bitcast(builder.gep(entries, [given[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(function, [place, number(READ), number(KEEP), number(DATA)])
+        return target.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+prefetch: Any = intrinsic(_prefetch)  # called as ``prefetch(array, index)``
 
 
 @compiled
@@ -70,7 +97,7 @@ def margin(matrix: Matrix, row: int, weights: Weights) -> float:
 
 @compiled
 def prefetch_after(matrix: Matrix, rows: Int64, number: int, v: Float32) -> None:
-    """Ask for the weights of the row after that of a number, and for the entries of the row after that."""
+    """Prefetch the weights of the row after row ``number``, and the entries of the row after that."""
     if number + 1 < len(rows):
         low, high = np.uintp(matrix.starts[rows[number + 1]]), np.uintp(matrix.starts[rows[number + 1] + 1])
         for entry in range(low, high):
@@ -197,3 +224,60 @@ def pass_of_one_rank(
             settle(Weights(v, seen, shrunk, scale, intercept))
             shrunk, scale = 0.0, 1.0
     return total, shrunk, scale, intercept
+
+
+@compiled
+def mark_columns(matrix: Matrix, rows: Int64, slopes: Float64, words: Words, firsts: Index) -> int:
+    """Set the bit of each column of the rows that have a slope; return how many columns are marked.
+
+    Writes the number of columns marked before each word to ``firsts``.
+    """
+    for number in range(len(rows)):
+        if slopes[number] != 0.0:
+            low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
+            for given in matrix.columns[low:high]:
+                column = np.uint64(given)
+                words[column >> SHIFT] |= ONE << (column & MASK)
+    count = 0
+    for number in range(len(words)):
+        firsts[number] = count
+        if words[number]:
+            count += ones_in(words[number])
+    return count
+
+
+@compiled
+def list_columns(words: Words, listed: Index) -> None:
+    """Write the marked columns, ascending."""
+    filled = 0
+    for number in range(len(words)):
+        word = words[number]
+        while word:
+            lowest_bit = word & (~word + ONE)
+            listed[filled] = number * 64 + ones_in(lowest_bit - ONE)
+            filled += 1
+            word ^= lowest_bit
+
+
+@compiled
+def add_up(
+    matrix: Matrix, rows: Int64, slopes: Float64, factor: float, words: Words, firsts: Index, sums: Float32
+) -> None:
+    """Add ``factor·slope·x`` of each row to ``sums``, an entry for each marked column."""
+    for number in range(len(rows)):
+        if slopes[number] != 0.0:
+            times = np.float32(factor * slopes[number])
+            low, high = matrix.starts[rows[number]], matrix.starts[rows[number] + 1]
+            columns, values = matrix.columns[low:high], matrix.values[low:high]
+            for entry in range(len(columns)):
+                column = np.uint64(columns[entry])
+                word = column >> SHIFT
+                before = words[word] & ((ONE << (column & MASK)) - ONE)
+                sums[np.uint64(firsts[word]) + np.uint64(ones_in(before))] += times * values[entry]
+
+
+@compiled
+def clear_words(words: Words, listed: Index) -> None:
+    """Clear the words of the listed columns."""
+    for column in listed:
+        words[np.uint64(column) >> SHIFT] = 0

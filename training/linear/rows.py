@@ -1,4 +1,4 @@
-"""The rows of a rank: features in the compressed format of sparse matrices, and a label −1 or +1 for each."""
+"""The rows of a rank: features in the format of compressed sparse rows, and a label −1 or +1 for each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +28,9 @@ class Rows:
 
     @classmethod
     def of_matrix(cls, matrix: Any, labels: npt.ArrayLike, features: int | None = None) -> "Rows":
-        """Return the rows of a matrix, of NumPy or SciPy, that has as many ``labels`` of :data:`LABELS`.
+        """Return the rows of a NumPy or SciPy matrix; ``labels`` as in :data:`LABELS`.
 
-        Arrays that have the right type already are shared.
+        Arrays of the right type are shared.
         """
         from scipy import sparse
 
@@ -58,7 +58,7 @@ def signs(labels: npt.ArrayLike) -> Float32:
 
 
 def first_wrong_label(labels: npt.NDArray[np.float64]) -> int | None:
-    """Return the number of the first row whose label does not fit those before it, if there is one."""
+    """Return the first row whose label does not fit the labels before it, if there is one."""
     is_wrong = ~np.isin(labels, (-1, 0, 1))
     both = np.flatnonzero(labels == 0), np.flatnonzero(labels == -1)
     if all(map(len, both)):  # 0 and −1 do not go together

@@ -1,7 +1,7 @@
 """Mini-batch stochastic gradient descent on the rows of all ranks (SparCML's MPI-OPT, section 8.2).
 
-In a step every rank takes a batch of its rows, and all apply the mean gradient of all these. No step makes a
-dense vector of the model's size; only the model itself is one.
+In a step every rank takes a batch of its rows, and all apply the mean gradient of these batches. The model is
+the only dense vector of its size: no step makes another.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,13 @@ from itertools import islice
 import numpy as np
 
 from commlib import Reducer, SparseVector, Topology
-from commlib.vectors import partition
+from commlib.vectors import index_dtype, partition
 from training.config.reducers import AUTO
-from training.linear.gradients import Gradients
+from training.linear import kernels
 from training.linear.kernels import Float64, Int64
-from training.linear.probe import choose
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate, Settings, make_lossless
-from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken
+from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken, choose
 
 
 class Rates:
@@ -39,6 +38,34 @@ class Rates:
         if self._given.schedule == "adaptive" and not loss < self._before:
             self._rate *= self._given.factor
         self._before = loss
+
+
+class Gradients:
+    """Makes the gradients of batches of ``rows`` as ``SparseVector``: entries in the columns of the batch.
+
+    The last entry is the intercept's, if there is one. It also holds 1.5 bits a feature: which columns the
+    batch has, and how many of them are before each word.
+    """
+
+    def __init__(self, rows: Rows, *, intercept: bool) -> None:
+        self._rows, self._intercept = rows, intercept
+        self._size = rows.features + intercept
+        words = -(-rows.features // 64)
+        self._words = np.zeros(words, np.uint64)
+        self._firsts = np.empty(words, np.int32)
+
+    def of(self, numbers: Int64, slopes: Float64, factor: float) -> SparseVector:
+        """Return ``factor·Σ slopeᵢ·xᵢ`` over rows ``numbers``; rows of slope 0 give no entry."""
+        matrix, words, firsts = self._rows.matrix, self._words, self._firsts
+        count = kernels.mark_columns(matrix, numbers, slopes, words, firsts)
+        indices = np.empty(count + self._intercept, index_dtype(self._size))
+        sums = np.zeros(count + self._intercept, np.float32)
+        kernels.list_columns(words, indices)
+        kernels.add_up(matrix, numbers, slopes, factor, words, firsts, sums)
+        kernels.clear_words(words, indices[:count])
+        if self._intercept:
+            indices[count], sums[count] = self._rows.features, factor * slopes.sum()
+        return SparseVector.trusted(self._size, indices, sums)
 
 
 class SGD(Solver):
@@ -117,11 +144,6 @@ class SGD(Solver):
         own, sizes = self._bounds[world.rank], np.sum([np.diff(each) for each in self._bounds], axis=0)
         for step in range(self.steps):
             yield order[own[step] : own[step + 1]], world.size / int(sizes[step])
-
-    def close(self) -> None:
-        """See :meth:`Solver.close`."""
-        if self.reducer is not None:
-            self.reducer.close()
 
 
 def _too_fast(when: str, what: str, rate: float) -> str:

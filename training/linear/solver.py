@@ -1,21 +1,23 @@
-"""What solvers share: the ranks, their rows, the model, and the report of a pass."""
+"""What solvers share: ranks, rows, model, the report of a pass, and the choice of ``reducer: auto``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from commlib import InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
+from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from training.linear.kernels import Int64
 from training.linear.model import Model, Objective
-from training.linear.probe import Choice
 from training.linear.rows import Rows
-from training.linear.settings import Settings
+from training.linear.settings import Settings, make_lossless
 from training.process.job import all_or_raise
 
 PROBED = 4  # gradients on which ``auto`` compares reducers
+WARM_UP = 1  # of these, not timed
+WIRES = ("fp32", "gap")  # the codecs without loss
 
 
 class Diverged(ValueError):
@@ -26,10 +28,9 @@ class Diverged(ValueError):
 class Pass:
     """One pass over the rows, or the columns.
 
-    ``loss``: the mean over the rows of all ranks; with SGD each before the step that it is part of, else
-    before the pass. ``rate``: of the last step. ``seconds``: of this rank, and those of ``communication``
-    among them: what the reducer took. ``sent``: by this rank. ``entries``: of all gradients that this rank
-    gave, and of all means.
+    ``loss``: the mean over the rows of all ranks, with SGD of each row before its step, else before the pass.
+    ``rate``: of the last step. ``seconds``: of this rank, of which the reducer took ``communication``.
+    ``sent``: by this rank. ``entries``: of all gradients of this rank, and of all means.
     """
 
     loss: float
@@ -42,7 +43,7 @@ class Pass:
 
     @classmethod
     def of(cls, taken: Sequence["Taken"], *, loss: float, rate: float, seconds: float) -> "Pass":
-        """Return that of a pass of these steps."""
+        """Return the report of a pass of these steps."""
         return cls(
             loss=loss,
             rate=rate,
@@ -66,7 +67,7 @@ class Taken:
     def by(
         cls, reducer: Reducer, gradient: SparseVector, now: Callable[[], float]
     ) -> tuple[SparseVector, "Taken"]:
-        """Return the mean of a gradient; what the reducer wants dense is made so before the time is taken."""
+        """Return the mean of a gradient. A conversion for reducers of dense gradients is not timed."""
         given: Any = gradient if reducer.takes_entries else gradient.to_dense()
         start = now()
         mean = reducer.reduce(given)
@@ -77,11 +78,25 @@ class Taken:
         return mean, cls(gradient.nnz, seconds, reducer.last)
 
 
-class Solver(ABC):
-    """Trains ``model`` on the rows of all ranks of ``topology``; all of them make it and call it together.
+@dataclass(frozen=True)
+class Choice:
+    """A reducer, and the seconds of its steps and of those of ``dense``, on the slowest rank."""
 
-    ``counts``: the rows of each rank. ``steps``: of a pass. ``passes``: those that are done. ``choice``: how
-    ``auto`` has chosen the reducer, else none.
+    name: str
+    options: dict[str, str]
+    seconds: float
+    dense_seconds: float
+
+    def __str__(self) -> str:
+        wire = f" with {self.options['wire']}" if self.options else ""
+        times = f"{self.seconds * 1e3:.3g} ms a step, dense {self.dense_seconds * 1e3:.3g} ms"
+        return f"reducer: {self.name}{wire}, {times}"
+
+
+class Solver(ABC):
+    """Trains ``model`` on the rows of all ranks of ``topology``; all calls are collective.
+
+    ``counts``: the rows of each rank. ``steps``: of a pass. ``passes``: done so far. ``choice``: of ``auto``.
     """
 
     steps: int
@@ -90,6 +105,7 @@ class Solver(ABC):
         self.topology, self.rows, self.settings = topology, rows, settings
         self.counts = _counts(topology, rows)
         self.model = all_or_raise(topology.world, lambda: _model(settings.objective, rows.features))
+        self.reducer: Reducer | None = None
         self.passes = 0
         self.choice: Choice | None = None
 
@@ -97,21 +113,22 @@ class Solver(ABC):
     def run_pass(self) -> Pass:
         """Take the steps of a pass; raise ``Diverged`` on all ranks."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the reducer."""
+        """Close the reducer, if there is one."""
+        if self.reducer is not None:
+            self.reducer.close()
 
     def mean_loss(self) -> float:
-        """Return the mean loss of the rows of all ranks; all call it together."""
+        """Return the mean loss of the rows of all ranks."""
         slopes = np.empty(len(self.rows))
         return self.mean_of_all(self.model.slopes(self.rows, np.arange(len(self.rows)), slopes))
 
     def value(self) -> float:
-        """Return the objective; all call it together."""
+        """Return the objective."""
         return self.mean_loss() + self.model.penalty()
 
     def mean_of_all(self, loss: float) -> float:
-        """Return the mean over the rows of all ranks, of which ``loss`` is this rank's sum; collective."""
+        """Return the mean over the rows of all ranks; ``loss``: the sum over this rank's rows."""
         losses: list[float] = self.topology.world.allgather_objects(loss)
         return sum(losses) / int(self.counts.sum())
 
@@ -124,9 +141,9 @@ def _model(objective: Objective, features: int) -> Model:
 
 
 def _counts(topology: Topology, rows: Rows) -> Int64:
-    """Return how many rows each rank has; raise ``InvalidArgument`` on all ranks where one has none.
+    """Return how many rows each rank has.
 
-    Or where they have not the same number of features. All ranks call it together.
+    Raises ``InvalidArgument`` on all ranks if one has no row, or their features differ.
     """
     counts, features = topology.world.allgather_ints([len(rows), rows.features]).T
     if not counts.all():
@@ -137,3 +154,36 @@ def _counts(topology: Topology, rows: Rows) -> Int64:
             f"rows: expected as many features on each rank, got {', '.join(map(str, features))}"
         )
     return np.asarray(counts, np.int64)
+
+
+def choose(topology: Topology, gradients: Sequence[SparseVector]) -> Choice:
+    """Return the fastest reducer that sends everything, measured on gradients of the run; collective.
+
+    The time to add sparse gradients depends on how many entries they share, which is not known beforehand
+    (SparCML, section 5.3).
+    """
+    candidates = [
+        (name, options)
+        for name, reducer in REDUCERS.items()
+        for options in ([{"wire": wire} for wire in WIRES] if reducer.sparse else [dict[str, str]()])
+    ]
+    seconds = [_seconds(topology, name, options, gradients) for name, options in candidates]
+    best = min(range(len(seconds)), key=seconds.__getitem__)
+    dense = next(number for number, (name, _) in enumerate(candidates) if name == "dense")
+    return Choice(*candidates[best], seconds[best], seconds[dense])
+
+
+def _seconds(
+    topology: Topology, name: str, options: dict[str, str], gradients: Sequence[SparseVector]
+) -> float:
+    """Return the median of the steps, each that of the slowest rank."""
+    world, own = topology.world, list[float]()
+    with make_lossless(name, topology, gradients[0].size, options) as reducer:
+        for gradient in gradients:
+            world.barrier()
+            start = world.now()
+            reducer.reduce(gradient)
+            own.append(world.now() - start)
+    everyone: list[list[float]] = world.allgather_objects(own)
+    slowest: list[float] = [max(step) for step in zip(*everyone, strict=True)]
+    return median(slowest[WARM_UP:])

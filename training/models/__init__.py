@@ -10,7 +10,13 @@ from pydantic import ValidationError
 from commlib import registry
 from commlib.errors import InvalidArgument, shown
 from training.config.schema import Record, describe
-from training.models import text_options
+from training.models.text_options import (
+    BertOptions,
+    ClassifierOptions,
+    GptOptions,
+    LstmLmOptions,
+    TransformerOptions,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -18,10 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signature:
-    """How the builder of a model of some kind is called: ``build(*arguments, **given, **options)``.
+    """How the builder of a kind of model is called: ``build(*arguments, **given, **options)``.
 
-    ``arguments``: their names. ``given``: keywords that are no options of the model, and the key of the
-    configuration from which each follows; they are false by default.
+    ``given``: keywords, false by default, that follow from a key of the configuration: by keyword, that key.
 
     >>> print(IMAGES)
     build(channels, classes, *, normalised=False) -> keras.Model
@@ -45,10 +50,10 @@ TEXT_CLASSES = Signature("classes of texts", ("vocabulary_size", "classes"))
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the model ``name`` of ``training.models.<module>``.
+    """Builds the image model ``name`` with the function of that name in ``training.models.<module>``.
 
     The module, and Keras with it, is imported at the first call: a configuration is checked before TensorFlow
-    is loaded. ``smallest_side``: pixels that height and width of its images must have at least.
+    is loaded. ``smallest_side``: least height and width of its images, in pixels.
     """
 
     module: str
@@ -57,9 +62,9 @@ class Builder:
     kind: str = IMAGES.kind
 
     def __call__(self, channels: int, classes: int, *, normalised: bool = False) -> "keras.Model":
-        """Return a new model for images ``(batch, height, width, channels)`` of any size, not square either.
+        """Return a new model for images ``(batch, height, width, channels)`` of any size, square or not.
 
-        Its answers are logits ``(batch, classes)``, float32 under mixed precision too. Images are uint8,
+        Its results are logits ``(batch, classes)``, float32 under mixed precision too. Images are uint8,
         which the model maps to −1 … 1; with ``normalised`` they are float32 or float16 and used unchanged.
         """
         build = getattr(import_module(f"training.models.{self.module}"), self.name)
@@ -68,58 +73,73 @@ class Builder:
 
 @dataclass(frozen=True)
 class TextBuilder:
-    """Builds a text model with the function that ``training.models.<module>`` is named after.
+    """Builds the text model ``name`` with ``module.function`` of ``training.models``, imported when called.
 
-    ``options``: the record of its options, which are checked before Keras is loaded.
+    ``options``: the record of its options. ``defaults``: in place of the record's.
     """
 
-    module: str
     name: str
-    kind: str
+    path: str
+    signature: Signature
     options: type[Record]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its signature."""
+        return self.signature.kind
 
     def __call__(self, *sizes: int, **options: Any) -> "keras.Model":
-        """Return a new model for a vocabulary of some size; one that classifies takes the classes as well.
+        """Return a new model for a vocabulary size, and a number of classes if the model classifies.
 
         Its logits are float32 under mixed precision too. Tokens are whole numbers, 0 is padding.
         """
-        build = getattr(import_module(f"training.models.{self.module}"), self.module)
+        module, _, function = self.path.partition(".")
+        build = getattr(import_module(f"training.models.{module}"), function)
         return build(*sizes, self.checked(options))
 
     def checked(self, options: Mapping[str, Any]) -> Record:
         """Return the options; ``InvalidArgument`` of one line if one is unknown or wrong."""
         try:
-            return self.options(**options)
+            return self.options(**{**self.defaults, **options})
         except ValidationError as error:
             raise InvalidArgument(describe(error.errors()[0])) from error
 
 
+# Defaults of small models, which train on a CPU.
+FOUR_LAYERS = {"layers": 4, "width": 256, "heads": 4, "hidden": 1024, "longest": 256}
+TWO_LAYERS = {"layers": 2, "width": 128, "heads": 4, "hidden": 512}
+SMALL_LSTM = {"units": 200, "dropout": 0.0}  # the small LSTM of Zaremba et al. 2014
+ONE_LAYER = {"layers": 1, "units": 128}
+
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
     for builder in (
-        Builder("resnet8", "resnet8"),
+        Builder("resnet", "resnet8"),
         Builder("resnet", "resnet20"),
         Builder("resnet", "resnet110"),
         Builder("resnet", "resnet50"),
         Builder("resnet", "wide_resnet18"),
-        Builder("vgg", "vgg_tiny", smallest_side=4),
-        Builder("vgg", "vgg_small", smallest_side=8),
-        Builder("vgg", "vgg16_cifar", smallest_side=32),
-        Builder("vgg", "vgg16", smallest_side=32),
-        Builder("vgg", "vgg19", smallest_side=32),
-        Builder("alexnet", "alexnet", smallest_side=63),
-        Builder("mlp", "mlp"),
-        TextBuilder("transformer", "transformer", TRANSLATIONS.kind, text_options.Transformer),
-        TextBuilder("transformer", "transformer_small", TRANSLATIONS.kind, text_options.TransformerSmall),
-        TextBuilder("gpt", "gpt", NEXT_TOKENS.kind, text_options.Gpt),
-        TextBuilder("gpt", "gpt_small", NEXT_TOKENS.kind, text_options.GptSmall),
-        TextBuilder("lstm_lm", "lstm_lm", NEXT_TOKENS.kind, text_options.LstmLm),
-        TextBuilder("lstm_lm", "lstm_lm_small", NEXT_TOKENS.kind, text_options.LstmLmSmall),
-        TextBuilder("bert", "bert_base", MASKED_TOKENS.kind, text_options.Bert),
-        TextBuilder("bert", "bert_small", MASKED_TOKENS.kind, text_options.BertSmall),
-        TextBuilder("lstm_classifier", "lstm_classifier", TEXT_CLASSES.kind, text_options.LstmClassifier),
+        Builder("plain", "vgg_tiny", smallest_side=4),
+        Builder("plain", "vgg_small", smallest_side=8),
+        Builder("plain", "vgg16_cifar", smallest_side=32),
+        Builder("plain", "vgg16", smallest_side=32),
+        Builder("plain", "vgg19", smallest_side=32),
+        Builder("plain", "alexnet", smallest_side=63),
+        Builder("plain", "mlp"),
+        TextBuilder("transformer", "transformer.transformer", TRANSLATIONS, TransformerOptions),
         TextBuilder(
-            "lstm_classifier", "lstm_classifier_small", TEXT_CLASSES.kind, text_options.LstmClassifierSmall
+            "transformer_small", "transformer.transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
+        ),
+        TextBuilder("gpt", "stacks.gpt", NEXT_TOKENS, GptOptions),
+        TextBuilder("gpt_small", "stacks.gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
+        TextBuilder("lstm_lm", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions),
+        TextBuilder("lstm_lm_small", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
+        TextBuilder("bert_base", "stacks.bert", MASKED_TOKENS, BertOptions),
+        TextBuilder("bert_small", "stacks.bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
+        TextBuilder("lstm_classifier", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions),
+        TextBuilder(
+            "lstm_classifier_small", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
         ),
     )
 }

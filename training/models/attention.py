@@ -1,4 +1,4 @@
-"""The layers that text models share: attention, blocks, positions, and an embedding that makes logits, too.
+"""The layers of text models: attention, blocks, positions, and an embedding that also makes the logits.
 
 Shapes: B sequences, T or S positions, H heads of D entries. Layers compute in the precision of the policy;
 softmax, sines and logits are float32.
@@ -15,18 +15,18 @@ from commlib.errors import InvalidArgument
 from training.models.text_options import AttentionOptions
 
 PAD = 0
-"""The token that fills sequences up, which no position attends to."""
+"""The token of padding, which no position attends to."""
 
 KeysAndValues = tuple[Any, Any]
 """The keys and the values of positions, each (B, H, S, D)."""
 
-HIDDEN = -1e9  # in place of a score: its share is 0, and finite where a sequence has only such
+HIDDEN = -1e9  # score of a hidden position: its share is 0, and finite where all positions are hidden
 
 
 class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Multi-head attention (Vaswani et al. 2017, section 3.2) to keys and values that can be kept.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2) to keys and values that decoding can keep.
 
-    Keras's own layer makes those of all positions at each call.
+    Keras's layer computes the keys and values of all positions at each call.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
             dense.build(shape)
 
     def keys_and_values(self, x: Any) -> KeysAndValues:
-        """Return those of the positions of ``x``, (B, S, width)."""
+        """Return the keys and values of the positions of ``x``, (B, S, width)."""
         return self._by_head(self.to_key(x)), self._by_head(self.to_value(x))
 
     def call(self, x: Any, keys: Any, values: Any, visible: Any, training: bool = False) -> Any:
-        """Return the mixture of values for each position of ``x``, (B, T, width).
+        """Return the weighted sum of values for each position of ``x``, (B, T, width).
 
         ``visible``: the positions that each may attend to, booleans that broadcast to (B, H, T, S).
         """
@@ -71,16 +71,13 @@ class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
 class Block(layers.Layer):  # type: ignore[misc]
     """Self-attention, attention to a memory where ``crosses``, and two dense layers, each added to its input.
 
-    ``pre``: the input of each part is normalised, not the sum (Xiong et al. 2020). ``deviation``: of the
-    normal distribution that kernels start from; Glorot's uniform one without it.
+    ``pre``: normalise the input of each part, not the sum (Xiong et al. 2020). ``deviation``: of the normal
+    distribution that kernels start from; Glorot's uniform distribution without it.
     """
 
     def __init__(
         self,
-        width: int,
-        heads: int,
-        hidden: int,
-        dropout: float,
+        options: AttentionOptions,
         *,
         activation: str,
         pre: bool,
@@ -91,13 +88,14 @@ class Block(layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(**kwargs)
         own: dict[str, Any] = {"dtype": self.dtype_policy}
+        width, heads, dropout = options.width, options.heads, options.dropout
         self.pre = pre
         self.attention = Attention(width, heads, dropout, deviation, name="attention", **own)
         self.cross: Any = (
             Attention(width, heads, dropout, deviation, name="cross", **own) if crosses else None
         )
         self.expand = layers.Dense(
-            hidden, activation, kernel_initializer=kernels(deviation), name="expand", **own
+            options.hidden, activation, kernel_initializer=kernels(deviation), name="expand", **own
         )
         self.contract = layers.Dense(width, kernel_initializer=kernels(deviation), name="contract", **own)
         names = ["attention", *["cross"] * crosses, "dense"]
@@ -124,7 +122,7 @@ class Block(layers.Layer):  # type: ignore[misc]
     ) -> tuple[Any, KeysAndValues]:
         """Return the vectors of the positions of ``x``, and the keys and values up to the last of them.
 
-        ``past``: those of the positions before ``x``. ``memory``: those of what ``cross`` attends to.
+        ``past``: keys and values of the positions before ``x``. ``memory``: those that ``cross`` attends to.
         """
         kept: Any = None
 
@@ -151,32 +149,14 @@ class Block(layers.Layer):  # type: ignore[misc]
 
 
 def kernels(deviation: float | None) -> Any:
-    """Return a new initializer: one that two kernels share makes them equal."""
+    """Return a new initializer: kernels that share one would start equal."""
     if deviation is None:
         return keras.initializers.GlorotUniform()
     return keras.initializers.TruncatedNormal(stddev=deviation)
 
 
-def blocks(options: AttentionOptions, *, pre: bool, epsilon: float, deviation: float) -> list[Block]:
-    """Return the blocks of a model of one stack, without attention to a memory; see :class:`Block`."""
-    return [
-        Block(
-            options.width,
-            options.heads,
-            options.hidden,
-            options.dropout,
-            activation="gelu",
-            pre=pre,
-            epsilon=epsilon,
-            deviation=deviation,
-            name=f"block_{number}",
-        )
-        for number in range(options.layers)
-    ]
-
-
 class TiedEmbedding(layers.Embedding):  # type: ignore[misc]
-    """An embedding whose table makes the logits of tokens as well (Press and Wolf 2017)."""
+    """An embedding whose table also makes the logits of tokens (Press and Wolf 2017)."""
 
     def logits(self, x: Any) -> Any:
         """Return the float32 logits (…, vocabulary) of vectors (…, width)."""
@@ -208,7 +188,7 @@ def sinusoids(first: Any, positions: Any, width: int) -> Any:
 def checked_length(tokens: Any, longest: int, before: Any = 0) -> Any:
     """Return T of sequences (B, T); raise ``InvalidArgument`` unless they fit after ``before`` positions.
 
-    Where a graph knows T only when it runs, it then raises TensorFlow's error with that line.
+    A graph that knows T only when it runs raises TensorFlow's error with the same line.
     """
     length, expected = tokens.shape[1], f"expected sequences of at most {longest} tokens (longest), got"
     if length is None or not isinstance(before, int):

@@ -1,9 +1,9 @@
 """Beam search with a Transformer, one token a step; keys and values of earlier tokens are kept.
 
-One graph serves sources of any number and length. Of equal candidates the first is taken: that of the earlier
-hypothesis, then the smaller token. Padding and the token that begins targets are never chosen. At the longest
-length of its target, which its source alone decides, a hypothesis can only end: but for rounding, what is
-found for a source does not depend on the others of its batch.
+One graph serves sources of any number and length. Of equal candidates the first wins: the earlier hypothesis,
+then the smaller token. Padding and the start token are never chosen. At the longest length of its target, a
+function of its source alone, a hypothesis can only end: but for rounding, the result for a source does not
+depend on the other sources of its batch.
 
 Shapes: B sources, K hypotheses of each, n tokens so far, V tokens of the vocabulary.
 """
@@ -15,13 +15,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from training.models.attention import PAD
-from training.models.transformer import Memory, Transformer
+from training.models.transformer import Encoded, Transformer
 
 Tokens = npt.NDArray[np.int32]
 
 
 class Search(NamedTuple):
-    """What is known after some steps."""
+    """The state of the search after some steps."""
 
     length: Any
     """Tokens of a hypothesis after the next step."""
@@ -30,7 +30,7 @@ class Search(NamedTuple):
     sums: Any
     """Logarithms of their probabilities, the largest first, (B, K); −∞ where there is none."""
     best: Any
-    """The ended hypothesis of the best score, filled up, (B, length)."""
+    """The ended hypothesis of the best score, padded, (B, length)."""
     score: Any
     """Its score, (B,)."""
     ended: Any
@@ -42,8 +42,8 @@ class Search(NamedTuple):
 class Decoder:
     """Finds a likely target of each source.
 
-    ``begin`` and ``end``: the tokens around a target. ``beams``: hypotheses that are kept of each source;
-    with one, this is greedy search. ``length_penalty``: α of the score ``log p/((5 + n)/6)^α`` of a
+    ``begin`` and ``end``: the tokens around a target. ``beams``: hypotheses that are kept of each source (one
+    is greedy search). ``length_penalty``: α of the score ``log p/((5 + n)/6)^α`` of a
     hypothesis of ``n`` tokens, its end among them, and probability ``p`` (Wu et al. 2016, equation 14).
     ``extra``: tokens that a target may have more than its source.
     """
@@ -81,11 +81,11 @@ class Decoder:
         )
         return search.best[:, 1:]
 
-    def _step(self, search: Search, memory: Memory, limits: Any) -> Search:
-        """Extend the hypotheses by a token: of the likeliest, the first K that go on are kept.
+    def _step(self, search: Search, memory: Encoded, limits: Any) -> Search:
+        """Extend the hypotheses by a token, and keep the K likeliest that go on.
 
-        Those among the first K that end have ended. The search for a source is over when K have, or when none
-        that goes on can get a better score.
+        A hypothesis ends if it does so among the K likeliest. The search for a source is over when K have
+        ended, or when no other can reach a better score.
         """
         beams, is_last = self._beams, limits == search.length
         sums, origins, tokens, past = self._candidates(search, memory, is_last)
@@ -111,10 +111,10 @@ class Decoder:
         past = tf.nest.map_structure(lambda each: tf.gather(each, rows), past)
         return Search(search.length + 1, targets, sums, best, score, ended, past)
 
-    def _candidates(self, search: Search, memory: Memory, is_last: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the 2K likeliest hypotheses of one more token: sums, which they extend, and by what token.
+    def _candidates(self, search: Search, memory: Encoded, is_last: Any) -> tuple[Any, Any, Any, Any]:
+        """Return the 2K likeliest hypotheses of one more token, of which at most K end.
 
-        No more than K of them end. And the keys and values of the hypotheses that they extend.
+        As the sums, the numbers of the extended hypotheses, the tokens; and the new keys and values.
         """
         latest = tf.reshape(search.targets[:, :, -1], [-1, 1])
         logits, past = self._model.decode(latest, memory, search.past)
@@ -126,7 +126,7 @@ class Decoder:
         return sums, places // self._size, places % self._size, past
 
     def _limits(self, sources: Any) -> Any:
-        """Return the longest target of each source, int32 (B,); that of padding alone is its end."""
+        """Return the longest target of each source, int32 (B,); 1, its end, for a source of padding."""
         lengths = tf.reduce_sum(tf.cast(sources != PAD, tf.int32), axis=1)
         return tf.where(lengths > 0, tf.minimum(lengths + self._extra, self._model.longest), 1)
 
@@ -147,7 +147,7 @@ class Decoder:
         )
 
     def _shapes(self, start: Search) -> Search:
-        """Return what is the same in all steps of the shapes of a search."""
+        """Return the shapes of a search, without the dimensions that differ between steps."""
         return Search(
             length=tf.TensorShape([]),
             targets=tf.TensorShape([None, self._beams, None]),

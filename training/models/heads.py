@@ -14,15 +14,11 @@ def image_input(channels: int, *, normalised: bool) -> tuple[keras.KerasTensor, 
     dtype and nothing else, so that float16 images of a float16 model stay as they are.
     """
     if normalised:
-        images = keras.Input((None, None, channels), dtype=_compute_dtype(), name="images")
+        dtype = keras.config.dtype_policy().compute_dtype
+        images = keras.Input((None, None, channels), dtype=dtype, name="images")
         return images, images
     images = keras.Input((None, None, channels), name="images")
     return images, layers.Rescaling(1 / 127.5, offset=-1, dtype="float32")(images)
-
-
-def _compute_dtype() -> str:
-    dtype: str = keras.config.dtype_policy().compute_dtype
-    return dtype
 
 
 def with_logits(

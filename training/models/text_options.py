@@ -1,7 +1,4 @@
-"""The options of text models, checked before Keras is loaded; ``…Small`` are the same models for a CPU.
-
-Every model has a record of its options; a model's name in ``training.models.MODELS`` stands for a record.
-"""
+"""The options of text models, checked before Keras is loaded."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +10,7 @@ Dropout = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(
 
 
 class AttentionOptions(Record):
-    """The options of models that are made of attention."""
+    """The options of models made of attention."""
 
     layers: Count
     """Blocks one after the other; a Transformer's encoder and its decoder each have as many."""
@@ -33,7 +30,7 @@ class AttentionOptions(Record):
         return self
 
 
-class Transformer(AttentionOptions):
+class TransformerOptions(AttentionOptions):
     """Transformer base (Vaswani et al. 2017, table 3)."""
 
     layers: Count = 6
@@ -45,22 +42,13 @@ class Transformer(AttentionOptions):
     longest: Count = 256
 
     @model_validator(mode="after")
-    def _positions_are_pairs(self) -> "Transformer":
+    def _positions_are_pairs(self) -> "TransformerOptions":
         if self.width % 2:
             raise problem(f"expected an even number, got {self.width}", key="width")
         return self
 
 
-class TransformerSmall(Transformer):
-    """Two layers of 128, which learn short sentences."""
-
-    layers: Count = 2
-    width: Count = 128
-    heads: Count = 4
-    hidden: Count = 512
-
-
-class Gpt(AttentionOptions):
+class GptOptions(AttentionOptions):
     """GPT-2 of 124 million weights (Radford et al. 2019)."""
 
     layers: Count = 12
@@ -70,17 +58,7 @@ class Gpt(AttentionOptions):
     longest: Count = 1024
 
 
-class GptSmall(Gpt):
-    """Four layers of 256."""
-
-    layers: Count = 4
-    width: Count = 256
-    heads: Count = 4
-    hidden: Count = 1024
-    longest: Count = 256
-
-
-class Bert(AttentionOptions):
+class BertOptions(AttentionOptions):
     """BERT-base (Devlin et al. 2019)."""
 
     layers: Count = 12
@@ -93,44 +71,20 @@ class Bert(AttentionOptions):
     of Ok-Topk's BERT."""
 
 
-class BertSmall(Bert):
-    """Four layers of 256."""
-
-    layers: Count = 4
-    width: Count = 256
-    heads: Count = 4
-    hidden: Count = 1024
-    longest: Count = 256
-
-
-class LstmLm(Record):
+class LstmLmOptions(Record):
     """The large LSTM of Zaremba et al. 2014, the papers' model for PTB."""
 
     layers: Count = 2
     units: Count = 1500
-    """Of a layer, and the size of a token's vector."""
+    """Of a layer; also the size of a token's vector."""
     dropout: Dropout = 0.65
     """Between layers, never along a sequence."""
 
 
-class LstmLmSmall(LstmLm):
-    """Two layers of 200, the small LSTM of the same paper."""
-
-    units: Count = 200
-    dropout: Dropout = 0.0
-
-
-class LstmClassifier(Record):
-    """Four LSTM layers, about as many weights as the four of SparCML's model for ATIS have."""
+class ClassifierOptions(Record):
+    """Four LSTM layers, with about as many weights as SparCML's model for ATIS."""
 
     layers: Count = 4
     units: Count = 768
-    """Of a layer, and the size of a token's vector."""
+    """Of a layer; also the size of a token's vector."""
     dropout: Dropout = 0.2
-
-
-class LstmClassifierSmall(LstmClassifier):
-    """One layer of 128."""
-
-    layers: Count = 1
-    units: Count = 128

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import keras
 from keras import layers, ops
 
-from training.models import text_options
 from training.models.attention import (
     Block,
     KeysAndValues,
@@ -16,20 +15,21 @@ from training.models.attention import (
     sinusoids,
     tokens_in,
 )
+from training.models.text_options import TransformerOptions
 
 
-def transformer(vocabulary_size: int, options: text_options.Transformer) -> keras.Model:
+def transformer(vocabulary_size: int, options: TransformerOptions) -> keras.Model:
     """Return a model from tokens ``[source (B, S), target (B, T)]`` to the logits of the next, (B, T, V).
 
-    ``target`` begins with the token that begins a sentence. Source and target share a vocabulary, and one
-    table makes both embeddings and the logits: 63.1 million weights at 37,000 tokens.
+    ``target`` begins with the start token. Source and target share a vocabulary, and one table makes both
+    embeddings and the logits: 63.1 million weights at 37,000 tokens.
     """
     model = Transformer(vocabulary_size, options, name="transformer")
     model.build([(None, None), (None, None)])
     return model
 
 
-class Memory(NamedTuple):
+class Encoded(NamedTuple):
     """What the decoder attends to: keys and values for each layer, and which positions hold tokens."""
 
     keys_and_values: Sequence[KeysAndValues]
@@ -37,9 +37,9 @@ class Memory(NamedTuple):
 
 
 class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """The model; decoding calls its two halves apart, the second one once a token."""
+    """The model; beam search calls ``encode`` once, and ``decode`` for each token."""
 
-    def __init__(self, vocabulary_size: int, options: text_options.Transformer, **kwargs: Any) -> None:
+    def __init__(self, vocabulary_size: int, options: TransformerOptions, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.options, self.longest, self.vocabulary_size = options, options.longest, vocabulary_size
         self.embedding = TiedEmbedding(
@@ -49,24 +49,13 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
             name="embedding",
         )
         self.dropout = layers.Dropout(options.dropout)
-        self.encoder = [self._block(f"encoder_{each}", crosses=False) for each in range(options.layers)]
-        self.decoder = [self._block(f"decoder_{each}", crosses=True) for each in range(options.layers)]
+        given: dict[str, Any] = {"activation": "relu", "pre": options.norm == "pre", "epsilon": 1e-6}
+        self.encoder = [Block(options, name=f"encoder_{n}", **given) for n in range(options.layers)]
+        self.decoder = [
+            Block(options, crosses=True, name=f"decoder_{n}", **given) for n in range(options.layers)
+        ]
         ends = ("encoder_norm", "decoder_norm") if options.norm == "pre" else ()
         self.ends = [layers.LayerNormalization(epsilon=1e-6, name=name) for name in ends]
-
-    def _block(self, name: str, *, crosses: bool) -> Block:
-        options = self.options
-        return Block(
-            options.width,
-            options.heads,
-            options.hidden,
-            options.dropout,
-            activation="relu",
-            pre=options.norm == "pre",
-            epsilon=1e-6,
-            crosses=crosses,
-            name=name,
-        )
 
     def build(self, shapes: Any) -> None:
         """Create the weights."""
@@ -79,13 +68,13 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         source, target = inputs
         return self.decode(target, self.encode(source, training=training), training=training)[0]
 
-    def encode(self, source: Any, training: bool = False) -> Memory:
+    def encode(self, source: Any, training: bool = False) -> Encoded:
         """Return what the decoder attends to of the source (B, S)."""
         visible, x = tokens_in(source), self._embedded(source, 0, training)
         for block in self.encoder:
             x, _ = block(x, visible, training=training)
         x = self._ended(x, 0)
-        return Memory([block.cross.keys_and_values(x) for block in self.decoder], visible)
+        return Encoded([block.cross.keys_and_values(x) for block in self.decoder], visible)
 
     def start(self, rows: Any) -> list[KeysAndValues]:
         """Return the keys and values before the first token of a target: of no position."""
@@ -94,11 +83,15 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         return [(empty, empty)] * options.layers
 
     def decode(
-        self, target: Any, memory: Memory, past: Sequence[KeysAndValues] | None = None, training: bool = False
+        self,
+        target: Any,
+        memory: Encoded,
+        past: Sequence[KeysAndValues] | None = None,
+        training: bool = False,
     ) -> tuple[Any, list[KeysAndValues]]:
         """Return the logits after each token of the target, and the keys and values of all so far.
 
-        ``past``: those of the tokens before ``target``, as an earlier call returned them.
+        ``past``: of the tokens before ``target``, as an earlier call returned them.
         """
         before = 0 if past is None else ops.shape(past[0][0])[2]
         x = self._embedded(target, before, training)
@@ -118,5 +111,5 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.dropout(x, training=training)
 
     def _ended(self, x: Any, half: int) -> Any:
-        """Normalise the sum that the blocks of a half end with, if they normalise before their parts."""
+        """Normalise what the blocks of the encoder (0) or decoder (1) return, if ``norm`` is ``pre``."""
         return self.ends[half](x) if self.ends else x

@@ -13,8 +13,7 @@ from datacache.manifest import Texts
 from training.config.config import Config, Loaded, load_with_warnings
 from training.datasets import DATASETS
 from training.datasets.dataset import check_whole, in_one_line
-from training.datasets.stand_ins import KNOWN
-from training.datasets.synthetic import synthetic
+from training.datasets.synthetic import KNOWN, synthetic
 from training.run.data import cache_dirs_of
 from training.run.dry_run import generated
 from training.tasks.image_classification import facts_of

@@ -11,7 +11,7 @@ from training.config.config import Config
 from training.config.records import Cache, Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Linear, Span
-from training.datasets.stand_ins import STAND_INS
+from training.datasets.synthetic import STAND_INS
 from training.tasks.task import EpochSize
 
 

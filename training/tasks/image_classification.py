@@ -1,30 +1,93 @@
 """Image classification: one label an image, cross-entropy, accuracy."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import model_validator
 
 from commlib.registry import options_of
-from datacache import Batch
+from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
+from training.config import records
 from training.config.parts import imported
-from training.config.records import AnyConfig, DatasetRecord
+from training.config.records import AnyConfig, CropShare, DatasetRecord, Part
+from training.config.schema import Count, Positive, Record, problem
 from training.datasets import ImageDataset
-from training.datasets.stand_ins import ImageFacts
-from training.datasets.synthetic import synthetic
+from training.datasets.synthetic import ImageFacts, synthetic
 from training.models import IMAGES, MODELS, make_model
-from training.tasks.images import ImagePhase, image_inputs, input_dtype
-from training.tasks.task import EpochSize, Evaluation, Inputs, Means, Metric, Samples, Task, Tiny, traced
+from training.tasks.task import (
+    EpochSize,
+    Evaluation,
+    Inputs,
+    KerasModel,
+    Means,
+    Metric,
+    Reading,
+    Samples,
+    Task,
+    Tiny,
+    check_accumulate,
+    traced,
+)
 
-if TYPE_CHECKING:
-    import keras
-
-
+EVALUATION_BATCH = 256
 # Of a dry run:
 TINY_BATCH = 2  # samples in a step of one rank, and for each part of `accumulate`
 TINY_SIDE = 32  # pixels of the inputs, where the model takes so few
 STEPS_GENERATED = 8  # global batches that are generated
+
+
+class AugmentationRecord(Record):
+    """A random box of each image, another in every epoch, resized to the input."""
+
+    area: tuple[CropShare, CropShare] = (0.08, 1.0)
+    """Smallest and largest share of the image's area."""
+    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Smallest and largest width over height."""
+    mirror: bool = True
+    """Flip half of them horizontally."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+
+    @model_validator(mode="after")
+    def _smallest_first(self) -> "AugmentationRecord":
+        for key in ("area", "aspect"):
+            smallest, largest = getattr(self, key)
+            if smallest > largest:
+                raise problem(f"expected the smaller one first, got {[smallest, largest]}", key=key)
+        return self
+
+
+class ImagePhase(records.Phase):
+    """A phase whose samples are images."""
+
+    input_size: Count
+    """Images are resized to squares of this many pixels."""
+    batch_size: Count
+    """Samples in a step of one rank."""
+    label_smoothing: Part = 0.0
+    """Label smoothing: share of the weight of each label that is spread over all classes."""
+    augmentation: AugmentationRecord | None = None
+    """Without it, the largest square in the centre of each image."""
+    validation_crop: CropShare = 1.0
+    """Side of the square in the centre that is tested on, of the image's shorter side."""
+    kept_size: Count | None = None
+    """Shorter side at which images are cached, in pixels; else the input's, over 0.875 if it is a crop."""
+
+    @property
+    def kept_side(self) -> int:
+        """Return the shorter side at which images are cached, in pixels."""
+        if self.kept_size is not None:
+            return self.kept_size
+        crops = self.augmentation is not None or self.validation_crop < 1
+        return math.ceil(self.input_size / 0.875) if crops else self.input_size
 
 
 class ImageClassification(Task):
@@ -43,17 +106,13 @@ class ImageClassification(Task):
     def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
         least = smallest_side(config.model.name)
-        for number, phase in enumerate(_phases(config)):
+        for number, phase in enumerate(config.phases):
             if phase.input_size < least:
                 raise ValueError(
                     f"phases[{number}].input_size: expected at least the {least} pixels that "
                     f"{config.model.name} needs, got {phase.input_size}"
                 )
-            if phase.batch_size % config.accumulate:
-                raise ValueError(
-                    f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
-                    f"got {config.accumulate}"
-                )
+        check_accumulate(config)
 
     def describe(self, phase: ImagePhase) -> str:
         """See :meth:`Task.describe`."""
@@ -63,23 +122,28 @@ class ImageClassification(Task):
         """See :meth:`Task.tiny`: generated images of as many classes and channels."""
         facts = facts_of(config)
         phases, epochs = [], []
-        for number, phase in enumerate(_phases(config)):
+        batch = TINY_BATCH * config.accumulate
+        for number, phase in enumerate(config.phases):
             _check_batch(phase, number, facts.samples, ranks)
             global_batch = phase.batch_size * ranks
             epochs.append(EpochSize(facts.samples // global_batch, global_batch))
             side = max(smallest_side(config.model.name), min(phase.input_size, TINY_SIDE))
-            small = {"input_size": side, "kept_size": None, "batch_size": TINY_BATCH * config.accumulate}
+            small = {"input_size": side, "kept_size": None, "batch_size": batch}
             phases.append(phase.model_copy(update=small))
-        options = {"classes": facts.classes, "channels": facts.channels}
-        options["side"] = max(phase.input_size for phase in phases)
-        options["samples"] = max(phase.batch_size for phase in phases) * ranks * STEPS_GENERATED
-        options["test_samples"] = 2 * ranks
-        return Tiny(DatasetRecord.model_validate({"name": "synthetic", **options}), phases, epochs)
+        options = {
+            "name": "synthetic",
+            "classes": facts.classes,
+            "channels": facts.channels,
+            "side": max(phase.input_size for phase in phases),
+            "samples": batch * ranks * STEPS_GENERATED,
+            "test_samples": 2 * ranks,
+        }
+        return Tiny(DatasetRecord.model_validate(options), phases, epochs)
 
     def check_samples(self, samples: Samples) -> None:
         """See :meth:`Task.check_samples`."""
         config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
-        for number, phase in enumerate(_phases(config)):
+        for number, phase in enumerate(config.phases):
             _check_batch(phase, number, len(samples.training), ranks)
             if phase.batch_size * ranks % shards:
                 raise ValueError(
@@ -95,9 +159,35 @@ class ImageClassification(Task):
 
     def inputs(self, phase: ImagePhase, samples: Samples) -> Inputs:
         """See :meth:`Task.inputs`."""
-        return image_inputs(phase, samples)
+        config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
+        order = Order(
+            len(samples.training),
+            shards,
+            phase.batch_size * ranks,
+            config.seed,
+            # A manifest is sorted by class: parts of consecutive samples would have a few classes each.
+            placement="manifest" if shards == 1 else "hash",
+            exchange=config.cache.exchange,
+        )
+        test_order = EvaluationOrder(len(samples.test), EVALUATION_BATCH, ranks)
+        crop: dict[str, Any] = {"input_size": phase.input_size, "dtype": input_dtype(config)}
+        if config.normalise is not None:
+            crop |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
+        boxes = phase.augmentation and Augmentation(**crop, **phase.augmentation.model_dump())
+        return Inputs(
+            Reading(
+                order,
+                boxes or CentreCrop(ratio=1.0, **crop),
+                Preprocessing(samples.training.payload, phase.kept_side),
+            ),
+            Reading(
+                test_order,
+                CentreCrop(ratio=phase.validation_crop, **crop),
+                Preprocessing(samples.test.payload, phase.kept_side),
+            ),
+        )
 
-    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> KerasModel:
         """See :meth:`Task.make_model`."""
         given = {"normalised": config.normalise is not None}
         arguments = dataset.channels, dataset.classes
@@ -110,7 +200,7 @@ class ImageClassification(Task):
         shape = phase.batch_size, phase.input_size, phase.input_size, samples.dataset.channels
         return tf.TensorSpec(shape, input_dtype(samples.config)), tf.TensorSpec(shape[:1], tf.int64)
 
-    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: ImagePhase) -> Any:
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: ImagePhase) -> Any:
         """See :meth:`Task.losses`: ``label_smoothing`` of each label's weight is shared by all classes."""
         import tensorflow as tf
 
@@ -123,10 +213,17 @@ class ImageClassification(Task):
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1 - smoothing) * exact + smoothing * uniform
 
-    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
         forward = traced(lambda images: model(images, training=False))
         return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
+
+
+def input_dtype(config: AnyConfig) -> Literal["uint8", "float16", "float32"]:
+    """Return the dtype of a model's inputs: levels, or normalised values in the precision of the model."""
+    if config.normalise is None:
+        return "uint8"
+    return "float16" if config.precision == "float16" else "float32"
 
 
 def hits(logits: npt.NDArray[Any], batch: Batch) -> Mapping[str, npt.NDArray[np.bool_]]:
@@ -142,10 +239,6 @@ def hits(logits: npt.NDArray[Any], batch: Batch) -> Mapping[str, npt.NDArray[np.
 def smallest_side(model: str) -> int:
     """Return the smallest side of images, in pixels, that a model takes; 1 if it has no limit."""
     return getattr(imported(MODELS, "model", model), "smallest_side", 1)
-
-
-def _phases(config: AnyConfig) -> Sequence[ImagePhase]:
-    return cast(Sequence[ImagePhase], config.phases)
 
 
 def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> None:

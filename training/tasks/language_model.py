@@ -1,51 +1,59 @@
-"""Language models: the next token of a text, cross-entropy, perplexity."""
+"""Running text: language models (the next token) and masked ones (hidden tokens, Devlin et al. 2019)."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from commlib import Communicator
-from datacache import Batch, BatchSpec, Collation, Manifest, Pools, Preprocessing, Streams, Windows
-from datacache.text_orders import TextOrder
+from commlib.errors import shown
+from datacache import Batch, BatchSpec, Collation, Pools, Preprocessing, Streams, Windows
+from datacache.order import Flags, Ids, hashed
+from datacache.text_orders import Spans, TextOrder, Tokens
 from training.config.records import AnyConfig
 from training.datasets import TextDataset
-from training.models import NEXT_TOKENS
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, Tiny, traced
+from training.datasets.vocabulary import MASK, SPECIAL
+from training.models import MASKED_TOKENS, NEXT_TOKENS
+from training.tasks.task import (
+    Evaluation,
+    Inputs,
+    KerasModel,
+    Means,
+    Metric,
+    Reading,
+    Samples,
+    Tested,
+    traced,
+)
 from training.tasks.text import (
-    TextTask,
+    Arrays,
+    Labels,
+    Payloads,
     WindowPhase,
-    check_lengths,
-    check_orders,
+    WindowTask,
+    cross_entropies,
     line_tokens,
     perplexity_of,
-    phases_of,
     rows_of,
-    tiny_text,
     weights_of,
 )
 
-if TYPE_CHECKING:
-    import keras
+TEST_STREAMS = 32  # of all ranks: the same tokens have the same text before them at every world size
+MASKED, KEPT = 0.8, 0.1  # of the chosen tokens: hidden, and left as they are; others are replaced
+_CHOSEN, _CHANGED, _REPLACED = range(20, 23)  # keys of what is drawn for a token
+_BITS = 53  # of a float's fraction
 
 
-TEST_WINDOWS = 32  # of one rank at a step
-TEST_STREAMS = 32  # of all ranks: however many there are, the same tokens have the same text before them
-
-
-class LanguageModel(TextTask):
+class LanguageModel(WindowTask):
     """Running text: the cross-entropy of each token, given those before it.
 
-    ``streams``: whether the text is read in streams, side by side, along which the model carries its state
-    from batch to batch: a recurrent model, from ``[tokens, state]`` to ``[logits, state]``, that has a method
-    ``zero_state(rows)``. Else windows of the text are shuffled, and the model maps tokens to logits.
+    ``streams``: whether the text is read in parallel streams along which the model carries its state from
+    batch to batch: a recurrent model, from ``[tokens, state]`` to ``[logits, state]``, with a method
+    ``zero_state(rows)``. Otherwise windows of the text are shuffled, and the model maps tokens to logits.
     """
 
-    Phase = WindowPhase
-    dataset = TextDataset
     signature = NEXT_TOKENS
-    unit = "tokens"
     metrics = {"perplexity": Metric("test perplexity", "lower")}
 
     def __init__(self, *, streams: bool = False) -> None:
@@ -56,51 +64,38 @@ class LanguageModel(TextTask):
 
     def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
-        check_lengths(config)
+        super().check(config)
         if not self.streams:
             return
         if config.accumulate > 1:
             raise ValueError(f"accumulate: expected 1 where text is read in streams, got {config.accumulate}")
-        first, *others = [phase.batch_size for phase in phases_of(config)]
-        for number, rows in enumerate(others, 1):
-            if rows != first:
+        first = config.phases[0].batch_size
+        for number, phase in enumerate(config.phases):
+            if phase.batch_size != first:
                 expected = f"the {first} streams of the first phase"
-                raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {rows}")
-
-    def describe(self, phase: WindowPhase) -> str:
-        """See :meth:`Task.describe`."""
-        return f"{phase.sequence_length} tokens"
+                raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {phase.batch_size}")
 
     def describe_batch(self, phase: WindowPhase) -> str:
         """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} {'streams' if self.streams else 'windows'}"
 
-    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: generated text."""
-        return tiny_text(self, config, ranks)
-
-    def check_samples(self, samples: Samples) -> None:
-        """See :meth:`Task.check_samples`."""
-        check_orders(self, samples)
-
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
         """See :meth:`Task.inputs`."""
-        config, length = samples.config, phase.sequence_length
-        tokens = line_tokens(samples.training)
-        rows = phase.batch_size * samples.ranks
+        orders: tuple[TextOrder, TextOrder]
         if self.streams:
-            return Inputs(
-                _reading(Streams(tokens, length, rows)), _reading(_test_streams(samples.test, length))
-            )
-        test = Windows(line_tokens(samples.test), length, TEST_WINDOWS * samples.ranks, seed=0)
-        training = Windows(tokens, length, rows, config.seed, multiple=config.accumulate)
-        return Inputs(_reading(training), _reading(test))
+            length, test = phase.sequence_length, line_tokens(samples.test)
+            rows, test_rows = phase.batch_size * samples.ranks, min(TEST_STREAMS, int(test.sum()) - 1)
+            training = Streams(line_tokens(samples.training), length, rows)
+            orders = training, Streams(test, length, max(1, test_rows))
+        else:
+            orders = self.windows(phase, samples, ahead=1)
+        return Inputs(*(Reading(order, NextTokens(order), Preprocessing("text")) for order in orders))
 
     def size(self, batch: Batch) -> int:
         """See :meth:`Task.size`."""
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: AnyConfig, dataset: TextDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: TextDataset) -> KerasModel:
         """See :meth:`Task.make_model`."""
         import tensorflow as tf
 
@@ -112,18 +107,18 @@ class LanguageModel(TextTask):
                 f"got {str(self.streams).lower()}"
             )
         if self.streams:
-            state = model.zero_state(phases_of(config)[0].batch_size)
+            state = model.zero_state(config.phases[0].batch_size)
             self.carried = [tf.Variable(state, trainable=False, name="carried_state")]
         return model
 
     def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
-        """See :meth:`Task.specs`: tokens, those that follow them, and their weights."""
+        """See :meth:`Task.specs`: tokens, the tokens that follow, and weights of these."""
         import tensorflow as tf
 
-        shape = phase.batch_size if self.streams else None, phase.sequence_length
-        return [tf.TensorSpec(shape, dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
+        rows = phase.batch_size if self.streams else None
+        return [tf.TensorSpec((rows, *spec.shape[1:]), spec.dtype) for spec in super().specs(phase, samples)]
 
-    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: WindowPhase) -> Any:
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
         """See :meth:`Task.losses`."""
         import tensorflow as tf
 
@@ -135,9 +130,9 @@ class LanguageModel(TextTask):
             logits = model(tokens, training=True)
         return tf.reduce_sum(weights * cross_entropies(targets, logits), axis=1)
 
-    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
-        return Perplexity(StreamedLosses(model) if self.streams else WindowLosses(model))
+        return Perplexity(model, streams=self.streams)
 
 
 class NextTokens(Collation):
@@ -146,13 +141,7 @@ class NextTokens(Collation):
     def __init__(self, order: TextOrder) -> None:
         self._order = order
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
         rows = rows_of(self._order, samples, spec)
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
@@ -161,74 +150,132 @@ class NextTokens(Collation):
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), weights
 
 
-class WindowLosses:
-    """The cross-entropy of each token of windows that know nothing of each other."""
-
-    def __init__(self, model: "keras.Model") -> None:
-        def forward(tokens: Any, targets: Any) -> Any:
-            return cross_entropies(targets, model(tokens, training=False))
-
-        self._forward = traced(forward)
-
-    def begin(self) -> None:
-        """Start at the beginning of the text."""
-
-    def __call__(self, tokens: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the cross-entropies ``(rows, length)``."""
-        return np.asarray(self._forward(tokens, targets))
-
-
-class StreamedLosses:
-    """The cross-entropy of each token of streams, the model's state carried from one batch to the next."""
-
-    def __init__(self, model: "keras.Model") -> None:
-        def forward(tokens: Any, targets: Any, state: Any) -> tuple[Any, Any]:
-            logits, after = model([tokens, state], training=False)
-            return cross_entropies(targets, logits), after
-
-        self._model, self._state = model, None
-        self._forward = traced(forward)
-
-    def begin(self) -> None:
-        """Start at the beginning of each stream."""
-        self._state = None
-
-    def __call__(self, tokens: npt.NDArray[Any], targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the cross-entropies ``(rows, length)``."""
-        if self._state is None:
-            self._state = self._model.zero_state(len(tokens))
-        found, self._state = self._forward(tokens, targets, self._state)
-        return np.asarray(found)
-
-
 class Perplexity(Evaluation):
-    """e to the mean cross-entropy of all tokens of the test."""
+    """e to the mean cross-entropy of all tokens of the test.
 
-    def __init__(self, losses: WindowLosses | StreamedLosses) -> None:
-        self._losses = losses
+    ``streams``: whether the model's state is carried from one batch to the next.
+    """
+
+    def __init__(self, model: KerasModel, *, streams: bool) -> None:
+        def forward(tokens: Any, targets: Any, *state: Any) -> tuple[Any, ...]:
+            found = model([tokens, *state] if streams else tokens, training=False)
+            logits, *after = found if streams else [found]
+            return (cross_entropies(targets, logits), *after)
+
+        self._zero_state = model.zero_state if streams else None
+        self._state: tuple[Any, ...] | None = None
+        self._forward = traced(forward)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
         """See :meth:`Evaluation.evaluate`."""
-        self._losses.begin()
+        self._state = None
         tested = Means(self._numbers).evaluate(batches, comm)
         return Tested({"perplexity": perplexity_of(tested.values["cross_entropy"])}, tested.count)
 
     def _numbers(self, batch: Batch) -> dict[str, npt.NDArray[Any]]:
         tokens, targets, weights = batch.arrays
-        return {"cross_entropy": self._losses(tokens, targets)[weights > 0]}
+        if self._state is None:
+            self._state = () if self._zero_state is None else (self._zero_state(len(tokens)),)
+        losses, *after = self._forward(tokens, targets, *self._state)
+        self._state = tuple(after)
+        return {"cross_entropy": np.asarray(losses)[weights > 0]}
 
 
-def cross_entropies(targets: Any, logits: Any) -> Any:
-    """Return the cross-entropy of each target; part of a graph."""
-    import tensorflow as tf
+class MaskedLanguageModel(WindowTask):
+    """Running text: the cross-entropy of tokens that are hidden, given those on both sides.
 
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+    ``share``: of the tokens that are to be found. Of these 80 % are replaced by the mask, 10 % by another
+    token, and 10 % are left as they are, as a function of the seed, the epoch and the place in the text;
+    tests always hide the same tokens. The end of a line is never hidden.
+    """
+
+    signature = MASKED_TOKENS
+    metrics = {
+        "masked_loss": Metric("test loss of masked tokens", "lower"),
+        "masked_accuracy": Metric("test accuracy of masked tokens", "higher", share=True),
+    }
+
+    def __init__(self, *, share: float = 0.15) -> None:
+        if not isinstance(share, float) or not 0 < share < 1:
+            raise ValueError(f"share: expected a number in (0, 1), got {shown(share)}")
+        self.share = share
+
+    def check_samples(self, samples: Samples) -> None:
+        """See :meth:`Task.check_samples`."""
+        super().check_samples(samples)
+        if not samples.dataset.vocabulary.has_mask:
+            raise ValueError("dataset.vocabulary.mask: expected true for masked_language_model, got false")
+
+    def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
+        """See :meth:`Task.inputs`."""
+        orders = self.windows(phase, samples, ahead=0)
+        size, stored = samples.dataset.vocabulary_size, Preprocessing("text")
+        return Inputs(*(Reading(each, MaskedTokens(each, self.share, size), stored) for each in orders))
+
+    def size(self, batch: Batch) -> int:
+        """See :meth:`Task.size`: all tokens, not only those that are hidden."""
+        return int(np.count_nonzero(batch.arrays[1]))
+
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
+        """See :meth:`Task.losses`."""
+        import tensorflow as tf
+
+        hidden, tokens, weights = arrays
+        return tf.reduce_sum(weights * cross_entropies(tokens, model(hidden, training=True)), axis=1)
+
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+        """See :meth:`Task.evaluation`."""
+        import tensorflow as tf
+
+        def forward(hidden: Any, tokens: Any) -> tuple[Any, Any]:
+            logits = model(hidden, training=False)
+            return cross_entropies(tokens, logits), tf.argmax(logits, axis=-1, output_type=tf.int32)
+
+        compiled = traced(forward)
+
+        def numbers(batch: Batch) -> Mapping[str, npt.NDArray[Any]]:
+            hidden, tokens, weights = batch.arrays
+            losses, found = (np.asarray(each) for each in compiled(hidden, tokens))
+            counts = weights > 0
+            return {"masked_loss": losses[counts], "masked_accuracy": (found == tokens)[counts]}
+
+        return Means(numbers)
 
 
-def _reading(order: TextOrder) -> Reading:
-    return Reading(order, NextTokens(order), Preprocessing("text"))
+class MaskedTokens(Collation):
+    """Windows of a text with some tokens hidden, the windows as they are, and weights of the hidden tokens.
+
+    ``share``: of the tokens that are chosen. ``size``: of the vocabulary.
+    """
+
+    def __init__(self, order: Windows, share: float, size: int) -> None:
+        self._order, self._share, self._size = order, share, size
+
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+        """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
+        tokens = rows_of(self._order, samples, spec)
+        spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
+        chosen, positions = self._chosen(spans, spec)
+        every = self._order.spans(spec.epoch, spec.step, 0, 1)
+        total = int(self._chosen(every, spec)[0].sum())
+        hidden = np.where(chosen, self._changed(tokens, positions, spec), tokens)
+        return hidden, tokens, weights_of(chosen, total, spec.world_size)
+
+    def _chosen(self, spans: Spans, spec: BatchSpec) -> tuple[Flags, Ids]:
+        """Return which tokens of rows are chosen, and the position of each in the text."""
+        positions = spans.starts[:, np.newaxis] + np.arange(self._order.length)
+        can_be = (positions < spans.stops[:, np.newaxis]) & ~self._order.ends_sample(positions)
+        return can_be & (_drawn(positions, _CHOSEN, spec) < self._share), positions
+
+    def _changed(self, tokens: Tokens, positions: Ids, spec: BatchSpec) -> Tokens:
+        """Return what the model sees in place of each token, if the token is chosen."""
+        drawn = _drawn(positions, _CHANGED, spec)
+        others = SPECIAL + (_drawn(positions, _REPLACED, spec) * (self._size - SPECIAL)).astype(np.int32)
+        changed = np.where(drawn < MASKED, MASK, np.where(drawn < MASKED + KEPT, tokens, others))
+        return changed.astype(np.int32)
 
 
-def _test_streams(test: Manifest, length: int) -> Streams:
-    tokens = line_tokens(test)
-    return Streams(tokens, length, max(1, min(TEST_STREAMS, int(tokens.sum()) - 1)))
+def _drawn(positions: Ids, use: int, spec: BatchSpec) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) for each position: a function of seed, epoch and position."""
+    bits = hashed(positions.ravel(), use, spec.seed, spec.epoch)
+    return ((bits >> np.uint64(64 - _BITS)) / float(1 << _BITS)).reshape(positions.shape)

@@ -1,12 +1,12 @@
 """The interface of a task to the rest of training: what samples, batches, losses and metrics are.
 
-The loop knows no task by name: it calls what is here. See docs/own_parts.md for a task of one's own.
+The loop knows no task by name. docs/own_parts.md shows how to write one.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,7 @@ from training.config.records import AnyConfig, DatasetRecord, Phase
 from training.datasets import Dataset
 from training.models import Signature, make_model
 
-if TYPE_CHECKING:
-    import keras
+KerasModel: TypeAlias = Any  # tasks are read without Keras
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read of one part of a data set: in which order, and what becomes of it."""
+    """How one part of a data set is read."""
 
     order: BatchOrder
     collation: Collation
@@ -65,10 +64,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Samples:
-    """The data of a run: its configuration, its data set, and the samples of both parts of it.
-
-    ``dataset``: of the kind that the task takes. ``ranks``: how many ranks train together.
-    """
+    """The data of a run. ``dataset``: of the kind that the task takes. ``ranks``: that train together."""
 
     config: AnyConfig
     dataset: Any
@@ -79,9 +75,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Tested:
-    """The result of a test over all ranks. ``count``: samples or tokens over which metrics are means.
+    """The result of a test over all ranks.
 
-    ``examples``: answers of the model to show, each a few texts by what they are.
+    ``count``: samples or tokens over which metrics are means. ``examples``: answers of the model to show,
+    each a few named texts.
     """
 
     values: Mapping[str, float]
@@ -90,7 +87,7 @@ class Tested:
 
 
 class Evaluation(ABC):
-    """Tests a model."""
+    """The test of a model."""
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
@@ -98,17 +95,17 @@ class Evaluation(ABC):
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the graph of a function, for all shapes, without AutoGraph, as Keras traces models."""
+    """Return a graph of a function for all shapes, traced without AutoGraph, as Keras traces models."""
     import tensorflow as tf
 
     return tf.function(function, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
 class Means(Evaluation):
-    """Metrics that are means of numbers which each sample, or token, has.
+    """Metrics that are means over samples or tokens.
 
-    ``numbers(batch)`` returns them by metric, in arrays of equal length: those that count, of this rank's
-    batch. Their sums are float64, and those of ranks are added up in the order of the ranks.
+    ``numbers(batch)`` returns, by metric, the numbers of the samples or tokens of this rank's batch that
+    count, in arrays of equal length. Sums are float64 and added up in the order of the ranks.
     """
 
     def __init__(self, numbers: Callable[[Batch], Mapping[str, npt.NDArray[Any]]]) -> None:
@@ -116,8 +113,7 @@ class Means(Evaluation):
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
         """See :meth:`Evaluation.evaluate`."""
-        own: dict[str, float] = {}
-        count = 0
+        own, count = dict[str, float](), 0
         for batch in batches:
             numbers = self._numbers(batch)
             count += len(next(iter(numbers.values())))
@@ -142,7 +138,7 @@ class EpochSize:
 class Tiny:
     """What a dry run trains on: few samples, and phases of small inputs and batches.
 
-    ``epochs``: for each phase, the size of an epoch of the whole run, for which schedules are checked.
+    ``epochs``: for each phase, the size of an epoch of the real run, which its schedules are checked for.
     """
 
     dataset: DatasetRecord
@@ -153,8 +149,8 @@ class Tiny:
 class Task(ABC):
     """What a sample, a batch, the loss and the metrics are. Its options are keywords of the constructor.
 
-    Constructing one imports no framework; its methods from :meth:`make_model` on may. ``phase`` and
-    ``dataset`` are of the kinds that the task names.
+    The constructor imports no framework; methods from :meth:`make_model` on may. ``phase`` and ``dataset``
+    are of the kinds that the task names. (Many methods: one for each question of the loop.)
     """
 
     Phase: ClassVar[type[Phase]]
@@ -176,10 +172,8 @@ class Task(ABC):
     carried: Sequence[Any] = ()
     """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.
 
-    Axis 0 of each are the streams of text, or rows, that the rank trains on. They are zero when an epoch
-    begins, and saved in checkpoints; a step that is skipped leaves them unchanged."""
-
-    # ------------------------------------------------------------------------------ the configuration
+    Axis 0 of each is that of the rank's streams or rows. They are zero when an epoch begins, and saved in
+    checkpoints; a skipped step leaves them unchanged."""
 
     def check(self, config: AnyConfig) -> None:  # noqa: B027 - most tasks have nothing to check
         """Raise a ``ValueError`` of one line, ``key: …``, for keys that do not go together."""
@@ -193,23 +187,21 @@ class Task(ABC):
         return f"{phase.batch_size} samples"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """Return what a dry run trains on, by default the whole: its phases take one step each.
+        """Return what a dry run trains on, by default the data set and phases as they are.
 
         Raises a ``ValueError`` of one line where a phase's epoch has no step.
         """
         return Tiny(config.dataset, config.phases, self.epochs(config, config.make_dataset(), ranks))
 
     def epochs(self, config: AnyConfig, dataset: Any, ranks: int) -> list[EpochSize]:
-        """Return the size of an epoch of each phase, on a data set that was made; errors as of ``tiny``."""
+        """Return the size of an epoch of each phase on a data set; errors as of ``tiny``."""
         samples = Samples(config, dataset, dataset.manifest("training"), dataset.manifest("test"), ranks)
         self.check_samples(samples)
         orders = [self.inputs(phase, samples).training.order for phase in config.phases]
         return [EpochSize(order.steps(), order.global_batch) for order in orders]
 
-    # ------------------------------------------------------------------------------------------- data
-
     def check_samples(self, samples: Samples) -> None:
-        """Raise a ``ValueError`` of one line, ``key: …``, unless every phase can be trained on them."""
+        """Raise a ``ValueError`` of one line, ``key: …``, unless every phase can train on these samples."""
         for number, phase in enumerate(samples.config.phases):
             if self.inputs(phase, samples).training.order.steps() < 1:
                 raise ValueError(
@@ -218,7 +210,7 @@ class Task(ABC):
                 )
 
     def notes(self, samples: Samples) -> Iterable[str]:
-        """Return lines on the samples that are shown when a run begins, such as how many are left out."""
+        """Return lines on the samples to show when a run begins, such as how many are left out."""
         return ()
 
     @abstractmethod
@@ -230,15 +222,13 @@ class Task(ABC):
         return int(batch.counts.sum())
 
     def identity(self, dataset: Any) -> str:
-        """Return what the weights belong to besides the model, such as a vocabulary's fingerprint.
+        """Return what the weights depend on besides the model, such as a vocabulary's fingerprint.
 
-        A checkpoint has it, and one of another is refused.
+        A checkpoint with another identity is refused.
         """
         return ""
 
-    # ---------------------------------------------------------------------------------------- the model
-
-    def make_model(self, config: AnyConfig, dataset: Any) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: Any) -> KerasModel:
         """Return a new model; ``ValueError`` of one line if it is invalid."""
         arguments = [getattr(dataset, name) for name in self.signature.arguments]
         return make_model(config.model.name, self.signature, arguments, config.model.options)
@@ -248,12 +238,22 @@ class Task(ABC):
         """Return a ``tf.TensorSpec`` for each array of a rank's batch; dimensions may be ``None``."""
 
     @abstractmethod
-    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: Any) -> Any:
-        """Return the loss of each row of a batch, part of a graph. Ranks minimize the mean of their means.
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: Any) -> Any:
+        """Return the loss of each row of a batch. Ranks minimize the mean of their means.
 
-        It is traced without AutoGraph, as Keras traces models: a condition on a tensor is ``keras.ops.cond``.
+        Traced without AutoGraph: a condition on a tensor is ``keras.ops.cond``.
         """
 
     @abstractmethod
-    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """Return what tests the model."""
+
+
+def check_accumulate(config: AnyConfig) -> None:
+    """Raise a ``ValueError`` of one line unless ``accumulate`` divides the batches of all phases."""
+    for number, phase in enumerate(config.phases):
+        if phase.batch_size % config.accumulate:
+            raise ValueError(
+                f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
+                f"got {config.accumulate}"
+            )

@@ -1,23 +1,29 @@
-"""What the tasks of text share: keys of phases, weights of tokens, padding, generated text."""
+"""What the tasks of text share: windows, weights of tokens, padding, generated text for dry runs."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from datacache import BatchSpec, Manifest, unpack_tokens
+from datacache import BatchSpec, Manifest, Windows, unpack_tokens
 from datacache.text_orders import TextOrder, Tokens
 from training.config import records
 from training.config.parts import imported
 from training.config.records import AnyConfig, DatasetRecord
 from training.config.schema import Count
+from training.datasets import TextDataset
 from training.datasets.vocabulary import PAD
 from training.models import MODELS
 from training.tasks.task import Samples, Task, Tiny
 
+Payloads: TypeAlias = Sequence[npt.NDArray[np.uint8]]
+Labels: TypeAlias = npt.NDArray[np.int64]
+Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
+
 LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
+TEST_WINDOWS = 32  # of one rank in a step
 # Of a dry run:
 TINY_BATCH = 2  # rows in a step of one rank, and for each part of `accumulate`
 TINY_LENGTH = 8  # tokens
@@ -25,11 +31,44 @@ TINY_WORDS = 12
 
 
 class TextTask(Task):
-    """A task whose samples are tokens of a vocabulary: its weights belong to that."""
+    """A task whose samples are tokens of a vocabulary, which the weights belong to."""
+
+    unit = "tokens"
 
     def identity(self, dataset: Any) -> str:
         """See :meth:`Task.identity`."""
         return f"vocabulary {dataset.vocabulary.fingerprint}"
+
+    def check(self, config: AnyConfig) -> None:
+        """See :meth:`Task.check`: sequences are no longer than a built-in model takes."""
+        longest = longest_of(config)
+        for number, phase in enumerate(config.phases):
+            if longest is not None and phase.sequence_length > longest:
+                raise ValueError(
+                    f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
+                    f"{config.model.name} takes, got {phase.sequence_length}"
+                )
+
+    def check_samples(self, samples: Samples) -> None:
+        """See :meth:`Task.check_samples`: every phase can read the text."""
+        for number, phase in enumerate(samples.config.phases):
+            try:
+                self.inputs(phase, samples)
+            except ValueError as error:
+                raise ValueError(f"phases[{number}]: {error}") from error
+
+    def generated(
+        self, config: AnyConfig, dataset: Any, ranks: int, phases: Iterable[Mapping[str, Any]], **options: Any
+    ) -> Tiny:
+        """Return a dry run on generated text with the vocabulary size of ``dataset``.
+
+        ``phases``: what changes in each phase. ``options``: of the data set ``synthetic_text``.
+        """
+        keys = {"name": "synthetic_text", "tokens": dataset.vocabulary_size, **options}
+        small = [
+            phase.model_copy(update=changes) for phase, changes in zip(config.phases, phases, strict=True)
+        ]
+        return Tiny(DatasetRecord.model_validate(keys), small, self.epochs(config, dataset, ranks))
 
 
 class WindowPhase(records.Phase):
@@ -41,20 +80,46 @@ class WindowPhase(records.Phase):
     """Windows in a step of one rank."""
 
 
-def phases_of(config: AnyConfig) -> Sequence[WindowPhase]:
-    """Return the phases of a configuration whose task reads windows."""
-    return cast(Sequence[WindowPhase], config.phases)
+class WindowTask(TextTask):
+    """A task that reads windows of running text, with a weight for each token."""
 
+    Phase = WindowPhase
+    dataset = TextDataset
 
-def check_lengths(config: AnyConfig) -> None:
-    """Raise a ``ValueError`` of one line for windows that are longer than what a built-in model takes."""
-    longest = longest_of(config)
-    for number, phase in enumerate(phases_of(config)):
-        if longest is not None and phase.sequence_length > longest:
-            raise ValueError(
-                f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
-                f"{config.model.name} takes, got {phase.sequence_length}"
-            )
+    def describe(self, phase: WindowPhase) -> str:
+        """See :meth:`Task.describe`."""
+        return f"{phase.sequence_length} tokens"
+
+    def describe_batch(self, phase: WindowPhase) -> str:
+        """See :meth:`Task.describe_batch`."""
+        return f"{phase.batch_size} windows"
+
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
+        """See :meth:`Task.tiny`: short windows of generated text."""
+        batch = TINY_BATCH * config.accumulate
+        lines = batch * ranks * TINY_LENGTH
+        small = [
+            {"sequence_length": min(phase.sequence_length, TINY_LENGTH), "batch_size": batch}
+            for phase in config.phases
+        ]
+        options = {"samples": lines, "test_samples": lines, "words": TINY_WORDS}
+        return self.generated(config, config.make_dataset(), ranks, small, **options)
+
+    def windows(self, phase: WindowPhase, samples: Samples, ahead: int) -> tuple[Windows, Windows]:
+        """Return the windows to train on and to test; ``ahead``: tokens after a window that it needs."""
+        config, length, ranks = samples.config, phase.sequence_length, samples.ranks
+        tokens, rows = line_tokens(samples.training), phase.batch_size * ranks
+        return (
+            Windows(tokens, length, rows, config.seed, ahead=ahead, multiple=config.accumulate),
+            Windows(line_tokens(samples.test), length, TEST_WINDOWS * ranks, seed=0, ahead=ahead),
+        )
+
+    def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
+        """See :meth:`Task.specs`: inputs, targets, and weights of the targets."""
+        import tensorflow as tf
+
+        shape = None, phase.sequence_length
+        return [tf.TensorSpec(shape, dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
 
 def longest_of(config: AnyConfig) -> int | None:
@@ -64,31 +129,22 @@ def longest_of(config: AnyConfig) -> int | None:
     return getattr(options, "longest", None)
 
 
-def check_orders(task: Task, samples: Samples) -> None:
-    """Raise a ``ValueError`` of one line for a phase that cannot read the text."""
-    for number, phase in enumerate(samples.config.phases):
-        try:
-            task.inputs(phase, samples)
-        except ValueError as error:
-            raise ValueError(f"phases[{number}]: {error}") from error
-
-
 def line_tokens(manifest: Manifest) -> npt.NDArray[np.int64]:
     """Return the number of tokens of each line."""
     return manifest.more["tokens"]
 
 
-def rows_of(order: TextOrder, samples: Sequence[npt.NDArray[np.uint8]], spec: BatchSpec) -> Tokens:
+def rows_of(order: TextOrder, samples: Payloads, spec: BatchSpec) -> Tokens:
     """Return the tokens of a rank's rows."""
     spans = order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
     return order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
 
 
 def weights_of(counts: npt.NDArray[np.bool_], total: int, world_size: int) -> npt.NDArray[np.float32]:
-    """Return weights ``(rows, tokens)`` with which the mean over rows and ranks is that over all tokens.
+    """Return weights ``(rows, tokens)`` with which the mean over rows and ranks is the mean over all tokens.
 
-    ``counts``: which tokens count, of this rank's rows. ``total``: how many count in the global batch. The
-    loss of a row is the sum over its tokens times these weights; every rank has equally many rows.
+    ``counts``: which tokens of this rank's rows count. ``total``: how many count in the global batch. The
+    loss of a row is the weighted sum over its tokens; every rank has equally many rows.
     """
     weight = len(counts) * world_size / max(total, 1)
     return np.where(counts, np.float32(weight), np.float32(0))
@@ -102,31 +158,13 @@ def padded(lines: Sequence[Tokens]) -> Tokens:
     return table
 
 
+def cross_entropies(targets: Any, logits: Any) -> Any:
+    """Return the cross-entropy of each target."""
+    import tensorflow as tf
+
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+
+
 def perplexity_of(cross_entropy: float) -> float:
-    """Return e to the mean cross-entropy of tokens, infinity where that is no float."""
+    """Return e to the mean cross-entropy of tokens, infinity where it is too large for a float."""
     return math.exp(cross_entropy) if cross_entropy < LARGEST_EXPONENT else math.inf
-
-
-def tiny_text(task: Task, config: AnyConfig, ranks: int) -> Tiny:
-    """Return generated text of a vocabulary of the same size, and short windows of it, for a dry run."""
-    dataset: Any = config.make_dataset()
-    epochs = task.epochs(config, dataset, ranks)
-    batch = TINY_BATCH * config.accumulate
-    phases = [
-        phase.model_copy(
-            update={"sequence_length": min(phase.sequence_length, TINY_LENGTH), "batch_size": batch}
-        )
-        for phase in phases_of(config)
-    ]
-    lines = batch * ranks * TINY_LENGTH
-    options = {
-        "tokens": dataset.vocabulary_size,
-        "samples": lines,
-        "test_samples": lines,
-        "words": TINY_WORDS,
-    }
-    return Tiny(
-        DatasetRecord.model_validate({"name": "synthetic_text", **options}),
-        phases,
-        epochs,
-    )

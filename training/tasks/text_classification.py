@@ -1,27 +1,33 @@
 """Text classification: one label a text, cross-entropy, accuracy."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from datacache import Batch, BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
+from datacache import BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
 from training.config import records
-from training.config.records import AnyConfig, DatasetRecord
+from training.config.records import AnyConfig
 from training.config.schema import Count
 from training.datasets import LabelledTextDataset
 from training.models import TEXT_CLASSES
-from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tiny, traced
-from training.tasks.text import TextTask, padded
+from training.tasks.image_classification import hits
+from training.tasks.task import (
+    Evaluation,
+    Inputs,
+    KerasModel,
+    Means,
+    Metric,
+    Reading,
+    Samples,
+    Task,
+    Tiny,
+    check_accumulate,
+    traced,
+)
+from training.tasks.text import TINY_BATCH, Arrays, Labels, Payloads, TextTask, cross_entropies, padded
 
-if TYPE_CHECKING:
-    import keras
-
-
-TEST_BATCH = 64  # of one rank at a step
-TINY_BATCH = 2  # texts in a step of one rank of a dry run, and for each part of `accumulate`
+TEST_BATCH = 64  # of one rank in a step
 
 
 class TextPhase(records.Phase):
@@ -40,14 +46,11 @@ class TextClassification(TextTask):
     unit = "texts"
     metrics = {"accuracy": Metric("test accuracy", "higher", share=True)}
 
+    check_samples = Task.check_samples
+
     def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
-        for number, phase in enumerate(_phases(config)):
-            if phase.batch_size % config.accumulate:
-                raise ValueError(
-                    f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
-                    f"got {config.accumulate}"
-                )
+        check_accumulate(config)
 
     def describe(self, phase: TextPhase) -> str:
         """See :meth:`Task.describe`."""
@@ -58,21 +61,12 @@ class TextClassification(TextTask):
         return f"{phase.batch_size} texts"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: generated texts of a vocabulary of the same size, of as many classes."""
-        dataset = cast(LabelledTextDataset, config.make_dataset())
-        batch = TINY_BATCH * config.accumulate
-        options = {
-            "kind": "labelled",
-            "tokens": dataset.vocabulary_size,
-            "classes": dataset.classes,
-            "samples": batch * ranks,
-            "test_samples": ranks,
-        }
-        return Tiny(
-            DatasetRecord.model_validate({"name": "synthetic_text", **options}),
-            [phase.model_copy(update={"batch_size": batch}) for phase in config.phases],
-            self.epochs(config, dataset, ranks),
-        )
+        """See :meth:`Task.tiny`: generated texts of as many classes."""
+        dataset, batch = config.make_dataset(), TINY_BATCH * config.accumulate
+        options = {"kind": "labelled", "classes": dataset.classes}
+        options |= {"samples": batch * ranks, "test_samples": ranks}
+        small = [{"batch_size": batch} for _ in config.phases]
+        return self.generated(config, dataset, ranks, small, **options)
 
     def inputs(self, phase: TextPhase, samples: Samples) -> Inputs:
         """See :meth:`Task.inputs`."""
@@ -88,38 +82,20 @@ class TextClassification(TextTask):
         rows = phase.batch_size
         return [tf.TensorSpec((rows, None), tf.int32), tf.TensorSpec((rows,), tf.int64)]
 
-    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: TextPhase) -> Any:
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: TextPhase) -> Any:
         """See :meth:`Task.losses`."""
         tokens, labels = arrays
         return cross_entropies(labels, model(tokens, training=True))
 
-    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
         forward = traced(lambda tokens: model(tokens, training=False))
-
-        def hits(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-            tokens, labels = batch.arrays
-            # NaN comes last, else a model that has diverged would be right wherever the label is 0
-            logits = np.nan_to_num(np.asarray(forward(tokens)), nan=-np.inf)
-            best = np.argsort(-logits, axis=1, kind="stable")[:, 0]
-            return {"accuracy": (best == labels)[batch.counts]}
-
-        return Means(hits)
+        return Means(lambda batch: {"accuracy": hits(np.asarray(forward(batch.arrays[0])), batch)["top1"]})
 
 
 class Texts(Collation):
     """The tokens of texts, ``(texts, tokens of the longest)``, and their labels."""
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32 and int64."""
         return padded([unpack_tokens(sample)[0] for sample in samples]), labels
-
-
-def _phases(config: AnyConfig) -> Sequence[TextPhase]:
-    return cast(Sequence[TextPhase], config.phases)

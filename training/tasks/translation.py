@@ -1,8 +1,8 @@
-"""Translation: the cross-entropy of a target's tokens given its source, BLEU of what beam search finds."""
+"""Translation: the cross-entropy of a target's tokens given its source, and BLEU of beam search."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,33 +12,29 @@ from commlib.errors import shown
 from datacache import Batch, BatchOrder, BatchSpec, Collation, Manifest, Pools, Preprocessing, unpack_tokens
 from datacache.text_orders import LengthBuckets, bucket_boundaries
 from training.config import records
-from training.config.records import AnyConfig, DatasetRecord, Part
+from training.config.records import AnyConfig, Part
 from training.config.schema import Count, is_number, is_whole
 from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import END, PAD, START
 from training.models import TRANSLATIONS
-from training.tasks.language_model import cross_entropies
-from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
+from training.tasks.task import Evaluation, Inputs, KerasModel, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
+    Arrays,
+    Labels,
+    Payloads,
     TextTask,
-    check_lengths,
-    check_orders,
+    cross_entropies,
     longest_of,
     padded,
     perplexity_of,
     weights_of,
 )
 
-if TYPE_CHECKING:
-    import keras
-
-
 TEST_TOKENS = 2048  # of one rank at a step, padding included
-SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search has of a model
+SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search uses of a model
 EXAMPLES = 3  # translations that are shown after a test
-# Of a dry run:
-TINY_WORDS = 7
-TINY_SENTENCES = 4  # of a step of one rank, and for each part of `accumulate`
+TINY_WORDS = 7  # of a sentence of a dry run
+TINY_SENTENCES = 4  # in a step of one rank of a dry run, for each part of `accumulate`
 
 
 class TranslationPhase(records.Phase):
@@ -55,18 +51,14 @@ class TranslationPhase(records.Phase):
 class Translation(TextTask):
     """Sentences and their translations: a model from ``[source, target]`` to logits of the tokens to come.
 
-    ``beams`` and ``length_penalty``: of the beam search for translations of the test part, see
+    ``beams`` and ``length_penalty``: of the beam search that translates the test part, see
     :class:`training.models.decoding.Decoder`.
     """
 
     Phase = TranslationPhase
     dataset = ParallelTextDataset
     signature = TRANSLATIONS
-    unit = "tokens"
-    metrics = {
-        "bleu": Metric("test BLEU", "higher"),
-        "perplexity": Metric("test perplexity", "lower"),
-    }
+    metrics = {"bleu": Metric("test BLEU", "higher"), "perplexity": Metric("test perplexity", "lower")}
 
     def __init__(self, *, beams: int = 4, length_penalty: float = 0.6) -> None:
         if not is_whole(beams, 1):
@@ -77,8 +69,8 @@ class Translation(TextTask):
 
     def check(self, config: AnyConfig) -> None:
         """See :meth:`Task.check`."""
-        check_lengths(config)
-        for number, phase in enumerate(_phases(config)):
+        super().check(config)
+        for number, phase in enumerate(config.phases):
             if phase.sequence_length < 2:
                 raise ValueError(
                     f"phases[{number}].sequence_length: expected at least 2 tokens, a word and its end, got 1"
@@ -98,28 +90,16 @@ class Translation(TextTask):
         return f"{phase.tokens:,} tokens"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: generated pairs of a vocabulary of the same size."""
-        dataset: Any = config.make_dataset()
-        epochs = self.epochs(config, dataset, ranks)
-        length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in _phases(config)))
+        """See :meth:`Task.tiny`: generated pairs."""
+        length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in config.phases))
         sentences = TINY_SENTENCES * config.accumulate
-        small = {"tokens": sentences * length, "sequence_length": length}
-        options = {
-            "kind": "pairs",
-            "tokens": dataset.vocabulary_size,
-            "samples": sentences * ranks,
-            "test_samples": ranks,
-            "words": length - 1,
-        }
-        return Tiny(
-            DatasetRecord.model_validate({"name": "synthetic_text", **options}),
-            [phase.model_copy(update=small) for phase in config.phases],
-            epochs,
-        )
+        small = [{"tokens": sentences * length, "sequence_length": length} for _ in config.phases]
+        options = {"kind": "pairs", "samples": sentences * ranks, "test_samples": ranks, "words": length - 1}
+        return self.generated(config, config.make_dataset(), ranks, small, **options)
 
     def check_samples(self, samples: Samples) -> None:
         """See :meth:`Task.check_samples`."""
-        check_orders(self, samples)
+        super().check_samples(samples)
         longest, found = longest_of(samples.config), int(_lengths(samples.test).max())
         if longest is not None and found > longest:
             raise ValueError(
@@ -129,7 +109,7 @@ class Translation(TextTask):
 
     def notes(self, samples: Samples) -> Iterable[str]:
         """See :meth:`Task.notes`: how many sentences are left out."""
-        for number, phase in enumerate(_phases(samples.config), 1):
+        for number, phase in enumerate(samples.config.phases, 1):
             if left_out := _training_order(phase, samples).left_out:
                 yield (
                     f"phase {number}: {left_out:,} of {len(samples.training):,} pairs are left out: one of "
@@ -150,7 +130,7 @@ class Translation(TextTask):
         """See :meth:`Task.size`: tokens of targets."""
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> "keras.Model":
+    def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> KerasModel:
         """See :meth:`Task.make_model`."""
         model = super().make_model(config, dataset)
         if missing := [each for each in SEARCHED if not hasattr(model, each)]:
@@ -166,7 +146,7 @@ class Translation(TextTask):
 
         return [tf.TensorSpec((None, None), dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
-    def losses(self, model: "keras.Model", arrays: Sequence[Any], phase: TranslationPhase) -> Any:
+    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: TranslationPhase) -> Any:
         """See :meth:`Task.losses`: the weighted sum over the tokens of each target."""
         import tensorflow as tf
 
@@ -178,7 +158,7 @@ class Translation(TextTask):
             losses = (1 - smoothing) * losses + smoothing * uniform
         return tf.reduce_sum(weights * losses, axis=1)
 
-    def evaluation(self, model: "keras.Model", samples: Samples) -> Evaluation:
+    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
         """See :meth:`Task.evaluation`."""
         return TranslationTest(model, samples, self.beams, self.length_penalty)
 
@@ -189,13 +169,7 @@ class Pairs(Collation):
     def __init__(self, order: BatchOrder, target_tokens: npt.NDArray[np.int64]) -> None:
         self._order, self._target_tokens = order, target_tokens
 
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[npt.NDArray[Any], ...]:
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32, float32."""
         sources, targets = zip(*(unpack_tokens(sample, pair=True) for sample in samples), strict=True)
         everywhere = self._order.batch(spec.epoch, spec.step, 0, 1)
@@ -206,13 +180,12 @@ class Pairs(Collation):
 
 
 class TranslationTest(Evaluation):
-    """BLEU of the translations that beam search finds for all sources, and the perplexity of the targets.
+    """BLEU of the beam search's translations of all sources, and the perplexity of the targets' tokens.
 
-    BLEU is sacrebleu's of detokenized text, with its own tokens (13a) and case. Perplexity: of the tokens of
-    the vocabulary.
+    BLEU is sacrebleu's of detokenized text, with sacrebleu's tokens (13a) and case.
     """
 
-    def __init__(self, model: "keras.Model", samples: Samples, beams: int, length_penalty: float) -> None:
+    def __init__(self, model: KerasModel, samples: Samples, beams: int, length_penalty: float) -> None:
         from training.models.decoding import Decoder
 
         def forward(sources: Any, targets: Any) -> Any:
@@ -224,8 +197,7 @@ class TranslationTest(Evaluation):
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
         """See :meth:`Evaluation.evaluate`."""
-        own: dict[int, str] = {}
-        loss, tokens = 0.0, 0
+        own, loss, tokens = dict[int, str](), 0.0, 0
         for batch in batches:
             sources, targets, weights = batch.arrays
             losses = np.asarray(self._forward(sources, targets))[weights > 0]
@@ -260,14 +232,10 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def shifted(targets: Any) -> Any:
-    """Return what comes before each token of targets, part of a graph: the start, then the token before."""
+    """Return the token before each token of targets: the start before the first."""
     import tensorflow as tf
 
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]], constant_values=START)
-
-
-def _phases(config: AnyConfig) -> Sequence[TranslationPhase]:
-    return cast(Sequence[TranslationPhase], config.phases)
 
 
 def _lengths(manifest: Manifest) -> npt.NDArray[np.int64]:
