@@ -117,14 +117,13 @@ def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Met
 
 
 def _raise_with_key(key: str, function: Callable[[], None]) -> None:
-    """Raise a ``ValueError`` of ``function`` as a problem; without ``key``, its line begins with the key."""
+    """Raise a ``ValueError`` of ``function`` as a problem of ``key``; without one, its line has the key."""
     try:
         function()
     except PydanticCustomError:
         raise
     except ValueError as error:
-        place, _, rest = str(error).partition(": ") if not key else (key, "", str(error))
-        raise problem(rest, key=place) from error
+        raise problem(str(error), key=key) from error
 
 
 def _the_optimizer_has_what_is_given(config: AnyConfig) -> None:

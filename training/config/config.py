@@ -26,7 +26,7 @@ from commlib.tuning.tuner import Choice
 from training.callbacks.record import CallbackRecord
 from training.config.checks import check, without_effect
 from training.config.optimizers import AnyOptimizer, Sgd
-from training.config.reading import problems_in_one_line, read_keys
+from training.config.reading import LINEAR, Given, problems_in_one_line, read_given
 from training.config.records import (
     Cache,
     Checkpointing,
@@ -63,14 +63,13 @@ from training.config.schema import (
     Positive,
     Record,
     WholeNumber,
-    describe,
+    located_problem,
     problem,
 )
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
 from training.tasks.record import TaskRecord
 
-LINEAR = "linear"  # the task whose configurations are those of training.linear.config
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
 
@@ -183,7 +182,8 @@ class Config(Record):
         except ValidationError as error:
             detail = error.errors()[0]
             detail["loc"] = ("phases", *detail["loc"])
-            raise ConfigurationError(describe(detail)) from error
+            key, text = located_problem(detail)
+            raise ConfigurationError(text, key=key) from error
 
     def make_dataset(self) -> Dataset:
         """Return the data set; raises a ``ValueError`` of one line if it is invalid or of another kind."""
@@ -287,28 +287,31 @@ class Loaded:
 
 def is_linear(path: str | Path, overrides: Sequence[str]) -> bool:
     """Return whether a configuration is one of :mod:`training.linear.config`."""
-    return bool(read_keys(path, overrides).get("task") == LINEAR)
+    return read_given(path, overrides).is_linear
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path | Given, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
     return load_with_warnings(path, overrides).config
 
 
 def load_with_warnings(
-    path: str | Path, overrides: Sequence[str] = (), change: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    path: str | Path | Given,
+    overrides: Sequence[str] = (),
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Loaded:
     """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` overrides.
 
-    ``overrides``: see :func:`training.config.reading.read_keys`. ``change`` maps the given keys and values to
-    those that are checked.
+    ``overrides``: see :func:`training.config.reading.read_given`. ``change`` maps the given keys and values
+    to those that are checked.
     """
-    given = read_keys(path, overrides)
-    if given.get("task") == LINEAR:
-        raise ConfigurationError(f"{path}: task: {LINEAR} is for the commands train and launch")
-    with problems_in_one_line(path):
-        config = Config.model_validate(change(given))
-    warnings = [*_secrets_in_clear(given), *without_effect(config)]
+    given = read_given(path, overrides)
+    if given.is_linear:
+        expected = f"{LINEAR} is for the commands train and launch"
+        raise ConfigurationError(expected, key="task", source=str(given.path))
+    with problems_in_one_line(given.path):
+        config = Config.model_validate(change(given.keys))
+    warnings = [*_secrets_in_clear(given.keys), *without_effect(config)]
     return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
 
 

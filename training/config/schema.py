@@ -15,10 +15,14 @@ from training.config.secrets import mask
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be run; the reason is one line of bounded length, without secrets."""
+    """A configuration that cannot be run; the reason is one line of bounded length, without secrets.
 
-    def __init__(self, line: str) -> None:
-        super().__init__(one_line(mask(line)))
+    ``key``: the wrong key, empty where there is none; ``text``: the reason; ``source``: the file.
+    """
+
+    def __init__(self, text: str, *, key: str = "", source: str = "") -> None:
+        super().__init__(one_line(mask(_joined(source, key, text))))
+        self.key, self.text = key, text
 
 
 def problem(text: str, key: str = "") -> PydanticCustomError:
@@ -63,7 +67,7 @@ def record_in(
 
 def is_whole(value: Any, least: int) -> bool:
     """Return whether ``value`` is a whole number from ``least``."""
-    return type(value) is int and value >= least  # True is an int in Python, and never intended
+    return type(value) is int and least <= value < 1 << 63  # True is an int in Python, and never intended
 
 
 def is_number(value: Any) -> bool:
@@ -138,16 +142,23 @@ def written(path: Sequence[str | int]) -> str:
 def line_of(error: PydanticCustomError) -> str:
     """Return ``key: what is wrong`` of a problem that no record was validated for."""
     context = error.context or {}
-    return ": ".join(filter(None, (context.get("key"), context.get("problem"))))
+    return _joined(context.get("key", ""), context.get("problem", ""))
+
+
+def located_problem(detail: ErrorDetails) -> tuple[str, str]:
+    """Return the key and what is wrong with it, for one finding of pydantic."""
+    key = written(detail["loc"])
+    if detail["type"] == "problem":
+        return ".".join(filter(None, (key, detail["ctx"]["key"]))), detail["ctx"]["problem"]
+    if detail["type"] == "missing":
+        return key, "missing, expected a value"
+    return key, f"expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"
 
 
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
-    path: Sequence[str | int] = detail["loc"]
-    key = written(path)
-    if detail["type"] == "problem":
-        inside = detail["ctx"]["key"]
-        return f"{'.'.join(filter(None, (key, inside)))}: {detail['ctx']['problem']}"
-    if detail["type"] == "missing":
-        return f"{key}: missing, expected a value"
-    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"
+    return _joined(*located_problem(detail))
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(filter(None, parts))
