@@ -125,11 +125,14 @@ def test_values_are_those_of_yaml_but_for_exponents_and_dates(write):
 
 REFERENCES = {
     "a value": ({"p": [{"e": 3}], "a": "${p[0].e}", "b": "${p.0.e} of ${a}"}, {"a": 3, "b": "3 of 3"}),
-    "of the same record": ({"a": {"x": 1, "y": "${.x}", "z": "${..c}"}, "c": 2}, {"a": {"x": 1, "y": 1, "z": 2}}),
+    "of the same record": ({"a": {"x": 1, "y": "${.x}", "z": "${..c}"}, "c": 2},
+                           {"a": {"x": 1, "y": 1, "z": 2}}),
     "the environment as text": ({"a": "${oc.env:NUMBER}"}, {"a": "1e-3"}),
     "its text as a value": ({"a": "${oc.decode:${oc.env:NUMBER}}"}, {"a": 0.001}),
-    "a default": ({"a": "${oc.env:NONE,~/.local/share}/x", "b": "${oc.env:NONE, it's}"}, {"a": "~/.local/share/x", "b": "it's"}),
-    "a default in quotes, or null": ({"a": "${oc.env:NONE,'x y'}", "b": "${oc.env:NONE,null}"}, {"a": "x y", "b": None}),
+    "a default": ({"a": "${oc.env:NONE,~/.local/share}/x", "b": "${oc.env:NONE, it's}"},
+                  {"a": "~/.local/share/x", "b": "it's"}),
+    "a default in quotes, or null": ({"a": "${oc.env:NONE,'x y'}", "b": "${oc.env:NONE,null}"},
+                                     {"a": "x y", "b": None}),
     "a default that is not needed": ({"a": "${oc.env:NUMBER,3}"}, {"a": "1e-3"}),
     "text of the environment has none": ({"a": "${oc.env:DOLLAR}"}, {"a": "${x}"}),
 }  # fmt: skip

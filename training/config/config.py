@@ -216,9 +216,7 @@ class Config(Record):
 
     def density_of(self, phase: Phase) -> float:
         """Return the density at which a phase's reducer selects, if it does."""
-        given = inherited(self.reducer, phase.reducer)
-        density: float = given.get("density", DEFAULT_DENSITY)
-        return density
+        return float(inherited(self.reducer, phase.reducer).get("density", DEFAULT_DENSITY))
 
     def momentum_of(self, phase: Phase) -> float | MomentumLine | None:
         """Return the momentum of a phase; :func:`training.config.schedules.momentum_at` gives that of a step.
@@ -245,8 +243,7 @@ class Config(Record):
         is not accepted: see ``with_choices``.
         """
         name = self.reducer_name(phase)
-        given = inherited(self.reducer, phase.reducer)
-        return {"name": name, **written_out(name, given)}
+        return {"name": name, **written_out(name, inherited(self.reducer, phase.reducer))}
 
     def resolved(self) -> "Config":
         """Return the configuration with every phase's learning rate, reducer and options written out.
@@ -311,13 +308,6 @@ def load_with_warnings(
         raise ConfigurationError(expected, key="task", source=str(given.path))
     with problems_in_one_line(given.path):
         config = Config.model_validate(change(given.keys))
-    warnings = [*_secrets_in_clear(given.keys), *without_effect(config)]
+    expected = "expected a reference such as ${oc.env:NAME}, got a secret in clear"
+    warnings = [*(f"{place}: {expected}" for place in in_clear(given.keys)), *without_effect(config)]
     return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
-
-
-def _secrets_in_clear(given: dict[str, Any]) -> list[str]:
-    """Return a line for every secret that is no reference."""
-    return [
-        f"{place}: expected a reference such as ${{oc.env:NAME}}, got a secret in clear"
-        for place in in_clear(given)
-    ]

@@ -32,8 +32,6 @@ from training.config.secrets import REFERENCE, in_clear, mask
 INCLUDE = "include"
 LINEAR = "linear"  # the task whose configurations are those of training.linear.config
 
-# ------------------------------------------------------------------------------------------------ YAML
-
 _TAG = "tag:yaml.org,2002:"
 _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")  # YAML 1.1 requires a point and a sign
 
@@ -165,33 +163,24 @@ def resolve(content: Mapping[str, Any]) -> dict[str, Any]:
 
     References to the environment that stand for a secret stay. Raises ``ConfigurationError``.
     """
-    return _resolved(_config(content))
+    with _unresolved_in_one_line():
+        return OmegaConf.to_container(OmegaConf.create(_prepared(content)), resolve=True)  # type: ignore
 
 
-def _config(content: Mapping[str, Any]) -> DictConfig:
+@contextmanager
+def _unresolved_in_one_line(source: str = "") -> Iterator[None]:
     try:
-        return OmegaConf.create(_prepared(content, ()))
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(error.text, key=error.key, source=source) from error
     except _UNRESOLVED as error:
-        raise _unresolved(error) from error
+        text = f"expected a value or a reference to one: {str(error).splitlines()[0]}"
+        key = getattr(error, "full_key", None) or ""
+        raise ConfigurationError(text, key=key, source=source) from error
 
 
-def _resolved(config: DictConfig) -> dict[str, Any]:
-    try:
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
-    except _UNRESOLVED as error:
-        raise _unresolved(error) from error
-
-
-def _unresolved(error: Exception) -> ConfigurationError:
-    if isinstance(error, ConfigurationError):
-        return error
-    reason = str(error).partition("\n")[0]
-    key = getattr(error, "full_key", None) or ""
-    return ConfigurationError(f"expected a value or a reference to one: {reason}", key=key)
-
-
-def _prepared(value: Any, path: tuple[str | int, ...]) -> Any:
-    """Return a value for OmegaConf; escapes references to secrets, which OmegaConf does not resolve then."""
+def _prepared(value: Any, path: tuple[str | int, ...] = ()) -> Any:
+    """Return a value for OmegaConf, with references to secrets escaped: OmegaConf leaves them as they are."""
     if isinstance(value, dict):
         return {key: _prepared(each, (*path, key)) for key, each in value.items()}
     if isinstance(value, list):
@@ -205,7 +194,7 @@ def _prepared(value: Any, path: tuple[str | int, ...]) -> Any:
         if "oc.decode" in value:
             raise ConfigurationError(f"expected ${{oc.env:NAME}}, got {shown(value)}", key=written(path))
         value = REFERENCE.sub(r"\\\g<0>", value)
-    return _DEFAULT.sub(_quoted, value)
+    return _DEFAULT.sub(lambda found: f"${{oc.env:{found[1]},{_quoted(found[2])}}}", value)
 
 
 def _is_secret_reference(text: str, path: tuple[str | int, ...]) -> bool:
@@ -215,9 +204,8 @@ def _is_secret_reference(text: str, path: tuple[str | int, ...]) -> bool:
     return is_in_storage or is_in_url or any(map(is_secret, path))
 
 
-def _quoted(found: re.Match[str]) -> str:
-    default = found[2].replace("'", r"\'")
-    return f"${{oc.env:{found[1]},'{default}'}}"
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", r"\'") + "'"
 
 
 # ------------------------------------------------------------------------------------------- overrides
@@ -262,7 +250,7 @@ def put(config: DictConfig, word: str) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """The keys and values of a configuration, before they are checked, and the path that messages name."""
+    """The keys and values of a configuration before any check, and the path that messages name."""
 
     path: str | Path
     keys: dict[str, Any]
@@ -283,16 +271,12 @@ def read_given(path: str | Path | Given, overrides: Sequence[str] = ()) -> Given
     if isinstance(path, Given):
         return path
     content = read(located(path))
-    try:
-        config = _config(content)
-    except ConfigurationError as error:
-        raise ConfigurationError(error.text, key=error.key, source=str(path)) from error
+    with _unresolved_in_one_line(str(path)):
+        config = OmegaConf.create(_prepared(content))
     for word in overrides:
         put(config, word)
-    try:
-        return Given(path, _resolved(config))
-    except ConfigurationError as error:
-        raise ConfigurationError(error.text, key=error.key, source=str(path)) from error
+    with _unresolved_in_one_line(str(path)):
+        return Given(path, OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
 
 @contextmanager
