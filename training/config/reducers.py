@@ -31,7 +31,7 @@ def _check_codec(name: str) -> str:
     try:
         make_codec(name)
     except (UnknownName, InvalidArgument) as error:
-        raise problem(str(error).removeprefix("wire: ")) from error
+        raise problem(getattr(error, "text", str(error))) from error
     return name
 
 
