@@ -1,14 +1,14 @@
 """Checks across the settings of a configuration, and warnings for settings without effect."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic_core import PydanticCustomError
 
-from commlib.errors import InvalidArgument, shown, suggestion
+from commlib.errors import shown, suggestion
 from training.config.parts import imported
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import AUTO, check_options, check_takes, options_of
-from training.config.schema import problem
+from training.config.schema import problem, reported
 from training.models import MODELS, check_model
 from training.tasks.task import Metric
 
@@ -43,10 +43,8 @@ def _reducers_take_what_they_are_given(config: AnyConfig) -> None:
             raise _wrong(f"{place}.density_warmup", expected, phase.density_warmup)
         options = config.reducer_config(phase)
         del options["name"]
-        try:
+        with reported(f"{place}.reducer"):  # an option without a default that nobody gives
             check_options(name, options)
-        except InvalidArgument as error:  # an option without a default that nobody gives
-            raise problem(str(error), key=f"{place}.reducer") from error
 
 
 def _momentum_is_not_counted_twice(config: AnyConfig) -> None:
@@ -95,8 +93,10 @@ def _the_task_has_what_is_given(config: AnyConfig) -> None:
     if config.target is not None:
         _the_target_is_a_metric(config.target, config.task.name, task.metrics)
     if imported(MODELS, "model", config.model.name) is not None:
-        _raise_with_key("model", lambda: check_model(config.model.name, config.model.options, task.signature))
-    _raise_with_key("", lambda: config.task.make().check(config))
+        with reported("model"):
+            check_model(config.model.name, config.model.options, task.signature)
+    with reported():  # the line of a task begins with the key
+        config.task.make().check(config)
 
 
 def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Metric]) -> None:
@@ -109,16 +109,6 @@ def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Met
         raise _wrong("target", expected, f"{wrong} {value}")
     if metric.share and not 0 < target.goal <= 1:
         raise problem(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
-
-
-def _raise_with_key(key: str, function: Callable[[], None]) -> None:
-    """Raise a ``ValueError`` of ``function`` as a problem of ``key``; without one, its line has the key."""
-    try:
-        function()
-    except PydanticCustomError:
-        raise
-    except ValueError as error:
-        raise problem(str(error), key=key) from error
 
 
 def _the_optimizer_has_what_is_given(config: AnyConfig) -> None:

@@ -4,13 +4,14 @@ A problem names the key, the value and what was expected; pydantic carries it to
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from commlib.errors import UnknownName, look_up, one_line, shown, suggestion
+from commlib.errors import look_up, one_line, shown, suggestion
 from training.config.secrets import mask
 
 
@@ -30,6 +31,17 @@ def problem(text: str, key: str = "") -> PydanticCustomError:
     return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
 
 
+@contextmanager
+def reported(key: str = "") -> Iterator[None]:
+    """Raise a ``ValueError`` of the block as the problem of a validator."""
+    try:
+        yield
+    except PydanticCustomError:
+        raise
+    except ValueError as error:
+        raise problem(str(error), key=key) from error
+
+
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
     """Accept the values for which ``holds``; report for any other what was expected."""
 
@@ -45,10 +57,8 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     """Accept the names of a table; list them, and the nearest, for any other."""
 
     def check(name: str) -> str:
-        try:
+        with reported():
             look_up(table, kind, name)
-        except UnknownName as error:
-            raise problem(str(error)) from error
         return name
 
     return AfterValidator(check)
@@ -58,10 +68,8 @@ def record_in(
     table: Mapping[str, type[Any]], kind: str, given: Mapping[str, Any], key: str, default: str
 ) -> Any:
     """Return the record of a table that ``key`` of what is given names, with the other keys of it."""
-    try:
+    with reported(key):
         record = look_up(table, kind, given.get(key, default))
-    except UnknownName as error:
-        raise problem(str(error), key=key) from error
     return record.model_validate(given)
 
 
