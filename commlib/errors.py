@@ -41,9 +41,9 @@ class InvalidArgument(CommlibError, ValueError):
     ``key``: the argument, where the message begins with it; ``text``: the rest of the message.
     """
 
-    def __init__(self, text: str = "", *, key: str = "") -> None:
+    def __init__(self, text: object = "", *, key: str = "") -> None:
         super().__init__(f"{key}: {text}" if key else text)
-        self.key, self.text = key, text
+        self.key, self.text = key, str(text)
 
 
 class NonFiniteInput(CommlibError, ValueError):

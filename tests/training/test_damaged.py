@@ -1,4 +1,4 @@
-"""Configurations and profiles that are damaged, one line of bounded length, or valid."""
+"""Damaged configurations and profiles are refused in one line of bounded length, or are valid."""
 
 import json
 import random
