@@ -27,7 +27,7 @@ import yaml
 from benchmarks.drawing.pages import with_block
 from benchmarks.drawing.style import PALETTE, docs_picture
 from training.commands.printing import markdown
-from training.config.references import resolve
+from training.config.reading import resolve
 from training.tasks import TASKS, Metric, Task
 
 DENSE = "dense"

@@ -36,7 +36,14 @@ class UnknownName(CommlibError, ValueError):
 
 
 class InvalidArgument(CommlibError, ValueError):
-    """A value outside what its argument allows; the message names both and what was expected."""
+    """A value outside what its argument allows; the message names both and what was expected.
+
+    ``key``: the argument, where the message begins with it; ``text``: the rest of the message.
+    """
+
+    def __init__(self, text: object = "", *, key: str = "") -> None:
+        super().__init__(f"{key}: {text}" if key else text)
+        self.key, self.text = key, str(text)
 
 
 class NonFiniteInput(CommlibError, ValueError):

@@ -143,7 +143,7 @@ def check_options(
         if option not in known and not takes_any:
             listed = ", ".join(known) or "none"
             near = suggestion(option, known)
-            raise InvalidArgument(f"{option}: {name} has no such option (its options: {listed}){near}")
+            raise InvalidArgument(f"{name} has no such option (its options: {listed}){near}", key=option)
     for option, default in known.items():
         if default is REQUIRED and option not in options:
             raise InvalidArgument(f"{option}: {name} needs this option, got none")

@@ -172,11 +172,12 @@ def options(kind: str) -> Iterator[str]:
         known = registry.options_of(part, arguments)
         if isinstance(part, TextBuilder):
             known = {key: field.default for key, field in part.options.model_fields.items()} | part.defaults
-        own = {key: value for key, value in known.items() if key not in {*IMAGES.given, "allocate"}}
-        shown = (
-            key if value is registry.REQUIRED else f"{key}: {code(value)[1:-1]}" for key, value in own.items()
-        )
-        if own:
+        shown = [
+            key if value is registry.REQUIRED else f"{key}: {code(value)[1:-1]}"
+            for key, value in known.items()
+            if key not in IMAGES.given and not inspect.isfunction(value)
+        ]
+        if shown:
             yield f"| `{name}` | {', '.join(f'`{each}`' for each in shown)} |"
 
 

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from tests.launching import ENVIRONMENT, ROOT, errors, tail
 from tests.training.small import metrics_of
 from training.config.config import load
-from training.config.shipped import located
+from training.config.reading import located
 
 PACKAGES = ("commlib", "datacache", "pto", "training")
 SITE = Path(sysconfig.get_path("purelib"))

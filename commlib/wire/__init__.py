@@ -54,5 +54,5 @@ def make_codec(name: str) -> Codec:
     values = [part for part in parts if isinstance(part, ValueCodec)]
     if len(indices) > 1 or len(values) > 1:
         expected = "an index codec, a value codec or one of each joined by +"
-        raise InvalidArgument(f"wire: expected {expected}, got {name!r}")
+        raise InvalidArgument(f"expected {expected}, got {name!r}", key="wire")
     return Codec(indices[0] if indices else Raw32(), values[0] if values else Fp32())

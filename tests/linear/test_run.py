@@ -14,6 +14,7 @@ from tests.linear.made import matrix_of, rows_of, settings_of
 from training.commands.linear import check, share_right
 from training.commands.train import train
 from training.config.config import load as load_other
+from training.config.reading import read_given
 from training.linear.config import GeneratedData, LibsvmData, load
 from training.linear.generated import SHAPES, STRIDE, generate
 from training.linear.sgd import SGD
@@ -166,9 +167,9 @@ def test_what_is_wrong_is_one_line(config, capfd, words, message):
 
 
 def test_what_cannot_be_launched_is_refused(config):
-    check(config, [], 0)
+    check(read_given(config), 0)
     with pytest.raises(ValueError, match="^--restarts: expected 0 for task: linear, .* got 2$"):
-        check(config, [], 2)
+        check(read_given(config), 2)
 
 
 # --------------------------------------------------------------- generated rows

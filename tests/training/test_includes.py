@@ -1,12 +1,11 @@
-"""A file is what it includes with its own keys on top, or one line says which file cannot be had."""
+"""A file is what it includes with its own keys on top, or one line says which file cannot be read."""
 
 from pathlib import Path
 
 import pytest
 
 from training.config.config import ConfigurationError, load
-from training.config.includes import read
-from training.config.references import resolve
+from training.config.reading import Given, parsed_file, read, read_given, resolve
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
@@ -22,27 +21,38 @@ def write(tmp_path):
     return write
 
 
-def content_of(path: Path) -> dict:
-    return read(path)
+MERGED = {
+    "own keys come before included ones and records are merged": (
+        "a: 1\nb: {c: 2, d: {e: 3, f: 4}}\n",
+        "b: {d: {e: 30}, g: 5}\n",
+        {"a": 1, "b": {"c": 2, "d": {"e": 30, "f": 4}, "g": 5}},
+    ),
+    "lists are replaced as a whole and null replaces too": (
+        "list: [1, 2, 3]\nrecords: [{a: 1, b: 2}]\nvalue: 3\n",
+        "list: [9]\nrecords: [{a: 5}]\nvalue: null\n",
+        {"list": [9], "records": [{"a": 5}], "value": None},
+    ),
+    "a list replaces a record, and a record a list": (
+        "a: [1, 2]\nb: {c: 1}\n",
+        "a: {x: 1}\nb: [3]\n",
+        {"a": {"x": 1}, "b": [3]},
+    ),
+    "an empty file adds nothing": ("", "a: 1\n", {"a": 1}),
+}
 
 
-def test_own_keys_come_before_included_ones_and_records_are_merged(write):
-    write("base.yaml", "a: 1\nb: {c: 2, d: {e: 3, f: 4}}\n")
-    own = write("run.yaml", "include: base.yaml\nb: {d: {e: 30}, g: 5}\n")
-    assert content_of(own) == {"a": 1, "b": {"c": 2, "d": {"e": 30, "f": 4}, "g": 5}}
+@pytest.mark.parametrize(("base", "own", "expected"), MERGED.values(), ids=MERGED)
+def test_a_file_and_what_it_includes(write, base, own, expected):
+    write("base.yaml", base)
+    assert read(write("run.yaml", f"include: base.yaml\n{own}")) == expected
 
 
-def test_lists_are_replaced_as_a_whole_and_null_replaces_too(write):
-    write("base.yaml", "list: [1, 2, 3]\nrecords: [{a: 1, b: 2}]\nvalue: 3\n")
-    own = write("run.yaml", "include: base.yaml\nlist: [9]\nrecords: [{a: 5}]\nvalue: null\n")
-    assert content_of(own) == {"list": [9], "records": [{"a": 5}], "value": None}
-
-
-def test_of_several_files_the_later_one_wins(write):
-    write("one.yaml", "a: 1\nb: 1\nc: 1\n")
-    write("two.yaml", "b: 2\nc: 2\n")
-    assert content_of(write("run.yaml", "include: [one.yaml, two.yaml]\nc: 3\n")) == {"a": 1, "b": 2, "c": 3}
-    assert content_of(write("run.yaml", "include: [two.yaml, one.yaml]\n")) == {"a": 1, "b": 1, "c": 1}
+def test_of_several_files_the_later_one_wins_and_two_may_include_the_same_third(write):
+    write("third.yaml", "a: 3\nb: 3\n")
+    write("one.yaml", "include: third.yaml\nb: 1\nc: 1\n")
+    write("two.yaml", "include: third.yaml\nb: 2\nc: 2\n")
+    assert read(write("run.yaml", "include: [one.yaml, two.yaml]\nc: 3\n")) == {"a": 3, "b": 2, "c": 3}
+    assert read(write("run.yaml", "include: [two.yaml, one.yaml]\n")) == {"a": 3, "b": 1, "c": 1}
 
 
 def test_paths_are_relative_to_the_file_that_names_them(write, monkeypatch, tmp_path):
@@ -50,20 +60,7 @@ def test_paths_are_relative_to_the_file_that_names_them(write, monkeypatch, tmp_
     write("presets/outer.yaml", "include: deep/inner.yaml\nb: outer\n")
     own = write("runs/run.yaml", "include: ../presets/outer.yaml\n")
     monkeypatch.chdir(tmp_path / "presets")
-    assert content_of(own) == {"a": "inner", "b": "outer"}
-
-
-def test_two_files_may_include_the_same_third(write):
-    write("third.yaml", "a: 3\n")
-    write("one.yaml", "include: third.yaml\nb: 1\n")
-    write("two.yaml", "include: third.yaml\nc: 2\n")
-    assert content_of(write("run.yaml", "include: [one.yaml, two.yaml]\n")) == {"a": 3, "b": 1, "c": 2}
-
-
-def test_references_are_resolved_in_the_merged_file(write):
-    write("base.yaml", "a: 1\nb: ${a}\n")
-    merged = read(write("run.yaml", "include: base.yaml\na: 2\n"))
-    assert resolve(merged) == {"a": 2, "b": 2}
+    assert read(own) == {"a": "inner", "b": "outer"}
 
 
 def test_a_configuration_that_includes_another_takes_words_of_the_command_line(write, tmp_path):
@@ -76,24 +73,6 @@ def test_a_configuration_that_includes_another_takes_words_of_the_command_line(w
     assert "include" not in config.to_yaml()
     (tmp_path / "written.yaml").write_text(config.to_yaml())
     assert load(tmp_path / "written.yaml") == config
-
-
-def test_a_file_is_included_in_a_file_only():
-    with pytest.raises(ConfigurationError) as caught:
-        load(DIGITS, ["include=other.yaml"])
-    assert str(caught.value) == (
-        "include=other.yaml: expected in a file, whose own keys come before what it includes"
-    )
-
-
-def test_a_file_that_is_not_there_is_named_with_the_one_that_includes_it(write, tmp_path):
-    write("middle.yaml", "include: missing.yaml\n")
-    with pytest.raises(ConfigurationError) as caught:
-        read(write("run.yaml", "include: middle.yaml\n"))
-    assert str(caught.value) == (
-        f"{tmp_path}/missing.yaml: no such file, expected a YAML configuration "
-        f"(included by {tmp_path}/middle.yaml)"
-    )
 
 
 @pytest.mark.parametrize("back", ["run.yaml", "middle.yaml", "folder/../run.yaml", "link.yaml"])
@@ -111,22 +90,22 @@ def test_a_file_that_leads_to_itself_is_refused_with_the_way(write, tmp_path, ba
 
 @pytest.mark.parametrize("given", ["3", "null", "[a.yaml, 3]", "{a: b}", "''", "[[a.yaml]]"])
 def test_what_is_no_file_name_is_refused(write, given):
-    own = write("run.yaml", f"include: {given}\n")
-    with pytest.raises(ConfigurationError) as caught:
-        read(own)
-    assert str(caught.value).startswith(f"{own}: include: expected a file or a list of files, got ")
+    with pytest.raises(ConfigurationError, match="include: expected a file or a list of files, got "):
+        read(write("run.yaml", f"include: {given}\n"))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, "no such file, expected a YAML configuration"),
         ("a: 1\n b: 2\n", "line 2: not YAML: "),
-        ("a: 1\na: 2\n", "line 1: expected every key once, got 'a' twice"),
+        ("a: 1\na: 2\n", "line 1: not YAML: expected every key once, got 'a' twice"),
         ("- a\n", "expected keys and values, got ['a']"),
     ],
 )
 def test_an_included_file_that_is_no_configuration_is_named(write, tmp_path, text, message):
-    write("bad.yaml", text)
+    if text is not None:
+        write("bad.yaml", text)
     own = write("run.yaml", "include: bad.yaml\n")
     with pytest.raises(ConfigurationError) as caught:
         read(own)
@@ -135,14 +114,62 @@ def test_an_included_file_that_is_no_configuration_is_named(write, tmp_path, tex
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_file_adds_nothing(write):
-    write("empty.yaml", "")
-    assert content_of(write("run.yaml", "include: empty.yaml\na: 1\n")) == {"a": 1}
+def test_values_are_those_of_yaml_but_for_exponents_and_dates(write):
+    text = "a: 1e-3\nb: 2020-01-01\nc: 12e4x\nd: yes\ne: '1e3'\nf: ~\ng: 0x10\nh: [1.5, .nan]\n"
+    values = parsed_file(write("run.yaml", text))
+    assert str(values.pop("h")) == "[1.5, nan]"
+    assert values == {"a": 0.001, "b": "2020-01-01", "c": "12e4x", "d": True, "e": "1e3", "f": None, "g": 16}
 
 
-def test_a_list_and_a_record_under_the_same_key_take_the_own_one(write):
-    write("base.yaml", "a: [1, 2]\nb: {c: 1}\n")
-    assert content_of(write("run.yaml", "include: base.yaml\na: {x: 1}\nb: [3]\n")) == {
-        "a": {"x": 1},
-        "b": [3],
-    }
+# ------------------------------------------------------------------------------------------ references
+
+REFERENCES = {
+    "a value": ({"p": [{"e": 3}], "a": "${p[0].e}", "b": "${p.0.e} of ${a}"}, {"a": 3, "b": "3 of 3"}),
+    "of the same record": ({"a": {"x": 1, "y": "${.x}", "z": "${..c}"}, "c": 2},
+                           {"a": {"x": 1, "y": 1, "z": 2}}),
+    "the environment as text": ({"a": "${oc.env:NUMBER}"}, {"a": "1e-3"}),
+    "its text as a value": ({"a": "${oc.decode:${oc.env:NUMBER}}"}, {"a": 0.001}),
+    "a default": ({"a": "${oc.env:NONE,~/.local/share}/x", "b": "${oc.env:NONE, it's}"},
+                  {"a": "~/.local/share/x", "b": "it's"}),
+    "a default in quotes, or null": ({"a": "${oc.env:NONE,'x y'}", "b": "${oc.env:NONE,null}"},
+                                     {"a": "x y", "b": None}),
+    "a default that is not needed": ({"a": "${oc.env:NUMBER,3}"}, {"a": "1e-3"}),
+    "text of the environment has none": ({"a": "${oc.env:DOLLAR}"}, {"a": "${x}"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), REFERENCES.values(), ids=REFERENCES)
+def test_references(monkeypatch, given, expected):
+    for name, value in {"NUMBER": "1e-3", "DOLLAR": "${x}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NONE", raising=False)
+    assert resolve(given) == given | expected
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"a": "${b}", "b": "${a}"}, "a"),
+        ({"a": {"b": "${a}"}}, "a.b"),
+        ({"p": [{"a": "${b.c}"}]}, "p[0].a"),
+        ({"a": "${b"}, "a"),
+        ({"a": "${oc.env:NO_SUCH_VARIABLE}"}, "a"),
+        ({"secret": "${oc.decode:${oc.env:HOME}}"}, "secret"),
+    ],
+)
+def test_a_reference_that_is_wrong_is_one_line_with_its_key(given, key):
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(given)
+    assert caught.value.key == key
+    assert str(caught.value).startswith(f"{key}: expected ")
+    assert "\n" not in str(caught.value)
+
+
+def test_references_are_resolved_in_the_merged_file_and_a_file_is_read_once(write):
+    write("base.yaml", "a: 1\nb: ${a}\n")
+    path = write("run.yaml", "include: base.yaml\na: 2\ntask: linear\n")
+    given = read_given(path, ["c=${b}"])
+    assert given == Given(path, {"a": 2, "b": 2, "c": 2, "task": "linear"})
+    assert given.is_linear
+    path.unlink()
+    assert read_given(given) is given

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from commlib.density import exponential
-from training.config.config import ConfigurationError, load, load_with_warnings
+from training.config.config import ConfigurationError, load
 from training.config.records import Cache
 from training.config.schedules import (
     SCHEDULES,
@@ -233,15 +233,6 @@ def test_the_momentum_of_a_phase_is_a_number_a_line_or_that_of_the_optimizer():
     assert none.momentum_of(none.phases[0]) == 0.0
 
 
-def test_a_momentum_that_no_phase_takes_is_warned_of():
-    words = ["optimizer={name: sgd, momentum: 0.8}", "phases.0.momentum=0.9", "phases.1.momentum=0.5"]
-    assert load_with_warnings(DIGITS, words).warnings == [
-        "optimizer.momentum=0.8 has no effect: every phase names its own"
-    ]
-    assert load_with_warnings(DIGITS, words[:-1]).warnings == []
-    assert load_with_warnings(DIGITS, words[1:]).warnings == []
-
-
 def test_a_density_warm_up_gives_the_densities_of_commlib():
     assert DensityWarmup(start=0.25, epochs=4).densities(0.001) == exponential(0.25, 0.001, 4)
     with pytest.raises(ValidationError, match=r"expected a number in \(0, 1\], got 0"):
@@ -249,65 +240,43 @@ def test_a_density_warm_up_gives_the_densities_of_commlib():
 
 
 WRONG = [
-    (
-        "schedule: cosin, start: 1",
-        '.schedule: unknown schedule "cosin" (known: linear, cosine, step, polynomial, noam), '
-        'did you mean "cosine"?',
-    ),
-    (
-        "schedule: [a], start: 1",
-        ".schedule: unknown schedule \"['a']\" (known: linear, cosine, step, polynomial, noam)",
-    ),
-    (
-        "schedule: cosine, strt: 1",
-        '.strt: unknown key, did you mean "start"? (known here: schedule, per_batch, start, warmup, end)',
-    ),
+    ('schedule: cosin, start: 1',
+     '.schedule: unknown schedule "cosin" (known: linear, cosine, step, polynomial, noam), '
+     'did you mean "cosine"?'),
+    ('schedule: [a], start: 1',
+     '.schedule: unknown schedule "[\'a\']" (known: linear, cosine, step, polynomial, noam)'),
+    ('schedule: cosine, strt: 1',
+     '.strt: unknown key, did you mean "start"? (known here: schedule, per_batch, start, warmup, end)'),
     ("schedule: cosine, start: 1", ".end: missing, expected a value"),
     ("schedule: polynomial, start: 1, end: 0", ".power: missing, expected a value"),
     ("schedule: polynomial, start: 1, end: 0, power: 0", ".power: expected a number above 0, got 0"),
-    (
-        "start: 1, end: 0, power: 2",
-        ".power: unknown key (known here: schedule, per_batch, start, warmup, end)",
-    ),
+    ('start: 1, end: 0, power: 2',
+     '.power: unknown key (known here: schedule, per_batch, start, warmup, end)'),
     ("start: 1, end: 0, per_batch: 0", ".per_batch: expected a whole number from 1, got 0"),
     ("start: 1, end: 0, warmup: 3", ".warmup: expected the keys start, got 3"),
     ("start: 1, end: 0, warmup: {start: 0}", ".warmup: expected one of steps, epochs, got none"),
-    (
-        "start: 1, end: 0, warmup: {start: 0, steps: 1, epochs: 2}",
-        ".warmup: expected one of steps, epochs, got steps and epochs",
-    ),
-    (
-        "start: 1, end: 0, warmup: {start: 0, epochs: .inf}",
-        ".warmup.epochs: expected a number above 0, got inf",
-    ),
+    ('start: 1, end: 0, warmup: {start: 0, steps: 1, epochs: 2}',
+     '.warmup: expected one of steps, epochs, got steps and epochs'),
+    ('start: 1, end: 0, warmup: {start: 0, epochs: .inf}',
+     '.warmup.epochs: expected a number above 0, got inf'),
     ("schedule: step, start: 1, factor: 2, at_steps: [2]", ".factor: expected a number in (0, 1), got 2"),
     ("schedule: step, start: 1, factor: 0.1", ": expected one of at_epochs, at_steps, at_shares, got none"),
-    (
-        "schedule: step, start: 1, factor: 0.1, at_epochs: [3, 2]",
-        ".at_epochs: expected one place or more, each after the one before, got [3.0, 2.0]",
-    ),
-    (
-        "schedule: step, start: 1, factor: 0.1, at_steps: []",
-        ".at_steps: expected one place or more, each after the one before, got []",
-    ),
-    (
-        "schedule: step, start: 1, factor: 0.1, at_epochs: [0]",
-        ".at_epochs[0]: expected a number above 0, got 0",
-    ),
+    ('schedule: step, start: 1, factor: 0.1, at_epochs: [3, 2]',
+     '.at_epochs: expected one place or more, each after the one before, got [3.0, 2.0]'),
+    ('schedule: step, start: 1, factor: 0.1, at_steps: []',
+     '.at_steps: expected one place or more, each after the one before, got []'),
+    ('schedule: step, start: 1, factor: 0.1, at_epochs: [0]',
+     '.at_epochs[0]: expected a number above 0, got 0'),
     ("schedule: step, start: 1, factor: 0.1, at_epochs: 2", ".at_epochs: expected a valid list, got 2"),
-    (
-        "schedule: step, start: 1, factor: 0.1, at_shares: [1.0]",
-        ".at_shares[0]: expected a number in (0, 1), got 1.0",
-    ),
-    (
-        "schedule: noam, scale: 1, warmup_steps: 0, model_size: 1",
-        ".warmup_steps: expected a whole number from 1, got 0",
-    ),
+    ('schedule: step, start: 1, factor: 0.1, at_shares: [1.0]',
+     '.at_shares[0]: expected a number in (0, 1), got 1.0'),
+    ('schedule: noam, scale: 1, warmup_steps: 0, model_size: 1',
+     '.warmup_steps: expected a whole number from 1, got 0'),
     ("momentum=1", ": expected a number in [0, 1), or the keys start and end, got 1"),
     ("momentum=true", ": expected a number in [0, 1), or the keys start and end, got True"),
     ("momentum={start: 1, end: 0}", ".start: expected a number in [0, 1), got 1"),
-    ("momentum={start: 0.5, ed: 0}", '.ed: unknown key, did you mean "end"? (known here: start, end)'),
-]
+    ('momentum={start: 0.5, ed: 0}', '.ed: unknown key, did you mean "end"? (known here: start, end)'),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG)

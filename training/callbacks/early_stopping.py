@@ -5,7 +5,7 @@ from typing import Any
 
 from commlib.errors import shown, suggestion
 from training.callbacks.callback import Callback, RunView
-from training.config.schema import is_number, is_whole
+from training.config.schema import ConfigurationError, is_number, is_whole
 from training.results import EpochResult
 
 
@@ -18,9 +18,9 @@ class EarlyStopping(Callback):
 
     def __init__(self, *, metric: str, patience: int = 3, min_delta: float = 0.0) -> None:
         if not is_whole(patience, 1):
-            raise ValueError(f"patience: expected a whole number from 1, got {shown(patience)}")
+            raise ConfigurationError(f"expected a whole number from 1, got {shown(patience)}", key="patience")
         if not is_number(min_delta) or min_delta < 0:
-            raise ValueError(f"min_delta: expected a number from 0, got {shown(min_delta)}")
+            raise ConfigurationError(f"expected a number from 0, got {shown(min_delta)}", key="min_delta")
         self._metric, self._patience, self._min_delta = metric, patience, min_delta
         self._best: float | None = None
         self._waited = 0

@@ -25,9 +25,8 @@ class CallbackRecord(PartRecord):
                 if self.name in CALLBACKS:
                     CALLBACKS[self.name](**self.options)
             except ValueError as error:
-                option, _, rest = str(error).partition(": ")
-                is_of_option = option in self.options
-                raise problem(rest, key=option) if is_of_option else problem(str(error)) from error
+                key, text = getattr(error, "key", ""), getattr(error, "text", str(error))
+                raise problem(text, key=key) from error
         return self
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from training.callbacks.callback import RunView
 from training.callbacks.writer import Writer, package
+from training.config.schema import ConfigurationError
 
 # wandb would also send the command line, which may hold a secret, and wrap the terminal.
 SETTINGS = {"console": "off", "x_disable_meta": True, "disable_code": True, "disable_git": True}
@@ -25,7 +26,7 @@ class WeightsAndBiases(Writer):
         mode: Literal["online", "offline"] | None = None,
     ) -> None:
         if mode not in (None, "online", "offline"):
-            raise ValueError(f"mode: expected online or offline, got {mode!r}")
+            raise ConfigurationError(f"expected online or offline, got {mode!r}", key="mode")
         self._where: dict[str, Any] = {"project": project, "entity": entity, "mode": mode}
         self._run: Any = None
 

@@ -2,14 +2,13 @@
 
 import io
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
 from commlib import Communicator, Topology
+from training.config.reading import Given
 from training.linear.config import GeneratedData, LinearConfig, load
 from training.linear.generated import SHAPES
 from training.linear.rows import Rows
@@ -24,11 +23,11 @@ MODEL = "model.npz"
 DRY = {"epochs": 1, "batch_size": 2}
 
 
-def train(comm: Communicator, path: str, overrides: Sequence[str], *, dry_run: bool) -> None:
+def train(comm: Communicator, given: Given, *, dry_run: bool) -> None:
     """Run a configuration on all ranks; rank 0 prints. With ``dry_run`` one step on generated rows."""
     if comm.rank == 0:
         announce_compiling()
-    config: LinearConfig = all_or_exit(comm, lambda: on_rank0(comm, lambda: load(path, overrides)))
+    config: LinearConfig = all_or_exit(comm, lambda: on_rank0(comm, lambda: load(given)))
     if dry_run:
         shape = getattr(config.data, "shape", next(iter(SHAPES)))
         data = GeneratedData(shape=shape, rows=2 * comm.size)
@@ -47,7 +46,7 @@ def train(comm: Communicator, path: str, overrides: Sequence[str], *, dry_run: b
             exit_all(comm, FAILURE)
     solver.close()
     if comm.rank == 0 and dry_run:
-        print_line(f"dry run of {path}: all is built, and a step was taken")
+        print_line(f"dry run of {given.path}: all is built, and a step was taken")
 
 
 def _run(solver: Solver, test: Rows | None, folder: RunFolder | None, config: LinearConfig) -> None:
@@ -101,8 +100,8 @@ def share_right(solver: Solver, rows: Rows) -> float:
     return float(sums[0] / sums[1])
 
 
-def check(path: str | Path, overrides: Sequence[str], restarts: int) -> None:
+def check(given: Given, restarts: int) -> None:
     """Raise ``ValueError`` for what cannot be launched."""
-    load(path, overrides)
+    load(given)
     if restarts:
         raise ValueError(f"--restarts: expected 0 for task: linear, which has no checkpoints, got {restarts}")

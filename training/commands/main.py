@@ -114,7 +114,8 @@ def launch(
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
     from training.commands.linear import check as check_linear
-    from training.config.config import is_linear, load_with_warnings
+    from training.config.config import load_with_warnings
+    from training.config.reading import read_given
     from training.process.hosts import Ranks
     from training.process.launch import Care, cloudtrain
     from training.process.launch import launch as run
@@ -135,10 +136,11 @@ def launch(
     command = cloudtrain("train", config, *arguments, *flags)
 
     def check() -> None:
-        if is_linear(config, arguments):
-            check_linear(config, arguments, restarts)
+        given = read_given(config, arguments)
+        if given.is_linear:
+            check_linear(given, restarts)
             return
-        check_restarts(restarts, load_with_warnings(config, arguments, change).config, is_dry=dry_run)
+        check_restarts(restarts, load_with_warnings(given, change=change).config, is_dry=dry_run)
 
     raise typer.Exit(run(there, command, check=check, care=care))
 

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from commlib import Communicator, Topology
@@ -11,7 +12,8 @@ from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer
 from training.callbacks.skipped_steps import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
-from training.config.config import Config, is_linear, load_with_warnings
+from training.config.config import Config, load_with_warnings
+from training.config.reading import Given, read_given
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
 from training.process.job import (
@@ -39,23 +41,24 @@ from training.run_folder import WeightsNotSaved
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
     """Run a configuration on all ranks of this job; rank 0 prints."""
     with as_rank() as comm:
-        if all_or_exit(comm, lambda: on_rank0(comm, lambda: is_linear(path, overrides))):
+        given = all_or_exit(comm, lambda: on_rank0(comm, lambda: read_given(path, overrides)))
+        if given.is_linear:
             from training.commands.linear import train as train_linear
 
-            train_linear(comm, path, overrides, dry_run=dry_run)
+            train_linear(comm, given, dry_run=dry_run)
             return
         try:
             with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
-                _train(comm, path, overrides, work)
+                _train(comm, given, work)
         except CallbackFailed as error:
             fail_alone(comm, str(error))
 
 
-def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | None) -> None:
+def _train(comm: Communicator, given: Given, work: str | None) -> None:
     """Run a configuration; with ``work``, a temporary folder, only a dry run."""
     if comm.rank == 0:
         announce_compiling()
-    whole = config = load_together(comm, path, overrides, dict if work is None else generated)
+    whole = config = load_together(comm, given, change=dict if work is None else generated)
     if work is not None:
         config = all_or_exit(comm, lambda: tiny(whole, comm.size, work))
     is_dry = work is not None
@@ -67,14 +70,14 @@ def _train(comm: Communicator, path: str, overrides: Sequence[str], work: str | 
         summary = _run(trainer, is_dry=is_dry)
     if trainer.folder is not None:
         end = closing_lines(summary, trainer.task, trainer.ranks, str(trainer.folder.path))
-        for line in checked(path, whole) if is_dry else end:
+        for line in checked(str(given.path), whole) if is_dry else end:
             print_line(line)
 
 
 def load_together(
     comm: Communicator,
-    path: str,
-    overrides: Sequence[str],
+    path: str | Path | Given,
+    overrides: Sequence[str] = (),
     change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Config:
     """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.

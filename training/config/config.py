@@ -26,7 +26,7 @@ from commlib.tuning.tuner import Choice
 from training.callbacks.record import CallbackRecord
 from training.config.checks import check, without_effect
 from training.config.optimizers import AnyOptimizer, Sgd
-from training.config.reading import problems_in_one_line, read_keys
+from training.config.reading import LINEAR, Given, problems_in_one_line, read_given
 from training.config.records import (
     Cache,
     Checkpointing,
@@ -63,14 +63,13 @@ from training.config.schema import (
     Positive,
     Record,
     WholeNumber,
-    describe,
+    located_problem,
     problem,
 )
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
 from training.tasks import TaskRecord
 
-LINEAR = "linear"  # the task whose configurations are those of training.linear.config
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
 
@@ -183,7 +182,8 @@ class Config(Record):
         except ValidationError as error:
             detail = error.errors()[0]
             detail["loc"] = ("phases", *detail["loc"])
-            raise ConfigurationError(describe(detail)) from error
+            key, text = located_problem(detail)
+            raise ConfigurationError(text, key=key) from error
 
     def make_dataset(self) -> Dataset:
         """Return the data set; raises a ``ValueError`` of one line if it is invalid or of another kind."""
@@ -216,9 +216,7 @@ class Config(Record):
 
     def density_of(self, phase: Phase) -> float:
         """Return the density at which a phase's reducer selects, if it does."""
-        given = inherited(self.reducer, phase.reducer)
-        density: float = given.get("density", DEFAULT_DENSITY)
-        return density
+        return float(inherited(self.reducer, phase.reducer).get("density", DEFAULT_DENSITY))
 
     def momentum_of(self, phase: Phase) -> float | MomentumLine | None:
         """Return the momentum of a phase; :func:`training.config.schedules.momentum_at` gives that of a step.
@@ -245,8 +243,7 @@ class Config(Record):
         is not accepted: see ``with_choices``.
         """
         name = self.reducer_name(phase)
-        given = inherited(self.reducer, phase.reducer)
-        return {"name": name, **written_out(name, given)}
+        return {"name": name, **written_out(name, inherited(self.reducer, phase.reducer))}
 
     def resolved(self) -> "Config":
         """Return the configuration with every phase's learning rate, reducer and options written out.
@@ -287,34 +284,30 @@ class Loaded:
 
 def is_linear(path: str | Path, overrides: Sequence[str]) -> bool:
     """Return whether a configuration is one of :mod:`training.linear.config`."""
-    return bool(read_keys(path, overrides).get("task") == LINEAR)
+    return read_given(path, overrides).is_linear
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path | Given, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
     return load_with_warnings(path, overrides).config
 
 
 def load_with_warnings(
-    path: str | Path, overrides: Sequence[str] = (), change: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    path: str | Path | Given,
+    overrides: Sequence[str] = (),
+    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Loaded:
     """Return the checked configuration of a YAML file or a name that ships, with ``key=value`` overrides.
 
-    ``overrides``: see :func:`training.config.reading.read_keys`. ``change`` maps the given keys and values to
-    those that are checked.
+    ``overrides``: see :func:`training.config.reading.read_given`. ``change`` maps the given keys and values
+    to those that are checked.
     """
-    given = read_keys(path, overrides)
-    if given.get("task") == LINEAR:
-        raise ConfigurationError(f"{path}: task: {LINEAR} is for the commands train and launch")
-    with problems_in_one_line(path):
-        config = Config.model_validate(change(given))
-    warnings = [*_secrets_in_clear(given), *without_effect(config)]
+    given = read_given(path, overrides)
+    if given.is_linear:
+        expected = f"{LINEAR} is for the commands train and launch"
+        raise ConfigurationError(expected, key="task", source=str(given.path))
+    with problems_in_one_line(given.path):
+        config = Config.model_validate(change(given.keys))
+    expected = "expected a reference such as ${oc.env:NAME}, got a secret in clear"
+    warnings = [*(f"{place}: {expected}" for place in in_clear(given.keys)), *without_effect(config)]
     return Loaded(config.resolved(), [one_line(mask(line)) for line in warnings])
-
-
-def _secrets_in_clear(given: dict[str, Any]) -> list[str]:
-    """Return a line for every secret that is no reference."""
-    return [
-        f"{place}: expected a reference such as ${{oc.env:NAME}}, got a secret in clear"
-        for place in in_clear(given)
-    ]

@@ -1,6 +1,5 @@
 """Optimizers by name: the records of their settings, and the optimizers built from them."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -109,24 +108,17 @@ class Lamb(Optimizer):
     """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": Sgd,
-    "adam": Adam,
-    "adamw": AdamW,
-    "lars": Lars,
-    "lamb": Lamb,
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = dict(sgd=Sgd, adam=Adam, adamw=AdamW, lars=Lars, lamb=Lamb)
 
 
-def _of_its_kind(value: Any) -> Optimizer:
-    """Return the record of the optimizer ``name``; a plain string is a name."""
+def _optimizer(value: Any) -> Any:
+    """Return the record of an optimizer, which a text names."""
     if isinstance(value, Optimizer):
         return value
-    given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
+    given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict):
         raise problem(f"expected a name, or the key name and others, got {shown(value)}")
-    record: Optimizer = record_in(OPTIMIZERS, "optimizer", given, "name", "sgd")
-    return record
+    return record_in(OPTIMIZERS, "optimizer", given, "name", "sgd")
 
 
-AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(_of_its_kind)]
+AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(_optimizer)]

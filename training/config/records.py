@@ -21,6 +21,7 @@ from training.config.schema import (
     is_whole,
     one_of,
     problem,
+    reported,
 )
 from training.config.secrets import resolved
 from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
@@ -79,10 +80,8 @@ class DatasetRecord(PartRecord):
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "DatasetRecord":
         if imported(DATASETS, "dataset", self.name) is not None:
-            try:
+            with reported():
                 check_dataset(self.name, self.path, self.options)
-            except ValueError as error:
-                raise problem(str(error)) from error
         return self
 
     def make(self) -> Dataset:
@@ -269,10 +268,8 @@ class Checkpointing(Record):
             raise problem(f"{expected}, got {got}", key="path")
         if self.storage and not self.is_url:
             raise problem("expected none where path is no URL, got some", key="storage")
-        try:
+        with reported("storage"):
             check_options("a storage", Storage, self.storage, positional=1)
-        except ValueError as error:
-            raise problem(str(error), key="storage") from error
         return self
 
     @property

@@ -16,13 +16,12 @@ from commlib.reducers import WRAPPERS
 from commlib.selection import make_selector
 from commlib.wire import make_codec
 from training.config.parts import imported, part_in
-from training.config.schema import Density, Discreet, name_in, problem
+from training.config.schema import Density, Discreet, name_in, problem, reported
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
-DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)[
-    "density"
-]  # all sparse ones have the same
+# All sparse reducers have the same.
+DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)["density"]
 OPTIONS_INSIDE = ("density", "selector", "wire")
 
 
@@ -31,7 +30,7 @@ def _check_codec(name: str) -> str:
     try:
         make_codec(name)
     except (UnknownName, InvalidArgument) as error:
-        raise problem(str(error).removeprefix("wire: ")) from error
+        raise problem(getattr(error, "text", str(error))) from error
     return name
 
 
@@ -40,11 +39,9 @@ def _selector(given: Any) -> Any:
     name = given.get("name") if isinstance(given, Mapping) else given
     if not isinstance(name, str):
         raise problem(f"expected a name, or the key name and options, got {shown(given)}")
-    try:
+    with reported():
         look_up(SELECTORS, "selector", name)
         make_selector(given)
-    except (UnknownName, InvalidArgument) as error:
-        raise problem(str(error)) from error
     return given
 
 
@@ -63,10 +60,8 @@ class WrapperRecord(Discreet):
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "WrapperRecord":
-        try:
+        with reported():
             registry.check_options(self.name, WRAPPERS[self.name], dict(self.model_extra or {}), positional=1)
-        except InvalidArgument as error:
-            raise problem(str(error)) from error
         return self
 
 

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
@@ -141,6 +141,8 @@ class Warmup(Record):
 class Schedule(Record, ABC):
     """A learning rate over the steps of a phase."""
 
+    rates: ClassVar[tuple[str, ...]] = ("start", "end")  # the keys that ``per_batch`` scales
+
     schedule: str
     """A name of ``SCHEDULES``."""
     per_batch: Count | None = None
@@ -159,17 +161,18 @@ class Schedule(Record, ABC):
     def _at(self, step: int, steps: int) -> float:
         """Return the rate of a resolved schedule."""
 
-    @abstractmethod
-    def resolved(self, span: Span) -> "Schedule":
+    def resolved(self: Own, span: Span) -> Own:
         """Return the schedule as it runs over ``span``: in steps, its rates for that batch.
 
         Raises ``ValueError``, beginning with the key, if a part of it is outside the phase.
         """
-
-    def _scaled(self: Own, span: Span, *rates: str, **changes: Any) -> Own:
         factor = 1.0 if self.per_batch is None else span.global_batch / self.per_batch
-        scaled = {name: getattr(self, name) * factor for name in rates}
-        return self.model_copy(update={"per_batch": None, **scaled, **changes})
+        scaled = {name: getattr(self, name) * factor for name in self.rates}
+        return self.model_copy(update={"per_batch": None, **scaled, **self._in_steps(span)})
+
+    def _in_steps(self, span: Span) -> dict[str, Any]:
+        """Return the keys in epochs or shares, in steps."""
+        return {}
 
 
 class _Warmed(Schedule):
@@ -194,8 +197,8 @@ class _Warmed(Schedule):
     def _after(self, first: int, step: int, steps: int) -> float:
         """Return the rate of ``step``, where ``first`` is the first one that is not warm-up."""
 
-    def _warmup_in(self, span: Span) -> Warmup | None:
-        return None if self.warmup is None else self.warmup.resolved(span)
+    def _in_steps(self, span: Span) -> dict[str, Any]:
+        return {"warmup": None if self.warmup is None else self.warmup.resolved(span)}
 
 
 class _Line(_Warmed):
@@ -203,10 +206,6 @@ class _Line(_Warmed):
 
     end: Rate
     """The rate of the last step."""
-
-    def resolved(self, span: Span) -> "_Line":
-        """Return the schedule as it runs over ``span``."""
-        return self._scaled(span, "start", "end", warmup=self._warmup_in(span))
 
 
 class Linear(_Line):
@@ -245,6 +244,8 @@ class Drops(_Warmed):
     its warm-up.
     """
 
+    rates: ClassVar[tuple[str, ...]] = ("start",)
+
     schedule: Literal["step"] = "step"
     factor: Share
     """What the rate is multiplied by at each place."""
@@ -268,9 +269,9 @@ class Drops(_Warmed):
         _, places = self._places(steps, epoch_steps=0)
         return drops(step, self.start, self.factor, places)
 
-    def resolved(self, span: Span) -> "Drops":
-        """Return the schedule as it runs over ``span``."""
-        warmup = self._warmup_in(span)
+    def _in_steps(self, span: Span) -> dict[str, Any]:
+        changes = super()._in_steps(span)
+        warmup = changes["warmup"]
         first = max(1, warmup.steps or 0) if warmup is not None else 1
         key, places = self._places(span.steps, span.epoch_steps)
         if places[0] < first or places[-1] >= span.steps:
@@ -278,8 +279,7 @@ class Drops(_Warmed):
                 f"{key}: expected places in the steps {first} to {span.steps - 1} of the phase, "
                 f"got {getattr(self, key)} (steps {places})"
             )
-        unused = {"at_epochs": None, "at_shares": None}
-        return self._scaled(span, "start", warmup=warmup, at_steps=places, **unused)
+        return changes | {"at_epochs": None, "at_shares": None, "at_steps": places}
 
     def _places(self, steps: int, epoch_steps: int) -> tuple[str, list[int]]:
         """Return the key that gives the places, and the step of each."""
@@ -290,6 +290,8 @@ class Drops(_Warmed):
 
 class Noam(Schedule):
     """The rate of "Attention Is All You Need", with a warm-up of its own."""
+
+    rates: ClassVar[tuple[str, ...]] = ("scale",)
 
     schedule: Literal["noam"] = "noam"
     scale: Rate
@@ -302,10 +304,6 @@ class Noam(Schedule):
     def _at(self, step: int, steps: int) -> float:
         return noam(step, self.scale, self.warmup_steps, self.model_size)
 
-    def resolved(self, span: Span) -> "Noam":
-        """Return the schedule as it runs over ``span``."""
-        return self._scaled(span, "scale")
-
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "linear": Linear,
@@ -316,19 +314,18 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
-def _of_its_kind(value: Any) -> Schedule:
-    """Return the record of the schedule ``name``; without a name it is a straight line."""
+def _schedule(value: Any) -> Any:
+    """Return the record of a schedule; a number is a constant rate, the default schedule a straight line."""
     if isinstance(value, Schedule):
         return value
     if is_number(value) and value >= 0:
         return Linear(start=value, end=value)
     if not isinstance(value, dict):
         raise problem(f"expected a number from 0, or the keys start and end, got {shown(value)}")
-    record: Schedule = record_in(SCHEDULES, "schedule", value, "schedule", "linear")
-    return record
+    return record_in(SCHEDULES, "schedule", value, "schedule", "linear")
 
 
-LearningRate = Annotated[SerializeAsAny[Schedule], BeforeValidator(_of_its_kind)]
+LearningRate = Annotated[SerializeAsAny[Schedule], BeforeValidator(_schedule)]
 
 
 class MomentumLine(Record):

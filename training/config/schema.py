@@ -4,26 +4,42 @@ A problem names the key, the value and what was expected; pydantic carries it to
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from commlib.errors import UnknownName, look_up, one_line, shown, suggestion
+from commlib.errors import look_up, one_line, shown, suggestion
 from training.config.secrets import mask
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot be run; the reason is one line of bounded length, without secrets."""
+    """A configuration that cannot be run; the reason is one line of bounded length, without secrets.
 
-    def __init__(self, line: str) -> None:
-        super().__init__(one_line(mask(line)))
+    ``key``: the wrong key, empty where there is none; ``text``: the reason; ``source``: the file.
+    """
+
+    def __init__(self, text: str, *, key: str = "", source: str = "") -> None:
+        super().__init__(one_line(mask(_joined(source, key, text))))
+        self.key, self.text = key, text
 
 
 def problem(text: str, key: str = "") -> PydanticCustomError:
     """Return the error that a validator raises; ``key`` is inside the value or record that it validates."""
     return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
+
+
+@contextmanager
+def reported(key: str = "") -> Iterator[None]:
+    """Raise a ``ValueError`` of the block as the problem of a validator."""
+    try:
+        yield
+    except PydanticCustomError:
+        raise
+    except ValueError as error:
+        raise problem(str(error), key=key) from error
 
 
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
@@ -41,10 +57,8 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     """Accept the names of a table; list them, and the nearest, for any other."""
 
     def check(name: str) -> str:
-        try:
+        with reported():
             look_up(table, kind, name)
-        except UnknownName as error:
-            raise problem(str(error)) from error
         return name
 
     return AfterValidator(check)
@@ -54,16 +68,14 @@ def record_in(
     table: Mapping[str, type[Any]], kind: str, given: Mapping[str, Any], key: str, default: str
 ) -> Any:
     """Return the record of a table that ``key`` of what is given names, with the other keys of it."""
-    try:
+    with reported(key):
         record = look_up(table, kind, given.get(key, default))
-    except UnknownName as error:
-        raise problem(str(error), key=key) from error
     return record.model_validate(given)
 
 
 def is_whole(value: Any, least: int) -> bool:
     """Return whether ``value`` is a whole number from ``least``."""
-    return type(value) is int and value >= least  # True is an int in Python, and never intended
+    return type(value) is int and least <= value < 1 << 63  # True is an int in Python, and never intended
 
 
 def is_number(value: Any) -> bool:
@@ -138,16 +150,23 @@ def written(path: Sequence[str | int]) -> str:
 def line_of(error: PydanticCustomError) -> str:
     """Return ``key: what is wrong`` of a problem that no record was validated for."""
     context = error.context or {}
-    return ": ".join(filter(None, (context.get("key"), context.get("problem"))))
+    return _joined(context.get("key", ""), context.get("problem", ""))
+
+
+def located_problem(detail: ErrorDetails) -> tuple[str, str]:
+    """Return the key and what is wrong with it, for one finding of pydantic."""
+    key = written(detail["loc"])
+    if detail["type"] == "problem":
+        return ".".join(filter(None, (key, detail["ctx"]["key"]))), detail["ctx"]["problem"]
+    if detail["type"] == "missing":
+        return key, "missing, expected a value"
+    return key, f"expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"
 
 
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
-    path: Sequence[str | int] = detail["loc"]
-    key = written(path)
-    if detail["type"] == "problem":
-        inside = detail["ctx"]["key"]
-        return f"{'.'.join(filter(None, (key, inside)))}: {detail['ctx']['problem']}"
-    if detail["type"] == "missing":
-        return f"{key}: missing, expected a value"
-    return f"{key}: expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"
+    return _joined(*located_problem(detail))
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(filter(None, parts))

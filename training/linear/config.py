@@ -11,7 +11,7 @@ from commlib import InvalidArgument, Topology
 from commlib.errors import shown
 from commlib.folders import expanded
 from commlib.vectors import partition
-from training.config.reading import problems_in_one_line, read_keys
+from training.config.reading import Given, problems_in_one_line, read_given
 from training.config.records import FileName, Layout
 from training.config.schema import Count, Record, WholeNumber, name_in, problem, record_in
 from training.linear.files import read_rows
@@ -126,8 +126,8 @@ class LinearConfig(Settings):
         return text
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> LinearConfig:
+def load(path: str | Path | Given, overrides: Sequence[str] = ()) -> LinearConfig:
     """Return a configuration of ``task: linear``; raise ``ConfigurationError``, of one line."""
-    given = read_keys(path, overrides)
-    with problems_in_one_line(path):
-        return LinearConfig.model_validate(given)
+    given = read_given(path, overrides)
+    with problems_in_one_line(given.path):
+        return LinearConfig.model_validate(given.keys)

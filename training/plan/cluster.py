@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from commlib import Link, Network
-from training.config.includes import read
-from training.config.schema import (
-    ConfigurationError,
-    Count,
-    Positive,
-    Rate,
-    Record,
-    describe,
-    expect,
-    is_number,
-    problem,
-)
-from training.config.shipped import folder_of, located
+from training.config.reading import folder_of, located, problems_in_one_line, read
+from training.config.schema import Count, Positive, Rate, Record, expect, is_number, problem
 
 FOLDER = folder_of("clusters")
 MOST_RANKS = 4096  # what each sends is added up
@@ -152,9 +141,5 @@ def load_cluster(given: str | Path) -> ClusterFile:
     Raises ``ConfigurationError`` of one line that names file, key, value and what was expected.
     """
     content = read(located(given, "cluster", FOLDER))
-    try:
+    with problems_in_one_line(given):
         return ClusterFile.model_validate(content)
-    except ValidationError as error:
-        problems = [describe(detail) for detail in error.errors()]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigurationError(f"{given}: {problems[0]}{more}") from error

@@ -11,7 +11,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from training.checkpoint.manifest import Version, expect_equal
 from training.checkpoint.serialization import parsed
-from training.config.bounded_yaml import parse, read_text
+from training.config.reading import parsed as parsed_yaml
+from training.config.reading import parsed_file
 from training.config.run_files import (
     CONFIG,
     DAWNBENCH,
@@ -149,19 +150,22 @@ def file_of(path: Path) -> File:
 def config_digest(text: str) -> str:
     r"""Return the sha256 of a ``config.yaml``, without ``resume``: a run that went on has the same.
 
-    Raises :class:`training.config.bounded_yaml.Unreadable` for what is no YAML.
+    Raises :class:`training.config.schema.ConfigurationError` for a text that is not YAML.
 
     >>> config_digest("seed: 1\nresume: auto") == config_digest("{resume: never, seed: 1}")
     True
     """
-    value = parse(text)
+    return _config_digest(parsed_yaml(text))
+
+
+def _config_digest(value: Any) -> str:
     keys = value if isinstance(value, dict) else {"": value}
     return _sha256_of_value({key: each for key, each in keys.items() if key != "resume"})
 
 
 def config_digest_of(folder: Path) -> str:
-    """Return the :func:`config_digest` of a run's folder; ``ValueError`` or ``OSError`` if there is none."""
-    return config_digest(read_text(folder / CONFIG))
+    """Return the :func:`config_digest` of a run's folder; ``ConfigurationError`` if there is none."""
+    return _config_digest(parsed_file(folder / CONFIG))
 
 
 def _sha256_of_value(value: Any) -> str:

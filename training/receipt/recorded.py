@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.config.bounded_yaml import Unreadable
 from training.config.run_files import CONFIG
+from training.config.schema import ConfigurationError
 from training.receipt.receipt import Part, Process, Receipt, Source, config_digest_of
 from training.receipt.records import digests_of, read_records
 
@@ -114,7 +114,7 @@ def _check_config(folder: Path, process: Process) -> None:
     """Raise ``ValueError`` unless ``config.yaml``, that of the latest process, is that of this one."""
     try:
         found = config_digest_of(folder)
-    except (OSError, Unreadable) as error:
+    except ConfigurationError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from error
     if found != process.config:
         expected = f"the configuration of the steps, with the digest {process.config}"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from commlib.errors import shown
-from training.config.bounded_yaml import Unreadable
 from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY
+from training.config.schema import ConfigurationError
 from training.receipt.receipt import Receipt, config_digest_of, file_of
 from training.receipt.records import Record, digests_of, latest_process, read_records, whole
 
@@ -62,7 +62,7 @@ def _of_config(folder: Path, receipt: Receipt) -> Iterator[str]:
     path, expected = folder / CONFIG, receipt.processes[-1].config
     try:
         found = config_digest_of(folder)
-    except (OSError, Unreadable) as error:
+    except ConfigurationError as error:
         yield f"{path}: {error}"
         return
     if found != expected:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from datacache.escaping import escaped
-from training.config.bounded_yaml import Unreadable, parse, read_text
+from training.config.reading import parsed_file
 from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY
+from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
 LONGEST_LINE = 1 << 20  # bytes of a record; those that are longer are none of ours
@@ -96,8 +97,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        value = mask(parse(read_text(path)))
-    except (OSError, Unreadable, RecursionError):
+        value = mask(parsed_file(path))
+    except ConfigurationError:
         return {}
     return value if isinstance(value, dict) else {}
 
