@@ -21,7 +21,7 @@ from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
 from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer, check_equal_weights, digest_of
-from training.callbacks.early_stopping import EarlyStopping
+from training.callbacks.stopping import EarlyStopping
 from training.commands.train import train
 from training.config.config import ConfigurationError, load
 from training.models import MODELS

@@ -15,8 +15,8 @@ from tests.training.stored import newest, save_whole
 from tests.training.test_checkpoints import OWN, SHARED, is_right, of_step, own_tree, same, save, shared_tree
 from tests.training.test_receipt import replayed
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
-from training.checkpoint.other_world import merged
 from training.checkpoint.places import COMPLETE, Folder, Objects
+from training.checkpoint.stored import merged
 from training.config.config import ConfigurationError, load
 from training.config.records import Checkpointing
 from training.process.supervisor import Progress

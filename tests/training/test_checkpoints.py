@@ -30,9 +30,9 @@ from tests.training.stored import newest, save_whole
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import serialization as trees
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
-from training.checkpoint.other_world import merged, taken_over
 from training.checkpoint.places import Folder
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
+from training.checkpoint.stored import merged, taken_over
 
 FORK = multiprocessing.get_context("fork")
 NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
@@ -459,7 +459,7 @@ def without(body, key):
 
 
 WRONG_MANIFESTS = {
-    "no JSON": (lambda body: "a: 1", "expected the fields of a Version, got what is no JSON"),
+    "no JSON": (lambda body: "a: 1", "expected the fields of a Version, got invalid JSON"),
     "a list": (lambda body: [1], "expected the fields of a Version"),
     "no format": (lambda body: without(body, "format"), "version.format: missing, expected a value"),
     "no step": (lambda body: without(body, "step"), "manifest.step: missing, expected a value"),
