@@ -7,7 +7,16 @@ from typing import Any, ClassVar, Protocol
 from commlib import Topology
 from commlib.errors import suggestion
 from training.process.progress import Progress
-from training.results import EpochAccumulator, EpochResult, PhaseResult, Position, Ranks, Step, Summary
+from training.results import (
+    EpochAccumulator,
+    EpochResult,
+    PhaseResult,
+    Position,
+    Ranks,
+    Step,
+    StepHyperparameters,
+    Summary,
+)
 from training.run_folder import RunFolder
 from training.tasks.task import Task, Tested
 
@@ -47,12 +56,15 @@ class PhaseView(Protocol):
         """Steps of the phase."""
 
     @property
-    def epochs(self) -> int:
-        """Epochs of the phase, the last of which may be incomplete."""
+    def global_batch(self) -> int:
+        """Samples of a step, over all ranks."""
 
     @property
     def result(self) -> PhaseResult:
         """The result of the phase so far."""
+
+    def hyperparameters(self, step: int) -> StepHyperparameters:
+        """Return the hyperparameters of step ``step`` of the phase."""
 
 
 class RunView(Protocol):

@@ -1,4 +1,4 @@
-"""A run in MLPerf's format: the lines of ``mllog.txt``, each a time, a key and a value.
+"""A run in MLPerf's format: ``mllog.txt``, each line of which has a time, a key and a value.
 
 Format and keys are those of https://github.com/mlcommons/logging.
 """
@@ -14,7 +14,6 @@ from training.results import EpochResult, Step
 from training.run_folder import unwritable
 from training.tasks.task import Tested
 
-TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
@@ -102,23 +101,15 @@ class MLLog(Callback):
         if run.folder is None:
             return
         path = run.folder.path / MLLOG
-        content = line(event, key, value, _now() if at is None else at, metadata)
+        time_ms = _now() if at is None else at
+        fields = {"namespace": "", "time_ms": time_ms, "event_type": event, "key": key, "value": value}
+        content = f":::MLLOG {json.dumps({**fields, 'metadata': metadata})}\n"
 
         def append() -> None:
             with path.open("a") as file:
                 file.write(content)
 
         run.folder.attempt(MLLOG, append)
-
-
-def line(event: str, key: str, value: Any, at: int, metadata: dict[str, Any]) -> str:
-    """Return a line of the log; ``at``: ms since 1970.
-
-    >>> line("POINT_IN_TIME", "seed", 1, 1700000000000, {})[:59]
-    ':::MLLOG {"namespace": "", "time_ms": 1700000000000, "event'
-    """
-    fields = {"namespace": "", "time_ms": at, "event_type": event, "key": key, "value": value}
-    return f"{TOKEN}{json.dumps({**fields, 'metadata': metadata})}\n"
 
 
 def _facts(run: RunView) -> dict[str, Any]:
