@@ -12,7 +12,7 @@ from commlib.vectors import partition
 from tests.extent import more
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.fake_nccl import NcclError
-from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of, fake_kernels_in_use, make_reducer_from_host
+from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of, kernels_for, make_reducer_from_host
 from tests.reducers.test_promises import gradient
 from tests.transport import test_communicator
 
@@ -133,7 +133,7 @@ def test_simulated_ranks_share_a_gpu(name):
         means = [reducer.reduce(gradient(1000, comm.rank, step)).tobytes() for step in range(3)]
         return means, reducer.residual.tobytes()
 
-    with installed(FakeCuPy(one_process=True)) as cupy, fake_kernels_in_use():
+    with installed(FakeCuPy(one_process=True)) as cupy, kernels_for(cupy):
         seen = simulated.run(lambda comm: body(comm, make_reducer_from_host), 4, arrays=cupy)
     assert seen == simulated.run(lambda comm: body(comm, make_reducer), 4)
 

@@ -25,7 +25,6 @@ from tests.training.test_checkpoints import (
 from tests.training.test_receipt import replayed
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
 from training.checkpoint.places import COMPLETE, Folder, Objects
-from training.checkpoint.stored import merged
 from training.config.config import ConfigurationError, load
 from training.config.records import Checkpointing
 from training.process.supervisor import Progress
@@ -98,20 +97,6 @@ def test_a_run_that_went_back_is_found_where_it_is_also_by_another_process(stora
         return found
 
     assert transport.simulated.run(body, 2) == [[True] * 3] * 2
-
-
-def test_residuals_of_another_world_keep_their_sum(storage):
-    def write(comm):
-        own = {"residual": np.arange(8, dtype=np.float32) * (comm.rank + 1)}
-        save_whole(Checkpoints(Objects(storage), comm), 1, {}, own)
-
-    def read(comm):
-        found = newest(Checkpoints(Objects(storage), comm))
-        world = {"world_size": found.world_size, "rank": comm.rank, "size": comm.size}
-        return merged(lambda rank: found.own_of(rank)["residual"], 8, **world)
-
-    transport.simulated.run(write, 3)
-    np.testing.assert_array_equal(sum(transport.simulated.run(read, 2)), np.arange(8) * 6)
 
 
 class Crash(BaseException):

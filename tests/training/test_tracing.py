@@ -1,7 +1,6 @@
 """A trace of all ranks: one process for each, one thread each for its loop and its engine, one clock."""
 
 import json
-from itertools import chain
 
 import horovod.tensorflow as hvd
 import keras
@@ -121,33 +120,6 @@ def test_clocks_that_are_ahead_move_no_span():
     first, last = (apart[0][1][number] for number in (1, 2))  # by the clock that they share
     ends = [span["ts"] + span["dur"] for span in spans_of(apart[0][0])]
     assert max(ends) <= 1e6 * (last[1] - first[0] + 2 * error) + 1e-3
-
-
-def test_what_is_hidden_is_what_was_not_waited_for():
-    config, dataset = config_of(BUCKETS, reducers=("hitopk",)), make_dataset("digits")
-
-    def body(comm):
-        keras.utils.set_random_seed(3)
-        topology = Topology(comm, ranks_per_node=2)
-        replica = Replica(config, topology, Data(config, topology, dataset))
-        exchange = replica.gradients.exchange
-        wait_for_thread = exchange._wait_for_thread
-        backward, reports = replica.backward_of(config.phases[0]), []
-        for waited in (0.0, 1e-9, 1e9):
-
-            def wait(waited=waited):
-                wait_for_thread()
-                return waited
-
-            exchange._wait_for_thread = wait
-            _, report = replica.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))
-            reports.append((waited, report))
-        return reports
-
-    hvd.init()
-    for waited, report in chain(*simulated.run(body, 2)):
-        assert 0 < report.busy < 1e9
-        assert report.hidden == max(0.0, report.busy - waited)
 
 
 # ------------------------------------------------------------------------------------------- its form
