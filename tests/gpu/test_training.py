@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import horovod.tensorflow as hvd
 import keras
@@ -283,9 +284,7 @@ def test_why_a_gpu_is_left_out_is_said_alike_on_all_ranks(monkeypatch, machine, 
 
 @pytest.mark.parametrize("transport", ["nccl", "nccl+mpi"])
 def test_a_transport_by_name_that_cannot_be_is_refused(monkeypatch, transport):
-    with pytest.raises(
-        ConfigurationError, match=f"transport: expected GPUs .*got {re.escape(transport)}: TensorFlow"
-    ):
+    with pytest.raises(ConfigurationError, match=f"transport: .*got {re.escape(transport)}: TensorFlow"):
         outcome(monkeypatch, Machine(seen=(0, 0)), transport)
 
 
@@ -311,9 +310,7 @@ def test_a_topology_of_gpus_is_no_transport_of_host_memory():
 
 
 def test_gpus_that_tensorflow_numbers_otherwise_are_left_out(monkeypatch):
-    def refuse(gpu):
-        raise gpus.InvalidArgument("other numbers")
-
+    refuse = Mock(side_effect=gpus.InvalidArgument("other numbers"))
     monkeypatch.setattr(adapter, "tensorflow_device", refuse)
     (_, said), _ = outcome(monkeypatch, Machine(cupy=FakeCuPy()))
     assert said.startswith("gradients go through host memory: TensorFlow and CUDA number the GPUs of rank 0")
