@@ -1,7 +1,9 @@
 """The newest numbers of a run for Prometheus, served on this machine alone."""
 
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
@@ -20,18 +22,17 @@ class Prometheus(Writer):
         self._gauges: dict[str, Gauge] = {}
 
     def on_build(self, run: RunView) -> None:
-        """Begin to serve; ``ValueError`` where another program has the port."""
-        if run.rank != 0:
-            return
-        try:
-            self._served = start_http_server(self._port, addr=LOOPBACK, registry=self._registry)
-        except OSError as error:
-            expected = f"expected a free port of {LOOPBACK}"
-            raise ValueError(f"metrics_port: {expected}, got {self._port}: {error.strerror}") from error
+        """Raise ``ValueError`` where another program has the port."""
+        if run.rank == 0:
+            with self._port_errors(), socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+                probe.bind((LOOPBACK, self._port))
 
     def open(self, run: RunView, folder: RunFolder) -> None:
-        """Note the name of the run, the label of all gauges."""
+        """Begin to serve."""
         self._run_name = run.config.name
+        with self._port_errors():
+            self._served = start_http_server(self._port, addr=LOOPBACK, registry=self._registry)
 
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
         """Serve these numbers from now on, and the latest of other names."""
@@ -47,3 +48,11 @@ class Prometheus(Writer):
         server.shutdown()
         server.server_close()
         thread.join()
+
+    @contextmanager
+    def _port_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            expected = f"expected a free port of {LOOPBACK}"
+            raise ValueError(f"metrics_port: {expected}, got {self._port}: {error.strerror}") from error
