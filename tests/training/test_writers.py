@@ -260,7 +260,7 @@ def test_names_have_the_letters_that_prometheus_takes_and_the_port_is_free_at_an
         served = Prometheus(port)
         served.on_build(run)
         served.on_run_begin(run)
-        served.write({"test/top-1": 1.0}, step)
+        served.write({"test/top-1": 0.5, "test/top_1": 1.0}, step)
         assert scraped(port) == {("cloudtrain_test_top_1", 'a "b"'): 1.0, ("cloudtrain_steps", 'a "b"'): step}
         end(served, run)
 

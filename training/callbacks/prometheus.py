@@ -37,10 +37,10 @@ class Prometheus(Writer):
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
         """Serve these numbers from now on, and the latest of other names."""
         for name, value in {"steps": steps, **numbers}.items():
-            if name not in self._gauges:
-                full = f"cloudtrain_{re.sub('[^a-zA-Z0-9_]', '_', name)}"
-                self._gauges[name] = Gauge(full, name, ["run"], registry=self._registry)
-            self._gauges[name].labels(self._run_name).set(value)
+            full = f"cloudtrain_{re.sub('[^a-zA-Z0-9_]', '_', name)}"
+            if full not in self._gauges:
+                self._gauges[full] = Gauge(full, name, ["run"], registry=self._registry)
+            self._gauges[full].labels(self._run_name).set(value)
 
     def close(self, *, has_failed: bool) -> None:
         """Free the port."""
