@@ -89,7 +89,8 @@ class Checkpoints:
         if step < 0:
             raise InvalidArgument(f"step: expected at least 0, got {step}")
         assert self._writing is None
-        self._agree(step, best)
+        if different := differences(self._comm.allgather_objects({"step": step, "best": best})):
+            raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
         number = self._next_number(step)
         names = self._all(step, lambda: self.stored.on_leader(lambda: self.place.begin(step)))
         name = str(names[self.stored.leader])
@@ -136,11 +137,6 @@ class Checkpoints:
             saved = self.proceed()
         return saved
 
-    def _agree(self, step: int, best: bool) -> None:
-        settings = self._comm.allgather_objects({"step": step, "best": best})
-        if different := differences(settings):
-            raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
-
     def _next_number(self, step: int) -> int:
         """Return the number of a new checkpoint: one above those of all stored ones."""
         if self._number is None:
@@ -163,14 +159,12 @@ class Checkpoints:
         return written
 
     def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
+        """Complete the folder of a checkpoint, and remove old checkpoints."""
         found = self.stored.list().found
         size = self._comm.size
         manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
         manifest.write(self.place.at(writing.name))
-        name = self.place.complete(writing.name, writing.step)
-        self._remove_old([(name, manifest), *found])
-
-    def _remove_old(self, newest_first: list[tuple[str, Manifest]]) -> None:
+        newest_first = [(self.place.complete(writing.name, writing.step), manifest), *found]
         best = [name for name, manifest in newest_first if manifest.best]
         for name, _ in newest_first[self._keep :]:
             if name not in best[:1]:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -45,31 +45,30 @@ class ObjectPath:
     def __str__(self) -> str:
         return f"{self.storage.url}/{self.path}"
 
-    def open(self, mode: Literal["rb", "xb"]) -> AbstractContextManager[BinaryIO]:
+    @contextmanager
+    def open(self, mode: Literal["rb", "xb"]) -> Iterator[BinaryIO]:
         """Open an object, read into memory, or a new object, which exists once it is closed."""
-        return self._read() if mode == "rb" else self._written()
-
-    @contextmanager
-    def _written(self) -> Iterator[BinaryIO]:
-        with _as_os_error(), self.storage.writing(self.path) as file:
-            yield file
-
-    @contextmanager
-    def _read(self) -> Iterator[BinaryIO]:
         with _as_os_error():
-            size = self.storage.file(self.path).size
-            content = io.BytesIO()
-            content.seek(max(0, size - 1))
-            content.write(bytes(min(1, size)))  # allocates the memory of the whole object once
-            with content.getbuffer() as buffer:
+            if mode == "rb":
+                yield self._content()
+            else:
+                with self.storage.writing(self.path) as file:
+                    yield file
 
-                def fill(start: int) -> None:
-                    length = min(_PIECE_BYTES, size - start)
-                    buffer[start : start + length] = self.storage.read(self.path, start, length)
+    def _content(self) -> BinaryIO:
+        size = self.storage.file(self.path).size
+        content = io.BytesIO()
+        content.seek(max(0, size - 1))
+        content.write(bytes(min(1, size)))  # allocates the memory of the whole object once
+        with content.getbuffer() as buffer:
 
-                self.storage.in_parallel(fill, range(0, size, _PIECE_BYTES))
+            def fill(start: int) -> None:
+                length = min(_PIECE_BYTES, size - start)
+                buffer[start : start + length] = self.storage.read(self.path, start, length)
+
+            self.storage.in_parallel(fill, range(0, size, _PIECE_BYTES))
         content.seek(0)
-        yield content
+        return content
 
 
 Location: TypeAlias = Path | ObjectPath
