@@ -95,3 +95,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
         print(f"\nrank {MPI.COMM_WORLD.rank}: {item.nodeid}\n{report.longreprtext}", flush=True)
         MPI.COMM_WORLD.Abort(1)
+
+
+@pytest.fixture
+def alone() -> Any:
+    """Return the communicator of a world of one rank."""
+    return transport.simulated.run(lambda comm: comm, 1)[0]

@@ -30,7 +30,7 @@ LIBRARIES = {"commlib", "datacache", "pto"}
 ADAPTERS = {
     "tensorflow": {
         *("commlib.keras", "commlib.tensorflow", "datacache.tensorflow", "pto.keras", "pto.sharded"),
-        "training.callbacks.tensorboard",
+        "training.callbacks.writers",
     },
     "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
     "horovod": set(),

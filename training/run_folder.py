@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,13 +23,20 @@ from training.process.job import log_error
 from training.process.last_records import last_checkpoint
 from training.results import Ranks, Summary
 
+LOCK = "lock"
+_PATIENCE_SECONDS = 1.0  # a process that only checks the lock holds it for a moment
+
 
 class WeightsNotSaved(RuntimeError):
     """The weights of a run that has ended could not be written; one line names the file and the cause."""
 
 
+class RunIsAlive(ValueError):
+    """Another process trains this run; one line names the folder, the process and its host."""
+
+
 class NamedRun(Protocol):
-    """What a configuration says of a run's folder."""
+    """The part of a configuration that names a run's folder."""
 
     name: str
     output: str
@@ -38,21 +46,19 @@ class NamedRun(Protocol):
 
 
 class ResumableRun(NamedRun, Protocol):
-    """What a configuration says of a run that may be resumed."""
+    """The part of a configuration that names a run to resume."""
 
     resume: str
 
 
 class RunFolder:
-    """The folder of one run, written by rank 0, which holds its lock (:class:`RunLock`).
+    """The folder of one run, which rank 0 writes while it holds the run's lock (:class:`RunLock`).
 
     ``run.json``: the identity of the run, which its checkpoints have, too. ``config.yaml``: the resolved
-    configuration. ``metrics.jsonl``: one JSON object a line, of the kinds ``run``, ``gpus``, ``choice``,
-    ``norms``, ``variance``, ``buckets``, ``prepare``, ``resume``, ``step``, ``epoch``, ``switch``, ``stall``,
-    ``stop``, ``digest``, ``trace``, ``checkpoint``, ``terminated``, ``cache`` (:mod:`training.run.events`),
-    ``summary`` and those that callbacks report, each with ``seconds`` since this process opened the folder;
-    those of ``summary`` are of the whole training. Non-finite numbers are ``null``. ``summary.json`` is
-    written when the run has ended.
+    configuration. ``metrics.jsonl``: a JSON object a line for each event (:mod:`training.run.events`), with
+    its ``kind`` and the ``seconds`` since this process opened the folder; the ``seconds`` of ``summary`` are
+    those of the whole training. Non-finite numbers are ``null``. ``summary.json``: written when the run has
+    ended.
 
     If metrics cannot be written any more, one warning is printed and training continues.
     """
@@ -60,8 +66,7 @@ class RunFolder:
     def __init__(self, config: NamedRun, path: Path | None = None) -> None:
         """Create a new folder, or continue in ``path``.
 
-        Raises ``ValueError`` where it cannot be written, and :class:`RunIsAlive` where
-        another process trains in it.
+        Raises ``ValueError`` where it cannot be written, :class:`RunIsAlive` where another process trains it.
         """
         with unwritable(f"output: {config.output}: expected a folder that can be written"):
             self.path = _new_folder(Path(config.output), config.name) if path is None else path
@@ -113,22 +118,20 @@ class RunFolder:
         except OSError as error:
             self._missing[name] += 1
             if self._missing[name] == 1:
-                path = self.path / name
-                log_error(
-                    f"warning: {path}: cannot be written: {error.strerror}; training goes on without it"
-                )
+                problem = f"{self.path / name}: cannot be written: {error.strerror}"
+                log_error(f"warning: {problem}; training goes on without it")
             return False
         return True
 
     def end(self, summary: Summary, ranks: Ranks) -> None:
         """Write the result of the run: it is not resumed any more."""
-        on = {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
         content = asdict(summary)
-        content = {**content.pop("metrics"), **content, **on}
+        content = {**content.pop("metrics"), **content}
+        content |= {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
         self.write("summary", **content)
         self.attempt(SUMMARY, lambda: self.write_file(SUMMARY, json.dumps(content, indent=2) + "\n"))
-        if (count := self._missing[METRICS]) > 1:
-            log_error(f"warning: {self.path / METRICS}: {count} lines are missing in it")
+        if (missing := self._missing[METRICS]) > 1:
+            log_error(f"warning: {self.path / METRICS}: {missing} lines are missing in it")
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -192,7 +195,7 @@ def to_resume(config: ResumableRun) -> Path | None:
     """
     if config.resume == "never":
         return None
-    path = unfinished_run(config) if config.resume == "auto" else Path(config.resume).expanduser()
+    path = _unfinished_run(config) if config.resume == "auto" else Path(config.resume).expanduser()
     if path is None:
         return None
     if not (path / METRICS).exists():
@@ -202,42 +205,32 @@ def to_resume(config: ResumableRun) -> Path | None:
     return path
 
 
-def unfinished_run(config: ResumableRun) -> Path | None:
+def _unfinished_run(config: ResumableRun) -> Path | None:
     """Return the newest run of this name that did not end: with checkpoints, or still being trained."""
-    runs = [
-        path
-        for path in Path(config.output).glob(f"{config.name}-*")
-        if _is_of(path, config.name)
-        and not (path / SUMMARY).exists()
-        and (_has_checkpoints(path) or holder_of(path) is not None)
-    ]
+
+    def is_unfinished(path: Path) -> bool:
+        stamp = path.name.removeprefix(f"{config.name}-")  # not a time where the name is longer
+        if not (stamp[:15].replace("-", "").isdigit() and (path / METRICS).exists()):
+            return False
+        if (path / SUMMARY).exists():
+            return False
+        is_saved = (path / CHECKPOINTS).is_dir() or last_checkpoint(path / METRICS) is not None
+        return is_saved or holder_of(path) is not None
+
+    runs = filter(is_unfinished, Path(config.output).glob(f"{config.name}-*"))
     return max(runs, key=lambda path: (path / METRICS).stat().st_mtime, default=None)
-
-
-def _has_checkpoints(path: Path) -> bool:
-    """Return whether there are checkpoints of a run, also elsewhere than in its folder."""
-    return (path / CHECKPOINTS).is_dir() or last_checkpoint(path / METRICS) is not None
-
-
-def _is_of(path: Path, name: str) -> bool:
-    """Distinguish a run of ``a`` from one of ``a-b``: the rest of the name is its time."""
-    stamp = path.name.removeprefix(f"{name}-")
-    return stamp[:15].replace("-", "").isdigit() and (path / METRICS).exists()
 
 
 def _new_folder(parent: Path, name: str) -> Path:
     """Create ``parent/name-<time>``, with a number appended if that exists."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     parent.mkdir(parents=True, exist_ok=True)
-    attempt = 0
-    while True:
+    for attempt in count():
         path = parent / (f"{stem}-{attempt}" if attempt else stem)
-        try:
+        with suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            attempt += 1
-        else:
-            return path
+            break
+    return path
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -246,7 +239,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _identity(path: Path) -> str:
-    """Return the identity of a run, which is created when it begins."""
+    """Return the identity of a run, new where there is none."""
     try:
         return str(json.loads(path.read_bytes())["identity"])
     except FileNotFoundError:
@@ -266,14 +259,6 @@ def _printable(value: Any) -> Any:
     return escaped(value) if isinstance(value, str) else value
 
 
-LOCK = "lock"
-_PATIENCE_SECONDS = 1.0  # a process that only checks the lock holds it for a moment
-
-
-class RunIsAlive(ValueError):
-    """Another process trains this run; one line names the folder, the process and its host."""
-
-
 class RunLock:
     """The lock of a run's folder, held until :meth:`release` or the end of this process, however it ends.
 
@@ -285,13 +270,15 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
         self._file = io.FileIO(path, "r+", opener=_opened)
-        if not self._is_taken(path):
+        if not self._take(path):
             self._file.close()
             raise RunIsAlive(f"resume: {_holder(path)}")
+        since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+        holder = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
         with suppress(OSError):  # the disk is full: the lock works without its contents
-            self._note(f"{json.dumps(_of_this_process())}\n".encode())
+            self._note(f"{json.dumps(holder)}\n".encode())
 
-    def _is_taken(self, path: Path) -> bool:
+    def _take(self, path: Path) -> bool:
         try:
             return _locked(self._file.fileno(), fcntl.LOCK_EX, _PATIENCE_SECONDS)
         except OSError as error:
@@ -313,7 +300,7 @@ class RunLock:
 def holder_of(folder: Path) -> str | None:
     """Return one line about the process that trains the run of a folder, ``None`` where none does."""
     path = folder / LOCK
-    with suppress(OSError):  # there is no such file yet, or no locks: RunLock warns of that
+    with suppress(OSError):  # there is no such file yet, or no locks, of which RunLock warns
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             is_free = _locked(descriptor, fcntl.LOCK_SH, 0.0)
@@ -340,11 +327,6 @@ def _locked(descriptor: int, operation: int, patience_seconds: float) -> bool:
             time.sleep(0.02)
         else:
             return True
-
-
-def _of_this_process() -> dict[str, str | int]:
-    since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    return {"host": socket.gethostname(), "process": os.getpid(), "since": since}
 
 
 def _holder(path: Path) -> str:

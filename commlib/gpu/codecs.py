@@ -6,6 +6,7 @@ number of entries when decoding ``gap`` and ``bitmap``.
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -147,11 +148,11 @@ class DeviceCodec:
         length = bytes_of_bits(self.size)
         if message.size < length:
             raise InvalidArgument(f"bitmap: expected {length} bytes, got {message.size}")
-        ones = self._ones(message[:length].view(np.uint32), 0)
-        entries = int(self.engine.to_host(ones.tallies[ones.ranges.warps :]).sum())
+        ranges, bits = self._ones(message[:length].view(np.uint32), 0)
+        entries = int(self.engine.to_host(bits[-1][ranges.warps :]).sum())
         if message.size - length != self._values.message_bytes(entries):
             raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
-        return self._write_ones(ones, entries, self._cleared_state()), message[length:]
+        return self._write_ones(ranges, bits, entries, self._cleared_state()), message[length:]
 
     def _decode_gaps(self, message: Array, check: bool) -> tuple[Array, Array]:
         header = self._index_dtype.itemsize
@@ -163,7 +164,7 @@ class DeviceCodec:
         if values_from % 4 or values_from < header + bytes_of_bits(entries * (shift + 1)):
             raise InvalidArgument(f"gap: expected the bits of {entries} entries, got {values_from} bytes")
         words, state = message[header:values_from].view(np.uint32), self._cleared_state()
-        indices = self._write_ones(self._ones(words, entries * shift), entries, state)
+        indices = self._write_ones(*self._ones(words, entries * shift), entries, state)
         self._read_gaps(words, shift, indices, state)
         if check:
             found = self.engine.to_host(state)
@@ -178,17 +179,17 @@ class DeviceCodec:
         self._launch("tally_low_bits", ranges.blocks, *bits, tallies)
         self._launch("read_gaps", ranges.blocks, *bits, tallies, np.int64(self.size), indices, state)
 
-    def _ones(self, words: Array, first_bit: int) -> "_Ones":
-        """Launch the count of the ones from ``first_bit`` on."""
+    def _ones(self, words: Array, first_bit: int) -> tuple[Ranges, tuple[Any, ...]]:
+        """Launch the count of the ones from ``first_bit`` on; return ranges and arguments, tallies last."""
         ranges = Ranges.of(words.size - first_bit // 32, self.engine)
         tallies = self.buffers.get("tallies", ranges.tallies, np.uint64)
-        ones = _Ones(words, first_bit, ranges, tallies)
-        self._launch("tally_ones", ranges.blocks, *ones.arguments)
-        return ones
+        bits = words, np.int64(words.size), np.uint64(first_bit), np.int64(ranges.per_warp), tallies
+        self._launch("tally_ones", ranges.blocks, *bits)
+        return ranges, bits
 
-    def _write_ones(self, ones: "_Ones", entries: int, state: Array) -> Array:
+    def _write_ones(self, ranges: Ranges, bits: tuple[Any, ...], entries: int, state: Array) -> Array:
         indices = self.buffers.get("indices", entries, self._index_dtype)
-        self._launch("write_ones", ones.ranges.blocks, *ones.arguments, np.int64(entries), indices, state)
+        self._launch("write_ones", ranges.blocks, *bits, np.int64(entries), indices, state)
         return indices
 
     # ---- Values ----
@@ -244,18 +245,3 @@ class DeviceCodec:
 
     def _launch(self, kernel: str, blocks: int, *arguments: object) -> None:
         self.engine.launch(self._source, kernel, blocks, *arguments)
-
-
-@dataclass(frozen=True, eq=False)
-class _Ones:
-    """The ones of ``words`` from ``first_bit`` on, and their number in each warp."""
-
-    words: Array
-    first_bit: int
-    ranges: Ranges
-    tallies: Array
-
-    @property
-    def arguments(self) -> tuple[object, ...]:
-        count, first = np.int64(self.words.size), np.uint64(self.first_bit)
-        return self.words, count, first, np.int64(self.ranges.per_warp), self.tallies

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,29 +19,20 @@ from commlib.gpu.engine import THREADS, Array, Engine, Source
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-def _cached_path(key: bytes) -> Path | None:
-    """Return the file for this key; ``None`` if the user has no cache folder."""
+def _cached(key: bytes, make: Callable[[], bytes]) -> bytes:
+    """Return the bytes that ``make`` returned for this key, kept in the user's cache folder if there is one.
+
+    They are stored atomically, and made again where they are damaged. Errors of the disk are ignored.
+    """
     try:
-        return user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
+        path = user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
     except InvalidArgument:  # no home
-        return None
-
-
-def _read_cached(path: Path | None) -> bytes | None:
-    """Return what ``_write_cached`` wrote, or ``None`` if it is missing or damaged."""
-    if path is None:
-        return None
-    try:
+        return make()
+    with suppress(OSError):
         digest, content = (whole := path.read_bytes())[:DIGEST_BYTES], whole[DIGEST_BYTES:]
-    except OSError:
-        return None
-    return content if digest == hashlib.sha256(content).digest() else None
-
-
-def _write_cached(path: Path | None, content: bytes) -> None:
-    """Store it atomically: other processes see all of it or nothing. Errors of the disk are ignored."""
-    if path is None:
-        return
+        if digest == hashlib.sha256(content).digest():
+            return content
+    content = make()
     with suppress(OSError):  # compiling again next time costs seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, part = tempfile.mkstemp(dir=path.parent)
@@ -52,6 +42,7 @@ def _write_cached(path: Path | None, content: bytes) -> None:
             os.replace(part, path)
         except OSError:
             os.unlink(part)
+    return content
 
 
 OLDEST = (7, 0)  # compute capability: since then the lanes of a warp are scheduled independently
@@ -145,14 +136,14 @@ class CuPyEngine(Engine):
         compiler = self._cupy.cuda.compiler
         options = ("-std=c++14", "--fmad=false", *(f"-D{macro}" for macro in source.macros))
         versions = self._cupy.__version__, self._cupy.cuda.nvrtc.getVersion()
-        path = _cached_path(repr((source.text, options, self._capability, versions)).encode())
-        binary = _read_cached(path)
-        if binary is None:
+
+        def compile_source() -> bytes:
             binary = compiler.compile_using_nvrtc(source.text, options)[0]
-            binary = binary.encode() if isinstance(binary, str) else binary  # PTX, for a GPU newer than NVRTC
-            _write_cached(path, binary)
+            return binary.encode() if isinstance(binary, str) else bytes(binary)  # PTX for newer GPUs
+
         module = self._cupy.cuda.function.Module()
-        module.load(binary)
+        key = repr((source.text, options, self._capability, versions)).encode()
+        module.load(_cached(key, compile_source))
         return module
 
 

@@ -185,13 +185,10 @@ def check_entries(name: str, array: Array, size: int, kinds: Sequence["np.dtype[
     """Raise ``InvalidArgument`` unless ``array`` is ``size`` contiguous entries of one of ``kinds``."""
     if array.ndim != 1 or array.size != size or not _is_one_of(kinds, array.dtype):
         expected = " or ".join(map(str, kinds))
-        raise InvalidArgument(
-            f"{name}: expected {expected} of shape ({size},), got {array.dtype} {tuple(array.shape)}"
-        )
-    if array.size > 1 and array.strides[0] != array.dtype.itemsize:
-        raise InvalidArgument(
-            f"{name}: expected contiguous entries, got a stride of {array.strides[0]} bytes"
-        )
+        found = f"{array.dtype} {tuple(array.shape)}"
+        raise InvalidArgument(f"{name}: expected {expected} of shape ({size},), got {found}")
+    if array.size > 1 and (stride := array.strides[0]) != array.dtype.itemsize:
+        raise InvalidArgument(f"{name}: expected contiguous entries, got a stride of {stride} bytes")
 
 
 def _is_one_of(kinds: Sequence["np.dtype[Any]"], found: Any) -> bool:

@@ -106,15 +106,9 @@ def add_rows(others: Array, own: Array, position: int, *, engine: Engine | None 
     sums = engine.empty(own.size, np.float32)
     if own.size:
         blocks = blocks_for(-(-own.size // ROW_MULTIPLE), engine)
-        rows = (
-            others,
-            np.int64(stride),
-            np.int32(len(others) + 1),
-            own,
-            engine.aligned(own),
-            np.int32(position),
-        )
-        engine.launch(Source("scatter"), "add_rows", blocks, *rows, np.int64(own.size), sums)
+        rows = others, np.int64(stride), np.int32(len(others) + 1)
+        given = *rows, own, engine.aligned(own), np.int32(position), np.int64(own.size)
+        engine.launch(Source("scatter"), "add_rows", blocks, *given, sums)
     return sums
 
 
@@ -139,9 +133,6 @@ class SegmentSquares:
         self.engine = current_engine() if engine is None else engine
         self.buffers = Buffers(self.engine, f"sums of squares of {len(sizes)} segments")
         self._source = Source("norms", entry)
-        self._plan()
-
-    def _plan(self) -> None:
         ends = np.cumsum(self.sizes)
         firsts, counts, bounds = [], [], [0]
         for end, size in zip(ends.tolist(), self.sizes, strict=True):

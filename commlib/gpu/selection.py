@@ -106,9 +106,7 @@ class DeviceSelector:
         check_entries("vector", vector, self.size, [ENTRIES[self.entry]])
         with self._run() as scratch:
             if self.size:
-                aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
-                self._measure(vector, aligned, *scratch)
-                self._pick(self._source, vector, scratch[0], None)
+                self._select(vector, *scratch)
         return self._selection(scratch[0])
 
     def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
@@ -123,10 +121,22 @@ class DeviceSelector:
         check_entries("out", out, self.size, [FLOAT32])
         with self._run() as scratch:
             if self.size:
-                aligned = self.engine.aligned(gradient, residual, out)
-                self._sum(gradient, residual, out, aligned, *scratch)
-                self._pick(self._float32, out, scratch[0], out if clear else None)
+                self._select_sum(gradient, residual, out, clear, *scratch)
         return self._selection(scratch[0])
+
+    def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
+        """Launch all kernels of ``select``."""
+        aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
+        self._measure(vector, aligned, scratch, stale)
+        self._pick(self._source, vector, scratch, None)
+
+    def _select_sum(
+        self, gradient: Array, residual: Array, out: Array, clear: bool, scratch: Array, stale: Array
+    ) -> None:
+        """Launch all kernels of ``select_sum``."""
+        aligned = self.engine.aligned(gradient, residual, out)
+        self._sum(gradient, residual, out, aligned, scratch, stale)
+        self._pick(self._float32, out, scratch, out if clear else None)
 
     @contextmanager
     def _run(self) -> Iterator[tuple[Array, Array]]:
@@ -281,27 +291,15 @@ class DeviceBucketed(DeviceSelector):
         if self.size * self.k > LARGEST_PRODUCT:  # the kernel computes it in 64 bits
             raise InvalidArgument(f"size·k: expected less than 2⁶⁴, got {size:,} · {self.k:,}")
 
-    def select(self, vector: Array) -> Selection:
-        """See :meth:`DeviceSelector.select`."""
-        check_entries("vector", vector, self.size, [ENTRIES[self.entry]])
-        with self._run() as scratch:
-            self._select(vector, None, None, *scratch)
-        return self._selection(scratch[0])
+    def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
+        self._prepared_select(vector, None, None, scratch, stale)
 
-    def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
-        """See :meth:`DeviceSelector.select_sum`."""
-        check_entries("gradient", gradient, self.size, [ENTRIES[self.entry]])
-        check_entries("residual", residual, self.size, [FLOAT32])
-        check_entries("out", out, self.size, [FLOAT32])
-        with self._run() as scratch:
-            self._select(gradient, residual, out, *scratch)
-            if clear and self.k:
-                self._clear_selected(out, scratch[0])
-        return self._selection(scratch[0])
-
-    def _select(self, *changing: Any) -> None:
-        if self.size:
-            self._prepared_select(*changing)
+    def _select_sum(
+        self, gradient: Array, residual: Array, out: Array, clear: bool, scratch: Array, stale: Array
+    ) -> None:
+        self._prepared_select(gradient, residual, out, scratch, stale)
+        if clear and self.k:
+            self._clear_selected(out, scratch)
 
     @cached_property
     def _prepared_select(self) -> Start:

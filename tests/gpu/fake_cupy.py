@@ -34,6 +34,7 @@ FUNCTIONS = {
 MOVING = {"concatenate", "split", "flatnonzero", "nonzero"}
 ALIGNMENT_BYTES = 512
 MAKERS = ("empty", "zeros", "full", "arange")
+FLAGS = ("c_contiguous", "f_contiguous", "owndata")  # of CuPy's arrays
 
 
 class Race(AssertionError):
@@ -156,7 +157,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
     nbytes = property(lambda self: self.host.nbytes)
     itemsize = property(lambda self: self.host.itemsize)
     strides = property(lambda self: self.host.strides)
-    flags = property(lambda self: Flags(self.host.flags))
+    flags = property(lambda self: SimpleNamespace(**{name: getattr(self.host.flags, name) for name in FLAGS}))
     data = property(Pointer)
 
     @property
@@ -192,11 +193,27 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
             return NotImplemented
         return self.cupy.call(function.__name__, *args, **options)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of NumPy's arrays that CuPy's have, too."""
+        if name in ("all", "any", "copy"):
+            return lambda: self._method(name)
+        if name in ("max", "min", "sum"):
+            return lambda: self.cupy.apply(lambda host: getattr(without_denormals(host), name)(), self)
+        if name in ("item", "tolist", "tobytes"):
+            return getattr(self.get(), name)
+        raise AttributeError(name)
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
     def _method(self, name: str, *args: Any, **options: Any) -> Any:
         return self.cupy.apply(lambda host, *more: getattr(host, name)(*more, **options), self, *args)
-
-    def _reduced(self, name: str) -> "ndarray":
-        return self.cupy.apply(lambda host: getattr(without_denormals(host), name)(), self)
 
     def _part(self, host: np.ndarray) -> "ndarray":
         return ndarray(self.cupy, host, self.memory)
@@ -214,24 +231,6 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
     def astype(self, dtype: Any, copy: bool = True) -> "ndarray":
         return self if not copy and self.dtype == dtype else self._method("astype", dtype)
 
-    def copy(self) -> "ndarray":
-        return self._method("copy")
-
-    def all(self) -> "ndarray":
-        return self._method("all")
-
-    def any(self) -> "ndarray":
-        return self._method("any")
-
-    def max(self) -> "ndarray":
-        return self._reduced("max")
-
-    def min(self) -> "ndarray":
-        return self._reduced("min")
-
-    def sum(self) -> "ndarray":
-        return self._reduced("sum")
-
     def fill(self, value: float) -> None:
         self[...] = value
 
@@ -239,29 +238,11 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
         self.cupy.read(self)
         return self.host.copy()
 
-    def item(self) -> Any:
-        return self.get().item()
-
-    def tolist(self) -> Any:
-        return self.get().tolist()
-
-    def tobytes(self) -> bytes:
-        return self.get().tobytes()
-
     def __len__(self) -> int:
         return len(self.host)
 
     def __iter__(self) -> Iterator["ndarray"]:
         return (self[i] for i in range(len(self)))
-
-    def __bool__(self) -> bool:
-        return bool(self.get())
-
-    def __int__(self) -> int:
-        return int(self.get())
-
-    def __float__(self) -> float:
-        return float(self.get())
 
     def __getitem__(self, key: Any) -> "ndarray":
         if isinstance(key, ndarray):
@@ -281,17 +262,6 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
 
     def __repr__(self) -> str:
         return f"fake cupy {self.host!r}"
-
-
-class Flags:
-    """The three flags that CuPy's arrays have."""
-
-    def __init__(self, flags: Any) -> None:
-        self.c_contiguous, self.f_contiguous, self.owndata = (
-            flags.c_contiguous,
-            flags.f_contiguous,
-            flags.owndata,
-        )
 
 
 def unwrapped(value: Any) -> Any:

@@ -7,24 +7,74 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
+import commlib.gpu.scatter
 from commlib import kernels, make_reducer
+from commlib.gpu.engine import Array, Engine, Source
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request
-from tests.gpu import fake_kernels
-from tests.gpu.fake_cupy import FakeCuPy, installed
+from tests.gpu.emulator.engine import COMPILER, EmulatedEngine
+from tests.gpu.fake_cupy import FakeCuPy, installed, ndarray
 
-FAKE_KERNELS = kernels.Kernels(
-    fake_kernels.make_selector, fake_kernels.make_codec, fake_kernels.sum_sparse, fake_kernels.sum_rows
-)
+
+class EngineOfFakeCuPy(Engine):
+    """Runs kernels on arrays of the fake CuPy, on its current stream."""
+
+    def __init__(self, cupy: FakeCuPy) -> None:
+        self._cupy, self._emulated = cupy, EmulatedEngine(seed=1)
+        self.multiprocessors = self._emulated.multiprocessors
+
+    def empty(self, size: int, dtype: Any) -> Array:
+        return ndarray(self._cupy, self._emulated.empty(size, dtype))
+
+    def clear(self, array: Array) -> None:
+        array.fill(0)
+
+    def launch(self, source: Source, kernel: str, blocks: int, *arguments: Any, **options: Any) -> None:
+        arrays = [each for each in arguments if isinstance(each, ndarray)]
+        memory = [each.memory for each in arrays]
+        self._cupy.stream.launch([*memory, *self._named_in(source, arrays)], memory)
+        given = [each.host if isinstance(each, ndarray) else each for each in arguments]
+        self._emulated.launch(source, kernel, blocks, *given, **options)
+
+    def _named_in(self, source: Source, arrays: Sequence[Array]) -> list[Any]:
+        """Return the memory of the vectors whose addresses are in the table of a kernel of sums."""
+        if source.name != "scatter":
+            return []
+        words = [word for each in arrays if each.dtype == np.uint64 for word in each.host.tolist()]
+        return self._cupy.memories_at(words)
+
+    def from_host(self, array: Any) -> Array:
+        return self._cupy.asarray(array)
+
+    def to_host(self, array: Array) -> Any:
+        return array.get()
+
+    def address(self, array: Array) -> int:
+        return int(array.host.ctypes.data)
+
+
+@contextmanager
+def kernels_for(cupy: FakeCuPy) -> Iterator[None]:
+    """Let the emulator run all kernels for a fake CuPy inside the block."""
+    if COMPILER is None:
+        pytest.skip("g++ is not installed")
+    engine, modules = EngineOfFakeCuPy(cupy), (kernels, commlib.gpu.scatter)
+    before = [module.current_engine for module in modules]
+    try:
+        for module in modules:
+            module.current_engine = lambda: engine
+        yield
+    finally:
+        for module, current_engine in zip(modules, before, strict=True):
+            module.current_engine = current_engine
 
 
 class GPURanks:
     """Runs ``function(comm)`` as ``tests.conftest.Ranks`` does, on ranks that have a fake GPU each.
 
     ``between``: as of ``nccl.world``. ``wrap``: what is made of each communicator before it is handed on.
-    ``engine``: a context in which the real kernels run for a fake CuPy; those of the CPU stand for them
-    without.
     """
 
     def __init__(
@@ -32,10 +82,8 @@ class GPURanks:
         size: int,
         between: str = "nccl",
         wrap: Callable[[Any], Any] = lambda comm: comm,
-        engine: Callable[[FakeCuPy], Any] | None = None,
     ) -> None:
         self.size, self._between, self._wrap = size, between, wrap
-        self._kernels = engine or (lambda cupy: fake_kernels_in_use())
         self.cupy = FakeCuPy()
 
     def run(
@@ -47,20 +95,10 @@ class GPURanks:
             cupy.nccl.speaks_as(comm)
             return function(self._wrap(nccl.over(comm, between=self._between)))
 
-        with installed(cupy), self._kernels(cupy):
+        with installed(cupy), kernels_for(cupy):
             results = simulated.run(body, self.size, ranks_per_node)
         cupy.nccl.expect_progress()
         return results
-
-
-@contextmanager
-def fake_kernels_in_use() -> Iterator[None]:
-    """Let those of the CPU stand for the kernels of the GPU inside the block."""
-    before, kernels.GPU = kernels.GPU, FAKE_KERNELS
-    try:
-        yield
-    finally:
-        kernels.GPU = before
 
 
 def to_gpu(value: Any, cupy: Any) -> Any:

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -45,12 +46,8 @@ class FakeCuPy(SimpleNamespace):
     def __init__(self, capability=(9, 0), devices=1, compile_error=None):
         self.launched, self.compiled, self.loaded = [], [], []
         self.__version__ = "14.2.0"
-        properties = {
-            "name": b"A Device",
-            "major": capability[0],
-            "minor": capability[1],
-            "multiProcessorCount": 3,
-        }
+        major, minor = capability
+        properties = {"name": b"A Device", "major": major, "minor": minor, "multiProcessorCount": 3}
         runtime = SimpleNamespace(getDeviceCount=lambda: devices, getDeviceProperties=lambda _: properties)
         compiler = SimpleNamespace(compile_using_nvrtc=self._compile, CompileException=CompileException)
         self.cuda = SimpleNamespace(
@@ -75,13 +72,9 @@ class FakeCuPy(SimpleNamespace):
         return SimpleNamespace(load=self.loaded.append, get_function=get_function)
 
 
-def no_driver():
-    raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
-
-
 def without_driver():
     cupy = FakeCuPy()
-    cupy.cuda.runtime.getDeviceCount = no_driver
+    cupy.cuda.runtime.getDeviceCount = Mock(side_effect=RuntimeError("cudaErrorInsufficientDriver"))
     return cupy
 
 
@@ -106,12 +99,19 @@ def cache_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "problem", [RuntimeError("CuPy failed to load libnvrtc.so.12"), CompileException("nvrtc: invalid value")]
-)
+COMPILING = {
+    "RuntimeError: CuPy failed to load libnvrtc.so.12": GpuUnavailable,
+    "CompileException: nvrtc: invalid value": GpuUnavailable,
+    "RuntimeError: CUDA_ERROR_OUT_OF_MEMORY: out of memory": OutOfDeviceMemory,
+}
+
+
+@pytest.mark.parametrize("problem", COMPILING)
 def test_a_kernel_that_cannot_be_compiled_is_one_line(monkeypatch, problem):
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=problem))
-    with pytest.raises(GpuUnavailable, match=f"cannot compile kernels: {problem}"):
+    kind, _, text = problem.partition(": ")
+    error = CompileException(text) if kind == "CompileException" else RuntimeError(text)
+    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=error))
+    with pytest.raises(COMPILING[problem], match=f"kernels.*: {text}"):
         CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
 
 
@@ -186,11 +186,8 @@ def test_a_prepared_kernel_gets_what_changes_before_what_does_not(monkeypatch):
 
 
 def test_an_allocator_that_raises_cuda_s_error_is_short_of_memory_too(monkeypatch):
-    def fails(*_):
-        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
-
     cupy = FakeCuPy()
-    cupy.empty = cupy.asarray = fails
+    cupy.empty = cupy.asarray = Mock(side_effect=RuntimeError("cudaErrorMemoryAllocation: out of memory"))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     buffers = Buffers(CuPyEngine(0), "a plan")
     with pytest.raises(OutOfDeviceMemory, match="a plan: 800 bytes for sums do not fit; .*: nothing"):
@@ -199,21 +196,11 @@ def test_an_allocator_that_raises_cuda_s_error_is_short_of_memory_too(monkeypatc
         buffers.put("bounds", np.zeros(3, np.uint64))
 
 
-def test_kernels_that_do_not_fit_are_short_of_memory(monkeypatch):
-    short = RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=short))
-    with pytest.raises(OutOfDeviceMemory, match="the kernels of norms do not fit: CUDA_ERROR_OUT_OF"):
-        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
-
-
 def test_memory_that_is_short_is_told_with_what_is_held(emulate):
     engine = emulate(1, memory=100_000)
     selector = make_device_selector("exact", 1_000_000, 50_000, engine=engine)
     vector = np.ones(1_000_000, np.float32)
-    expected = (
-        r"selection of 50,000 of 1,000,000 entries: 800,256 bytes for candidates do not fit; "
-        r"held, in bytes: scratch \d\d,\d\d\d, other scratch \d\d,\d\d\d, maxima 62,500"
-    )
+    expected = r"50,000 of 1,000,000 entries: 800,256 bytes for candidates do not fit; held.*, maxima 62,500"
     with pytest.raises(OutOfDeviceMemory, match=expected) as caught:
         selector.select(vector)
     assert isinstance(caught.value, MemoryError)

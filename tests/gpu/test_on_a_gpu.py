@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from commlib import REDUCERS
 from commlib.transport import nccl, simulated
+from tests.extent import ALL
 from tests.gpu import on_gpu
 from tests.gpu.on_gpu import bodies_of
-from tests.gpu.test_reducers import CASES, NO_ARRAYS_OF_GPUS
+from tests.gpu.test_reducers import NO_ARRAYS_OF_GPUS
 from tests.reducers import test_promises
 
+SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
+CASES = {
+    label: case
+    for label, case in test_promises.CASES.items()
+    if label in (*REDUCERS, "dsar_split-qsgd8", "ssar_split-all") or (ALL and not label.endswith(SAMPLING))
+}
 MISSING = nccl.missing()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 

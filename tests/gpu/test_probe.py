@@ -9,7 +9,7 @@ from commlib.tuning import probe
 from commlib.tuning.probe import WIRES
 from commlib.tuning.tuner import try_out
 from tests.gpu.fake_cupy import FakeCuPy, installed
-from tests.gpu.on_gpu import fake_kernels_in_use
+from tests.gpu.on_gpu import kernels_for
 
 NETWORK = Network(Link(1e-6, 1e-10), Link(1e-5, 8e-10))
 SIZE = 4_099
@@ -17,9 +17,9 @@ SIZE = 4_099
 
 @pytest.fixture
 def cupy(monkeypatch):
-    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 14)
+    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 11)
     cupy = FakeCuPy()
-    with installed(cupy), fake_kernels_in_use():
+    with installed(cupy), kernels_for(cupy):
         yield cupy
 
 
@@ -31,19 +31,15 @@ def on_gpus(cupy, function, ranks=4):
     return simulated.run(body, ranks, network=NETWORK)
 
 
-def test_links_are_those_between_gpus_and_kernels_are_theirs(cupy):
+def test_links_are_those_between_gpus_and_the_profile_is_none_of_processors(cupy):
     profiles = on_gpus(cupy, probe.measure)
     assert len({repr(profile) for profile in profiles}) == 1
     assert set(profiles[0].speeds.code) == set(WIRES)
     assert cupy.nccl.launches.count("send") >= 4 * len(probe.MESSAGE_BYTES)  # from each GPU, over both links
-
-
-def test_a_profile_of_gpus_is_none_of_processors(cupy):
-    there = on_gpus(cupy, probe.measure)[0]
-    assert all(processor.endswith(", A GPU by nccl") for processor in there.job.processors)
+    assert all(processor.endswith(", A GPU by nccl") for processor in profiles[0].job.processors)
     here = simulated.run(lambda comm: probe.job_of(Topology(comm, ranks_per_node=2)), 4)[0]
     with pytest.raises(InvalidArgument, match="A GPU.* there, .* here"):
-        there.check(here)
+        profiles[0].check(here)
 
 
 def test_reducers_are_tried_on_gpus(cupy):

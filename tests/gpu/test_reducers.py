@@ -1,22 +1,117 @@
-"""The promises of every reducer, on arrays of a GPU: the bodies of the CPU's tests, through a fake NCCL."""
+"""Reducers on arrays of a fake GPU, through a fake NCCL, with the kernels of ``commlib.gpu`` in the emulator.
+
+Every reducer has the bits of the CPU, and some keep the promises of ``test_promises``.
+"""
 
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, InvalidArgument, Topology, make_reducer
-from tests.extent import ALL, more
+from commlib import InvalidArgument, SparseVector, Topology, make_reducer
+from commlib.kernels import kernels_of
+from commlib.transport import simulated
+from commlib.vectors import partition, sum_sparse
+from tests.extent import more
 from tests.gpu import on_gpu
-from tests.gpu.on_gpu import GPURanks, bodies_of
+from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of, make_reducer_from_host
+from tests.gpu.test_scatter import rows_of
 from tests.reducers import test_promises
+from tests.reducers.test_promises import gradient
+
+SIZE, STEPS = 3001, 3
+CASES = {
+    "dense": {},
+    "torus2d": {},
+    **{
+        f"{name}-{wire}": {"density": 0.05, "wire": wire}
+        for name in ("allgather", "hitopk")
+        for wire in ("fp32", "gap+fp16")
+    },
+    "hitopk-bitmap+qsgd4": {"density": 0.05, "wire": "bitmap+qsgd4"},
+    "hitopk-past-delta": {"density": 0.7},
+    "hioktopk": {"density": 0.05, "reevaluate_every": 2},
+    "oktopk": {"density": 0.05, "wire": "bf16"},
+    "hitopk-dgc": {"density": 0.05, "selector": "dgc"},
+    "hitopk-bucketed": {"density": 0.05, "selector": "bucketed"},
+    "gtopk": {"density": 0.05},
+    "ssar_doubling": {"density": 0.3},
+    "ssar_split": {"density": 0.05, "wire": "gap+qsgd2"},
+    "dsar_split": {"density": 0.05, "sums": "qsgd8"},
+}
+
+
+def train(comm, label, make):
+    name, *_ = label.split("-")
+    reducer = make(name, Topology(comm, ranks_per_node=2), size=SIZE, **CASES[label])
+    means = [reducer.reduce(gradient(SIZE, comm.rank, step)) for step in range(STEPS)]
+    return [mean.tobytes() for mean in means], reducer.residual.tobytes(), reducer.last.traffic.sent
+
+
+@pytest.mark.parametrize("label", CASES)
+@pytest.mark.parametrize("world_size", [3, *more(2, 4)])
+def test_every_bit_and_every_byte_is_that_of_the_cpu(world_size, label):
+    found = GPURanks(world_size).run(lambda comm: train(comm, label, make_reducer_from_host))
+    assert found == simulated.run(lambda comm: train(comm, label, make_reducer), world_size)
+
+
+@pytest.mark.parametrize("world_size", [3, *more(2, 6)])
+def test_parts_are_added_up_as_on_the_cpu(world_size):
+    def body(comm):
+        bounds = partition(1001, comm.size)
+        return comm.reduce_scatter(rows_of(1001, comm.size)[comm.rank], bounds).tobytes()
+
+    found = GPURanks(world_size, wrap=FromHost).run(body)
+    assert found == simulated.run(body, world_size)
+
+
+def vector_of(size, entries, rank):
+    """``entries`` of them in a row, from the place that is the rank's; all of the vector is a dense one."""
+    values = (np.arange(entries) + 10 * rank + 1).astype(np.float32)
+    indices = None if entries == size else np.arange(rank, rank + entries, dtype=np.int32)
+    return SparseVector(size, indices, values)
+
+
+@pytest.mark.parametrize("entries", [(30, 0, 40), (0, 0), (300, 0, 400), (30, 1000, 40)])
+def test_sums_are_sparse_or_dense_as_on_the_cpu(entries):
+    vectors = [vector_of(1000, each, rank) for rank, each in enumerate(entries)]
+
+    def body(comm):
+        there = comm.arrays.asarray
+        given = [
+            SparseVector(each.size, None if each.is_dense else there(each.indices), there(each.values))
+            for each in vectors
+        ]
+        summed = kernels_of(comm.arrays).sum_sparse(given)
+        return summed.is_dense, *(each.get().tobytes() for each in (summed.indices_or_range, summed.values))
+
+    here = sum_sparse(vectors)
+    expected = here.is_dense, here.indices_or_range.tobytes(), here.values.tobytes()
+    assert GPURanks(1).run(body) == [expected]
+
+
+def test_a_step_of_hitopk_copies_no_vector_to_the_host():
+    size = 1 << 16
+    ranks = GPURanks(4)
+
+    def body(comm):
+        reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), size=size, density=0.01)
+        given = comm.arrays.asarray(gradient(size, comm.rank, 0))
+        comm.barrier()
+        if comm.rank == 0:
+            comm.arrays.copied_to_host.clear()
+        comm.barrier()
+        reducer.reduce(given)
+
+    ranks.run(body)
+    # How many were selected, if all is finite; how many of the indices of a stream are distinct; whether the
+    # sums of this rank's shard are finite, and whether those of the others are.
+    assert sorted(set(ranks.cupy.copied_to_host)) == [1, 8, 16]
+    assert len(ranks.cupy.copied_to_host) == 4 * 4
+
+
+# ------------------------------------------------------------- promises
+
 
 NO_ARRAYS_OF_GPUS = ("test_a_wrong_dtype_is_refused",)  # of text and objects
-SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
-CASES = {
-    label: case
-    for label, case in test_promises.CASES.items()
-    if label in (*REDUCERS, "dsar_split-qsgd8", "ssar_split-all") or (ALL and not label.endswith(SAMPLING))
-}
-ONE_OF_A_KIND = ("torus2d", "hitopk")
 
 
 @pytest.fixture(params=[4, *more(1, 2, 3, 6)], ids=lambda size: f"P{size}")
@@ -24,17 +119,12 @@ def gpu_ranks(request):
     return GPURanks(request.param)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=["torus2d", "hitopk"])
 def case(request):
-    return CASES[request.param]
+    return test_promises.CASES[request.param]
 
 
-way = case
-
-
-@pytest.fixture(params=ONE_OF_A_KIND)
-def kind(request):
-    return CASES[request.param]
+way = kind = case
 
 
 @pytest.fixture(autouse=True)

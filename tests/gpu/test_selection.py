@@ -17,6 +17,8 @@ def on(engine, array):
 
 
 def assert_selected(selection, vector, name, k):
+    """Compare a selection with the CPU's from the entries as float32."""
+    vector = vector.astype(np.float32)
     expected, found = select(name, vector, k), selection.to_host()
     case = f"{name}, {len(vector)} entries, k = {k}, seed {SEED}"
     assert found.indices.dtype == expected.indices.dtype
@@ -24,13 +26,18 @@ def assert_selected(selection, vector, name, k):
     assert found.values.tobytes() == expected.values.tobytes(), case
 
 
+def assert_selects(engine, name, vector, k, entry="float32", first=0):
+    """Select from a vector that begins at entry ``first`` of its array, and compare with the CPU."""
+    selector = make_device_selector(name, len(vector) - first, k, entry=entry, engine=engine)
+    assert_selected(selector.select(on(engine, vector)[first:]), vector[first:], name, k)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_entries_are_those_of_the_cpu(engine, name, size):
     vector = normal(size)
     for k in ks(size):
-        selector = make_device_selector(name, size, k, engine=engine)
-        assert_selected(selector.select(on(engine, vector)), vector, name, k)
+        assert_selects(engine, name, vector, k)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,8 +46,7 @@ def test_the_entries_are_those_of_the_cpu(engine, name, size):
 def test_ties_zeros_and_outliers_are_selected_as_by_the_cpu(engine, name, law, size):
     vector = VECTORS[law](size)
     for k in (1, size // 100 + 1, size // 4):
-        selector = make_device_selector(name, size, k, engine=engine)
-        assert_selected(selector.select(on(engine, vector)), vector, name, k)
+        assert_selects(engine, name, vector, k)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,8 +56,7 @@ def test_narrow_entries_are_selected_as_their_float32_copies(engine, name, entry
     for law in ("normal", "ties", "denormal"):
         vector = VECTORS[law](size).astype(DTYPES[entry])  # denormals of float32 become zeros of float16
         for k in (1, size // 50 + 1, size):
-            selector = make_device_selector(name, size, k, entry=entry, engine=engine)
-            assert_selected(selector.select(on(engine, vector)), vector.astype(np.float32), name, k)
+            assert_selects(engine, name, vector, k, entry)
 
 
 def test_denormals_of_float16_keep_their_order(engine):
@@ -67,9 +72,7 @@ def test_denormals_of_float16_keep_their_order(engine):
 def test_a_vector_may_begin_anywhere(engine, name, entry):
     whole = normal(5003).astype(DTYPES[entry])
     for first in (1, 2, 3, 7):
-        vector = on(engine, whole)[first:]
-        selector = make_device_selector(name, 5003 - first, 50, entry=entry, engine=engine)
-        assert_selected(selector.select(vector), whole[first:].astype(np.float32), name, 50)
+        assert_selects(engine, name, whole, 50, entry, first)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +114,7 @@ def test_a_vector_that_is_not_finite_is_refused_and_no_sum_is_cleared(engine, na
         np.testing.assert_array_equal(engine.to_host(out), expected)
         finite = normal(size).astype(dtype)  # the plan is none the worse for it
         k = size // 2 + 1
-        assert_selected(selector.select(on(engine, finite)), finite.astype(np.float32), name, k)
+        assert_selected(selector.select(on(engine, finite)), finite, name, k)
 
 
 def test_a_sum_that_overflows_is_not_finite(engine):
@@ -153,18 +156,13 @@ def test_a_sample_that_misleads_changes_nothing(engine, law):
     size = 200_001
     vector = VECTORS[law](size)
     stride = max(size // (1 << 14), 8) | 1
-    vector[::stride] = 1000  # all of the sample, and more than k
-    assert_selected(
-        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
-    )
-    vector[::stride] = 0
-    assert_selected(
-        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
-    )
-    vector[::stride][:40] = 1000  # few: fewer than k reach the sample's threshold
-    assert_selected(
-        make_device_selector("dgc", size, 300, engine=engine).select(on(engine, vector)), vector, "dgc", 300
-    )
+    sample = vector[::stride]
+    sample[:] = 1000  # all of the sample, and more than k
+    assert_selects(engine, "dgc", vector, 300)
+    sample[:] = 0
+    assert_selects(engine, "dgc", vector, 300)
+    sample[:40] = 1000  # few: fewer than k reach the sample's threshold
+    assert_selects(engine, "dgc", vector, 300)
 
 
 @pytest.mark.parametrize("law", ["normal", "ties", *more("equal", "zeros")])
@@ -172,8 +170,7 @@ def test_a_sample_that_misleads_changes_nothing(engine, law):
 def test_few_and_many_of_a_bucket_are_selected(engine, law, share):
     vector = VECTORS[law](4 * 512 + 100)
     k = len(vector) * share // 512
-    selector = make_device_selector("bucketed", len(vector), k, engine=engine)
-    assert_selected(selector.select(on(engine, vector)), vector, "bucketed", k)
+    assert_selects(engine, "bucketed", vector, k)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,9 +179,8 @@ def test_the_order_of_blocks_changes_no_bit(emulate, name):
     found = set()
     for seed, multiprocessors, under_way in [(3, 1, 1), (4, 1, 8), (5, 4, 2), (6, 16, 5)]:
         engine = emulate(seed, multiprocessors, under_way=under_way)
-        selection = (
-            make_device_selector(name, 20_003, 1000, engine=engine).select(on(engine, vector)).to_host()
-        )
+        selector = make_device_selector(name, 20_003, 1000, engine=engine)
+        selection = selector.select(on(engine, vector)).to_host()
         found.add((selection.indices.tobytes(), selection.values.tobytes()))
     assert len(found) == 1
 

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import horovod.tensorflow as hvd
 import keras
@@ -19,9 +20,8 @@ from tests.training.small import ALONE, crash_after, linear, metrics_of, phase, 
 from training import Trainer
 from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
-from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer, check_equal_weights, digest_of
-from training.callbacks.early_stopping import EarlyStopping
+from training.callbacks.stopping import EarlyStopping
 from training.commands.train import train
 from training.config.config import ConfigurationError, load
 from training.models import MODELS
@@ -126,26 +126,18 @@ def test_a_hook_that_is_none_is_refused_when_the_class_is_made():
     assert len(HOOKS) == 12
 
 
-def test_an_error_of_a_callback_is_one_line_that_names_it(tmp_path, calls):
-    words = f"callbacks=[{{name: '{NOTES}', fails: 'epoch_end 0'}}]"
-    run = trainer(tmp_path / "runs", words)
-    with pytest.raises(CallbackFailed) as caught:
-        run.fit()
-    what = "on_epoch_end raised KeyError: 'no such thing' (notes.py, line 16)"
-    assert str(caught.value) == f"callback {NOTES}: {what}"
-    assert calls()[-1] == "error CallbackFailed"
-    assert not list((tmp_path / "runs").glob("*/summary.json"))
-
-
-def test_the_command_ends_with_that_line_and_status_1(tmp_path, calls, capfd):
-    (tmp_path / "my.yaml").write_text(load_small(f"[{{name: '{NOTES}', fails: 'step_end 2'}}]"))
+def test_an_error_of_a_callback_ends_the_command_with_one_line_and_status_1(tmp_path, calls, capfd):
+    text = load_small(f"[{{name: '{NOTES}', fails: 'epoch_end 0'}}]") + f"output: {tmp_path / 'runs'}\n"
+    (tmp_path / "my.yaml").write_text(text)
     with pytest.raises(SystemExit) as caught:
         train("my.yaml", [])
     assert caught.value.code == 1
-    (line,) = [
-        each for each in capfd.readouterr().err.splitlines() if each.startswith("cloudtrain: callback")
-    ]
-    assert line.startswith(f"cloudtrain: callback {NOTES}: on_step_end raised KeyError: ")
+    said = capfd.readouterr().err.splitlines()
+    (line,) = [each for each in said if each.startswith("cloudtrain: callback")]
+    what = "on_epoch_end raised KeyError: 'no such thing' (notes.py, line 16)"
+    assert line.startswith(f"cloudtrain: callback {NOTES}: {what}")
+    assert calls()[-1] == "error CallbackFailed"
+    assert not list((tmp_path / "runs").glob("*/summary.json"))
 
 
 def load_small(callbacks):
@@ -158,17 +150,15 @@ callbacks: {callbacks}
 """
 
 
+EARLY = "callbacks=[{name: early_stopping"
 WRONG = {
-    "callbacks=tensorboard": "callbacks: expected a valid list, got 'tensorboard'",
+    "callbacks=tensorboard": "callbacks: expected a valid list",
     "callbacks=[tensorbord]": 'callbacks[0].name: unknown callback "tensorbord"',
-    "callbacks=[{name: early_stopping}]": "callbacks[0]: metric: callback early_stopping needs this option",
-    "callbacks=[{name: early_stopping, metric: top1, patient: 3}]": "callbacks[0].patient: callback earl",
-    "callbacks=[{name: early_stopping, metric: top1, patience: 0}]": (
-        "callbacks[0].patience: expected a whole number from 1, got 0"
-    ),
-    "callbacks=[{name: early_stopping, metric: top1, min_delta: -1}]": (
-        "callbacks[0].min_delta: expected a number from 0, got -1"
-    ),
+    EARLY + "}]": "callbacks[0]: metric: callback early_stopping needs this option",
+    EARLY + ", metric: top1, patient: 3}]": "callbacks[0].patient: ",
+    EARLY + ", metric: top1, patience: 0}]": "callbacks[0].patience: expected a whole number from 1, got 0",
+    EARLY + ", metric: top1, min_delta: -1}]": "callbacks[0].min_delta: expected a number from 0, got -1",
+    "callbacks=[{name: wandb, mode: 'on'}]": "callbacks[0].mode: expected online or offline",
     "digest_every=-1": "digest_every: expected a whole number from 0, got -1",
 }
 
@@ -184,19 +174,15 @@ def test_what_is_wrong_with_a_callback_is_one_line_when_it_is_read(word):
 def test_callbacks_of_ones_own_are_imported_by_a_run_alone_and_checked_then(tmp_path, calls):
     config = load(DIGITS, [f"callbacks=[{{name: '{NOTES}', lable: x}}]"])
     assert "my_watch.notes" not in sys.modules
-    assert load_back(config, tmp_path) == config
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
     for words, expected in {
-        f"{{name: '{NOTES}', lable: x}}": r"callbacks\[0\]: lable: callback .* has no such option",
-        "'my_watch.notes:CALLS'": r"callbacks\[0\]: callback .* expected a subclass of Callback",
-        "'my_watch.note:Notes'": r"callbacks\[0\]: callback .* there is no module my_watch.note",
+        f"{{name: '{NOTES}', lable: x}}": r"callbacks\[0\]: lable: .* no such option",
+        "'my_watch.notes:CALLS'": r"callbacks\[0\]: .* a subclass of Callback",
+        "'my_watch.note:Notes'": r"callbacks\[0\]: .* no module my_watch.note",
     }.items():
         with pytest.raises(ValueError, match=expected):
             trainer(tmp_path / "runs", f"callbacks=[{words}]")
-
-
-def load_back(config, folder):
-    (folder / "config.yaml").write_text(config.to_yaml())
-    return load(folder / "config.yaml")
 
 
 def test_a_dry_run_builds_callbacks_and_calls_nothing_else(tmp_path, calls, capfd):
@@ -220,7 +206,7 @@ def test_the_page_has_every_callback_and_its_options():
     for name, kind in CALLBACKS.items():
         (row,) = re.findall(rf"(?m)^\| `{name}` \| ([^|]*) \|", PAGE)
         found = [option.partition("=")[::2] for option in re.findall(r"`([^`]+)`", row)]
-        options = {option: default for option, default in options_of(kind).items()}
+        options = options_of(kind)
         assert [option for option, _ in found] == list(options)
         for option, default in found:
             assert default in ("", str(options[option]))
@@ -238,31 +224,18 @@ def test_the_page_has_every_hook():
 # --------------------------------------------------------------------------------------- early stopping
 
 
-class Run:
-    """What early stopping asks of a run."""
-
-    def __init__(self, metrics):
-        self.task = type("Task", (), {"metrics": metrics})
-        self.reason = None
-
-    def stop(self, reason):
-        self.reason = reason
+METRICS = {"top1": Metric("accuracy", "higher", share=True), "perplexity": Metric("perplexity", "lower")}
 
 
-def stopped_after(values, **options):
-    """Return after how many tests a metric with these values stops a run, and why."""
-    metrics = trainer_metrics()
-    run, stopping = Run(metrics), EarlyStopping(**options)
+def judged(stopping, values):
+    """Give tests with these values of its metric; return after how many it stops the run, and why."""
+    run = Mock()
+    run.task.metrics = METRICS
     for number, value in enumerate(values, 1):
-        metrics_of_test = {} if value is None else {options["metric"]: value}
-        stopping.on_epoch_end(run, type("Result", (), {"metrics": metrics_of_test}))
-        if run.reason is not None:
-            return number, run.reason
+        stopping.on_epoch_end(run, Mock(metrics={} if value is None else {stopping._metric: value}))
+        if run.stop.called:
+            return number, run.stop.call_args.args[0]
     return None, None
-
-
-def trainer_metrics():
-    return {"top1": Metric("accuracy", "higher", share=True), "perplexity": Metric("perplexity", "lower")}
 
 
 NAN = float("nan")
@@ -282,20 +255,17 @@ NAN = float("nan")
     ],
 )
 def test_early_stopping_counts_the_tests_that_are_no_better(values, options, stops):
-    assert stopped_after(values, **options)[0] == stops
+    assert judged(EarlyStopping(**options), values)[0] == stops
 
 
 def test_early_stopping_says_what_the_best_was_and_keeps_its_count():
-    assert stopped_after([0.25, 0.2], metric="top1", patience=1)[1] == (
-        "early stopping: top1 was no better than 25.00% in 1 test"
-    )
+    reason = "early stopping: top1 was no better than "
+    once = EarlyStopping(metric="top1", patience=1)
+    assert judged(once, [0.25, 0.2]) == (2, f"{reason}25.00% in 1 test")
     before, after = EarlyStopping(metric="top1", patience=2), EarlyStopping(metric="top1", patience=2)
-    run = Run(trainer_metrics())
-    for value in (0.5, 0.4):
-        before.on_epoch_end(run, type("Result", (), {"metrics": {"top1": value}}))
+    assert judged(before, [0.5, 0.4]) == (None, None)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    after.on_epoch_end(run, type("Result", (), {"metrics": {"top1": 0.5}}))
-    assert run.reason.endswith("no better than 50.00% in 2 tests in a row")
+    assert judged(after, [0.5]) == (1, f"{reason}50.00% in 2 tests in a row")
 
 
 def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(tmp_path):

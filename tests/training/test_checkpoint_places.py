@@ -12,10 +12,18 @@ from datacache.storage import Storage
 from tests.s3_server import BUCKET, s3_server
 from tests.training import small
 from tests.training.stored import newest, save_whole
-from tests.training.test_checkpoints import OWN, SHARED, is_right, of_step, own_tree, same, save, shared_tree
+from tests.training.test_checkpoints import (
+    OWN,
+    SHARED,
+    is_right,
+    of_step,
+    own_tree,
+    same,
+    save,
+    shared_tree,
+)
 from tests.training.test_receipt import replayed
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
-from training.checkpoint.other_world import merged
 from training.checkpoint.places import COMPLETE, Folder, Objects
 from training.config.config import ConfigurationError, load
 from training.config.records import Checkpointing
@@ -79,7 +87,7 @@ def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
     assert transport.simulated.run(body, 3, 2) == [(kept, True, True)] * 3
 
 
-def test_a_run_that_went_back_is_found_where_it_is_also_by_who_counts_anew(storage):
+def test_a_run_that_went_back_is_found_where_it_is_also_by_another_process(storage):
     def body(comm):
         found = []
         for step in (20, 10, 10):
@@ -91,31 +99,12 @@ def test_a_run_that_went_back_is_found_where_it_is_also_by_who_counts_anew(stora
     assert transport.simulated.run(body, 2) == [[True] * 3] * 2
 
 
-def test_residuals_of_another_world_keep_their_sum(storage):
-    def write(comm):
-        own = {"residual": np.arange(8, dtype=np.float32) * (comm.rank + 1)}
-        save_whole(Checkpoints(Objects(storage), comm), 1, {}, own)
-
-    def read(comm):
-        found = newest(Checkpoints(Objects(storage), comm))
-        return merged(
-            lambda rank: found.own_of(rank)["residual"],
-            8,
-            world_size=found.world_size,
-            rank=comm.rank,
-            size=comm.size,
-        )
-
-    transport.simulated.run(write, 3)
-    np.testing.assert_array_equal(sum(transport.simulated.run(read, 2)), np.arange(8) * 6)
-
-
 class Crash(BaseException):
     """A process ends here."""
 
 
-def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch, capsys):
-    """A process that ends at any change of the storage: what was complete before is found."""
+def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch, capsys, alone):
+    """A process that ends at any change of the storage: the checkpoint before is found."""
     storage = Storage(f"memory://{uuid.uuid4().hex}")
     filesystem = type(storage._filesystem)
     left = [10**9]
@@ -134,46 +123,43 @@ def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypa
 
     for name in ("open", "rm_file"):
         monkeypatch.setattr(filesystem, name, crashing(name))
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    save(Checkpoints(Objects(storage), comm, keep=1), comm, 1)
+    save(Checkpoints(Objects(storage), alone, keep=1), alone, 1)
     taken = []
     for changes in range(100):
-        before = newest(Checkpoints(Objects(storage), comm)).step
+        before = newest(Checkpoints(Objects(storage), alone)).step
         left[0] = changes
         try:
-            save(Checkpoints(Objects(storage), comm, keep=1), comm, before + 1)
+            save(Checkpoints(Objects(storage), alone, keep=1), alone, before + 1)
         except Crash:
             left[0] = 10**9
         else:
             break
-        found = newest(Checkpoints(Objects(storage), comm))
+        found = newest(Checkpoints(Objects(storage), alone))
         assert found.step in (before, before + 1)
-        assert is_right(found, comm, found.step)
+        assert is_right(found, alone, found.step)
         taken.append(found.step - before)
     assert taken[:3] == [0, 0, 0]  # two files of the state, and the manifest
     assert taken[3:] == [1] * (len(taken) - 3)
     left[0] = 10**9
-    save(Checkpoints(Objects(storage), comm, keep=1), comm, 1000)
+    save(Checkpoints(Objects(storage), alone, keep=1), alone, 1000)
     assert steps(storage) == [1000]
     assert capsys.readouterr().err == ""  # half a checkpoint is none, and no damaged one
 
 
-def test_objects_of_others_stay():
+def test_objects_of_others_stay(alone):
     storage = Storage(f"memory://{uuid.uuid4().hex}")
     with storage.writing("notes/why.txt") as file:
         file.write(b"mine")
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
     for step in (1, 2):
-        save(Checkpoints(Objects(storage), comm, keep=1), comm, step)
+        save(Checkpoints(Objects(storage), alone, keep=1), alone, step)
     assert storage.read("notes/why.txt") == b"mine"
 
 
 @pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(1)])
 def test_instead_of_a_damaged_object_the_checkpoint_before_is_taken_and_it_is_named(storage, capsys, name):
     def fill(comm):
-        store = Checkpoints(Objects(storage), comm)
-        save(store, comm, 1)
-        save(store, comm, 2)
+        for step in (1, 2):
+            save(Checkpoints(Objects(storage), comm), comm, step)
 
     transport.simulated.run(fill, 2)
     last = names(storage)[-1]
@@ -200,13 +186,9 @@ def test_a_storage_that_refuses_is_one_line_on_all_ranks_and_no_new_beginning(s3
         save(store, comm, 1)
         comm.barrier()
         s3.refuses = True
-        with pytest.raises(
-            CheckpointFailed, match=r"^s3://bucket/run: step 2 is not saved: rank \d: s3://buck"
-        ):
+        with pytest.raises(CheckpointFailed, match=r"^s3://bucket/run: step 2 .* rank \d: s3://buck"):
             save(store, comm, 2)
-        with pytest.raises(
-            ValueError, match=r"^checkpoints: s3://bucket/run: expected a place that can be read"
-        ):
+        with pytest.raises(ValueError, match=r"^checkpoints: s3://bucket/run: expected a place"):
             newest(Checkpoints(Objects(storage), comm))
         comm.barrier()
         s3.refuses = False
@@ -295,25 +277,19 @@ def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, n
 # ------------------------------------------------------------------------------- the configuration
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            "{path: 'memory://x'}",
-            "checkpoints.path: expected a folder, or the URL of a storage that outlives the",
-        ),
-        ("{path: 'simplecache::s3://x'}", "checkpoints.path: expected a folder, or the URL"),
-        ("{per_node: true}", "checkpoints.path: expected a folder on each node's disk .*, got none"),
-        (
-            "{per_node: true, path: 's3://x'}",
-            "checkpoints.path: expected a folder on each node's disk .* s3://x",
-        ),
-        ("{path: /x, storage: {attempts: 2}}", "checkpoints.storage: expected none where path is no URL"),
-        ("{path: 's3://x', storage: {attemts: 2}}", "checkpoints.storage: attemts: .*did you mean .attempts"),
-    ],
-)
-def test_a_place_that_cannot_be_is_one_line(given, message):
-    with pytest.raises(ConfigurationError, match=message) as caught:
+IMPOSSIBLE = {
+    "{path: 'memory://x'}": "path: expected a folder, or the URL of a storage that outlives",
+    "{path: 'simplecache::s3://x'}": "path: expected a folder, or the URL",
+    "{per_node: true}": "path: expected a folder on each node's disk .*, got none",
+    "{per_node: true, path: 's3://x'}": "path: expected a folder on each node's disk .* s3://x",
+    "{path: /x, storage: {attempts: 2}}": "storage: expected none where path is no URL",
+    "{path: 's3://x', storage: {attemts: 2}}": "storage: attemts: .*did you mean .attempts",
+}
+
+
+@pytest.mark.parametrize("given", IMPOSSIBLE)
+def test_a_place_that_cannot_be_is_one_line(given):
+    with pytest.raises(ConfigurationError, match=rf"checkpoints\.{IMPOSSIBLE[given]}") as caught:
         load(DIGITS, [f"checkpoints={given}"])
     assert "\n" not in str(caught.value)
 
@@ -375,25 +351,17 @@ def test_a_run_whose_checkpoints_are_objects_goes_on_to_the_bit_and_is_replayed(
     assert {key.split("/")[0] for key in s3.objects} == {"all"}
 
 
-def test_a_run_whose_checkpoints_are_lost_is_not_begun_anew(tmp_path):
+def test_a_run_whose_checkpoints_are_lost_is_not_begun_again(tmp_path):
     def run(*words):
         place = f"path: {tmp_path / 'disk'}, per_node: true"
-        return small.trainer(
-            tmp_path / "runs",
-            *WORDS,
-            f"checkpoints={{every_steps: 2, every_epochs: null, {place}}}",
-            *words,
-            phases=PHASES,
-        )
+        checkpoints = f"checkpoints={{every_steps: 2, every_epochs: null, {place}}}"
+        return small.trainer(tmp_path / "runs", *WORDS, checkpoints, *words, phases=PHASES)
 
     small.crash_after(run(), 5)
     (identity,) = (tmp_path / "disk").iterdir()
     assert [path.name for path in identity.iterdir()] == [os.uname().nodename]
     identity.rename(tmp_path / "gone")
-    with pytest.raises(
-        ValueError,
-        match=r"^resume: expected the checkpoint of step 2, or one before it, in .*disk/.*, got none; ",
-    ):
+    with pytest.raises(ValueError, match=r"^resume: .* checkpoint of step 2, .* in .*disk/.*, got none"):
         run("resume=auto").fit()
     (tmp_path / "gone").rename(identity)
     resumed = run("resume=auto")

@@ -24,18 +24,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_128_hexdigest
 
-from commlib import InvalidArgument, RanksDisagree, Topology, make_reducer, transport
+from commlib import InvalidArgument, RanksDisagree, transport
 from tests.extent import examples
 from tests.training.stored import newest, save_whole
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import serialization as trees
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
-from training.checkpoint.other_world import merged, taken_over
 from training.checkpoint.places import Folder
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
+from training.checkpoint.stored import merged, taken_over
 
 FORK = multiprocessing.get_context("fork")
-NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
 COMPLETE, SHARED, OWN = "COMPLETE", "shared.safetensors", "own-{:05d}.safetensors"
 
 
@@ -97,7 +96,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("tree", [PLAIN, ARRAYS, *PLAIN.values(), *ARRAYS.values()])
+@pytest.mark.parametrize("tree", [PLAIN, ARRAYS, None, ARRAYS["scalars"]])
 def test_a_tree_comes_back_equal_in_every_bit_and_type(tmp_path, tree):
     assert same(round_trip(tmp_path / "tree", tree), tree)
 
@@ -153,21 +152,17 @@ def test_what_would_not_come_back_equal_is_refused_and_nothing_is_written(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_what_was_written_is_told_by_name(tmp_path):
+def test_a_file_that_is_not_what_was_written_is_named(tmp_path):
     path = tmp_path / "tree"
     written = write_tree(path, {"a": np.arange(3)})
     content = path.read_bytes()
     with pytest.raises(FileExistsError):
         write_tree(path, None)
-    path.write_bytes(content[:-1])
-    with pytest.raises(Damaged, match=rf"{path}: expected {len(content)} bytes, got {len(content) - 1}"):
-        read_tree(path, written)
-    path.write_bytes(bytes(len(content)))
-    with pytest.raises(Damaged, match=rf"{path}: expected xxh3_128 {written.digest}, got "):
-        read_tree(path, written)
-    path.unlink()
-    with pytest.raises(Damaged, match=rf"{path}: cannot be read: No such file"):
-        read_tree(path, written)
+    problems = {"bytes, got": content[:-1], "xxh3_128": bytes(len(content)), "No such file": None}
+    for problem, wrong in problems.items():
+        path.unlink() if wrong is None else path.write_bytes(wrong)
+        with pytest.raises(Damaged, match=f"{path}: .*{problem}"):
+            read_tree(path, written)
 
 
 def test_readers_of_safetensors_find_the_arrays_under_their_places(tmp_path):
@@ -180,18 +175,14 @@ def test_readers_of_safetensors_find_the_arrays_under_their_places(tmp_path):
     }
     write_tree(tmp_path / "tree", tree)
     found = load_file(tmp_path / "tree")
-    assert set(found) == {
-        "/weights/conv~1kernel",
-        "/weights/step",
-        "/momentum/0",
-        "/momentum/1",
-        "/big-endian",
+    assert found.pop("/big-endian").tobytes() == tree["big-endian"].tobytes()
+    expected = {
+        "/weights/conv~1kernel": tree["weights"]["conv/kernel"],
+        "/weights/step": tree["weights"]["step"],
+        "/momentum/0": tree["momentum"][0],
+        "/momentum/1": tree["momentum"][1],
     }
-    assert same(found["/weights/conv~1kernel"], tree["weights"]["conv/kernel"])
-    assert same(found["/weights/step"], tree["weights"]["step"])
-    assert same(found["/momentum/0"], tree["momentum"][0])
-    assert same(found["/momentum/1"], tree["momentum"][1])
-    assert found["/big-endian"].tobytes() == tree["big-endian"].tobytes()
+    assert same(dict(sorted(found.items())), dict(sorted(expected.items())))
 
 
 def test_a_large_array_is_written_without_a_copy_and_read_with_one(tmp_path):
@@ -248,6 +239,25 @@ def is_right(checkpoint, comm, step):
     )
 
 
+def fill(folder, ranks, run=""):
+    """Save steps 1 and 2 from so many ranks; return the folder of the second."""
+
+    def body(comm):
+        store = Checkpoints(Folder(folder), comm, run=run)
+        save(store, comm, 1)
+        save(store, comm, 2)
+
+    transport.simulated.run(body, ranks)
+    return folder / "step-00000002"
+
+
+def newest_steps(folder, ranks, run=""):
+    """Return the step of the newest checkpoint, as each rank finds it."""
+    return transport.simulated.run(
+        lambda comm: newest(Checkpoints(Folder(folder), comm, run=run)).step, ranks
+    )
+
+
 def of_step(store, step):
     """Return the checkpoint of a step."""
     return next(each for each in store.stored.complete() if each.step == step)
@@ -258,27 +268,18 @@ def common(comm, path):
     return comm.allgather_objects(path)[0]
 
 
-def test_every_rank_finds_what_all_saved_last(ranks, tmp_path):
+def test_the_last_and_the_best_are_kept_and_found_by_every_rank(ranks, tmp_path):
     def body(comm):
-        store = Checkpoints(Folder(common(comm, tmp_path / "new" / "checkpoints")), comm)
-        assert newest(store) is None
-        for step in (10, 20):
-            save(store, comm, step)
-        return is_right(newest(store), comm, 20), newest(store).path.name
-
-    assert ranks.run(body) == [(True, "step-00000020")] * ranks.size
-
-
-def test_the_last_and_the_best_are_kept(ranks, tmp_path):
-    def body(comm):
-        folder = common(comm, tmp_path)
+        folder = common(comm, tmp_path / "new" / "checkpoints")
         store = Checkpoints(Folder(folder), comm, keep=2)
+        assert newest(store) is None
         kept = []
         for step in range(1, 8):
             save(store, comm, step, best=step in (2, 5))
             comm.barrier()
             kept.append(steps(folder))
             comm.barrier()
+        assert newest(store).path.name == "step-00000007"
         return kept, is_right(of_step(store, 5), comm, 5), is_right(newest(store), comm, 7)
 
     kept = [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
@@ -326,45 +327,20 @@ def test_ranks_that_are_not_at_the_same_step_are_told(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "step"), [(0, 1), (3, -1)])
-def test_bad_numbers_are_refused(tmp_path, keep, step):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+def test_bad_numbers_are_refused(tmp_path, alone, keep, step):
     with pytest.raises(InvalidArgument, match="expected at least"):
-        save_whole(Checkpoints(Folder(tmp_path), comm, keep=keep), step, None, None)
+        save_whole(Checkpoints(Folder(tmp_path), alone, keep=keep), step, None, None)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("reducer", ["dense", "gtopk", "oktopk", "hitopk"])
-def test_the_state_of_a_reducer_goes_through_unchanged(tmp_path, reducer):
-    def body(comm):
-        one = make_reducer(reducer, Topology(comm), size=64)
-        gradient = np.random.default_rng(comm.rank).standard_normal(64)
-        one.reduce(gradient)
-        store = Checkpoints(Folder(tmp_path), comm)
-        save_whole(store, 1, {}, one.state_dict())
-        other = make_reducer(reducer, Topology(comm), size=64)
-        other.load_state_dict(newest(store).own)
-        return same(newest(store).own, one.state_dict()) and same(
-            one.reduce(gradient), other.reduce(gradient)
-        )
-
-    assert transport.simulated.run(body, 4, 2) == [True] * 4
-
-
-def held(monkeypatch, *names):
-    """Let the files of these names wait; return the event that lets them go."""
+def test_a_checkpoint_is_written_in_the_background_and_is_there_when_all_have_written(tmp_path, monkeypatch):
     go = threading.Event()
 
-    def write(path, tree):
-        if path.name in names:
-            assert go.wait(60)
+    def waiting(path, tree):
+        assert path.name != OWN.format(1) or go.wait(60)
         return write_tree(path, tree)
 
-    monkeypatch.setattr(checkpoints, "write_tree", write)
-    return go
-
-
-def test_a_checkpoint_is_written_in_the_background_and_is_there_when_all_have_written(tmp_path, monkeypatch):
-    go = held(monkeypatch, OWN.format(1))
+    monkeypatch.setattr(checkpoints, "write_tree", waiting)
 
     def body(comm):
         store = Checkpoints(Folder(tmp_path), comm)
@@ -412,38 +388,22 @@ def damages(path, seed):
 
 @pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(0), OWN.format(1)])
 def test_instead_of_a_damaged_one_the_one_before_is_found_and_the_file_is_named(tmp_path, capsys, name):
-    def find():
-        return transport.simulated.run(
-            lambda comm: next(
-                (
-                    step
-                    for step in (1, 2)
-                    if is_right(newest(Checkpoints(Folder(tmp_path), comm)), comm, step)
-                ),
-                None,
-            ),
-            2,
-        )
+    def find(comm):
+        found = newest(Checkpoints(Folder(tmp_path), comm))
+        return found.step if is_right(found, comm, found.step) else None
 
-    def fill(comm):
-        store = Checkpoints(Folder(tmp_path), comm)
-        save(store, comm, 1)
-        save(store, comm, 2)
-
-    transport.simulated.run(fill, 2)
-    path = tmp_path / "step-00000002" / name
-    assert find() == [2, 2]
+    path = fill(tmp_path, 2) / name
+    assert transport.simulated.run(find, 2) == [2, 2]
     assert capsys.readouterr().err == ""
     count = 0
     for _ in damages(path, len(name)):
-        assert find() == [1, 1]
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("cloudtrain: warning: ")
-        assert str(path) in lines[0]
+        assert transport.simulated.run(find, 2) == [1, 1]
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("cloudtrain: warning: ")
+        assert str(path) in line
         count += 1
     assert count == 23
-    assert find() == [2, 2]
+    assert transport.simulated.run(find, 2) == [2, 2]
 
 
 def rewrite(folder, change):
@@ -459,17 +419,13 @@ def without(body, key):
 
 
 WRONG_MANIFESTS = {
-    "no JSON": (lambda body: "a: 1", "expected the fields of a Version, got what is no JSON"),
-    "a list": (lambda body: [1], "expected the fields of a Version"),
-    "no format": (lambda body: without(body, "format"), "version.format: missing, expected a value"),
-    "no step": (lambda body: without(body, "step"), "manifest.step: missing, expected a value"),
-    "step of text": (lambda body: body | {"step": "2"}, "manifest.step: expected a valid integer, got '2'"),
+    "no JSON": (lambda body: "a: 1", "invalid JSON"),
+    "a list": (lambda body: [1], "the fields of a Version"),
+    "no step": (lambda body: without(body, "step"), "manifest.step: missing"),
+    "step of text": (lambda body: body | {"step": "2"}, "manifest.step: expected a valid integer"),
     "no ranks": (lambda body: body | {"world_size": 0}, "manifest.world_size: expected greater than 0"),
-    "files of numbers": (lambda body: body | {"files": {"a": 1}}, "manifest.files.a: expected "),
-    "countless ranks": (
-        lambda body: body | {"world_size": 10**12},
-        "expected world_size 2, got 1000000000000",
-    ),
+    "files of numbers": (lambda body: body | {"files": {"a": 1}}, "manifest.files.a: "),
+    "countless ranks": (lambda body: body | {"world_size": 10**12}, "expected world_size 2, got 1000000"),
     "a file less": (
         lambda body: body | {"files": without(body["files"], OWN.format(1))},
         "expected world_size 1, got 2",
@@ -481,45 +437,34 @@ WRONG_MANIFESTS = {
     "another format": (lambda body: body | {"format": 4}, "expected format 3, got 4"),
     "another step": (lambda body: body | {"step": 3}, "expected step 00000002, got 00000003"),
     "another run": (lambda body: body | {"run": "another"}, "expected run this, got another"),
-    "nested": (lambda body: "[" * 100_000, "expected the fields of a Version"),
+    "nested": (lambda body: "[" * 100_000, "the fields of a Version"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_MANIFESTS)
-def test_a_manifest_of_wrong_contents_is_one_line_and_the_checkpoint_before_is_found(tmp_path, capsys, name):
+def test_a_wrong_manifest_is_one_line_and_the_checkpoint_before_is_found(tmp_path, capsys, name):
     change, expected = WRONG_MANIFESTS[name]
-
-    def fill(comm):
-        store = Checkpoints(Folder(tmp_path), comm, run="this")
-        save(store, comm, 1)
-        save(store, comm, 2)
-
-    transport.simulated.run(fill, 2)
-    rewrite(tmp_path / "step-00000002", change)
-    found = transport.simulated.run(
-        lambda comm: is_right(newest(Checkpoints(Folder(tmp_path), comm, run="this")), comm, 1), 2
-    )
-    assert found == [True, True]
+    last = fill(tmp_path, 2, run="this")
+    rewrite(last, change)
+    assert newest_steps(tmp_path, 2, run="this") == [1, 1]
     (line,) = capsys.readouterr().err.splitlines()
-    start = "cloudtrain: warning: a checkpoint is left out: "
-    assert line.startswith(f"{start}{tmp_path / 'step-00000002' / COMPLETE}: {expected}")
+    assert line.startswith(f"cloudtrain: warning: a checkpoint is left out: {last / COMPLETE}: ")
+    assert expected in line
     assert len(line) < 1000
 
 
-def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, capsys):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    theirs, ours = (Checkpoints(Folder(tmp_path), comm, run=run, keep=1) for run in ("theirs", "ours"))
+def test_checkpoints_of_another_run_are_neither_found_nor_removed(tmp_path, capsys, alone):
+    theirs, ours = (Checkpoints(Folder(tmp_path), alone, run=run, keep=1) for run in ("theirs", "ours"))
     for step in (7, 8, 9):
-        save(theirs, comm, step)
+        save(theirs, alone, step)
     assert newest(ours) is None
     assert ours.stored.count() == 1
-    assert (
-        f"{tmp_path / 'step-00000009' / COMPLETE}: expected run ours, got theirs" in capsys.readouterr().err
-    )
+    manifest = tmp_path / "step-00000009" / COMPLETE
+    assert f"{manifest}: expected run ours, got theirs" in capsys.readouterr().err
     for step in (1, 2):
-        save(ours, comm, step)
+        save(ours, alone, step)
     assert steps(tmp_path) == [2, 9]
-    assert is_right(newest(ours), comm, 2)
+    assert is_right(newest(ours), alone, 2)
 
 
 def a_tree(header, arrays=b""):
@@ -536,9 +481,7 @@ WRONG_TREES = {
     "a long header": (2**40).to_bytes(8, "little") + b"{}",
     "no JSON": a_tree(b"no JSON"),
     "no metadata": a_tree({}),
-    "no tree": a_tree({"__metadata__": {}}),
     "a list": a_tree([]),
-    "tree is no JSON": a_tree(described("{")),
     "nested": a_tree(described("[" * 200_000)),
     "two kinds": a_tree(described({"dict": {}, "tuple": []})),
     "unknown kind": a_tree(described({"set": [1]})),
@@ -546,33 +489,28 @@ WRONG_TREES = {
     "float": a_tree(described({"float": "00"})),
     "array without a shape": a_tree(described({"array": ["<f4"]})),
     "array of objects": a_tree(described({"array": ["|O", [1]]}), bytes(8)),
-    "array of nothing known": a_tree(described({"array": ["finfo", [1]]}), bytes(8)),
     "negative shape": a_tree(described({"array": ["<f4", [-1]]}), bytes(4)),
     "shape of text": a_tree(described({"array": ["<f4", ["2"]]}), bytes(8)),
     "larger than the file": a_tree(described({"array": ["<f4", [10**15]]}), bytes(8)),
-    "cut": a_tree(described({"array": ["<f4", [2]]}), bytes(7)),
     "too much": a_tree(described({"array": ["<f4", [2]]}), bytes(9)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_TREES)
 def test_a_valid_digest_around_what_is_no_tree_is_one_line(tmp_path, name):
-    content = WRONG_TREES[name]
-    path = tmp_path / "tree"
+    path, content = tmp_path / "tree", WRONG_TREES[name]
     path.write_bytes(content)
-    written = trees.Written(len(content), xxh3_128_hexdigest(content))
     with pytest.raises(Damaged) as caught:
-        read_tree(path, written)
+        read_tree(path, trees.Written(len(content), xxh3_128_hexdigest(content)))
     message = str(caught.value)
-    assert message.startswith(f"{path}: expected a tree as write_tree writes it, got ")
+    assert message.startswith(f"{path}: expected a tree")
     assert "\n" not in message
     assert len(message) < 500
 
 
-def test_damage_after_it_was_found_is_an_error(tmp_path):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    store = Checkpoints(Folder(tmp_path), comm)
-    save(store, comm, 1)
+def test_damage_after_it_was_found_is_an_error(tmp_path, alone):
+    store = Checkpoints(Folder(tmp_path), alone)
+    save(store, alone, 1)
     found = newest(store)
     flip(found.path / OWN.format(0), 777)
     with pytest.raises(Damaged, match=OWN.format(0)):
@@ -597,13 +535,8 @@ def test_another_world_takes_over_all_residuals(tmp_path, before, after):
     def read(comm):
         found = newest(Checkpoints(Folder(tmp_path), comm))
         assert (found.step, found.world_size, found.shared, found.own) == (3, before, {"a": 1}, None)
-        return merged(
-            lambda rank: found.own_of(rank)["residual"],
-            length,
-            world_size=found.world_size,
-            rank=comm.rank,
-            size=comm.size,
-        )
+        world = {"world_size": found.world_size, "rank": comm.rank, "size": comm.size}
+        return merged(lambda rank: found.own_of(rank)["residual"], length, **world)
 
     transport.simulated.run(write, before)
     results = transport.simulated.run(read, after)
@@ -628,17 +561,8 @@ def test_every_rank_of_then_is_taken_over_once():
 
 @pytest.mark.parametrize("rank", range(5))
 def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank):
-    def write(comm):
-        store = Checkpoints(Folder(tmp_path), comm)
-        save(store, comm, 1)
-        save(store, comm, 2)
-
-    transport.simulated.run(write, 5)
-    flip(tmp_path / "step-00000002" / OWN.format(rank), 1500)
-    assert transport.simulated.run(lambda comm: newest(Checkpoints(Folder(tmp_path), comm)).step, 2) == [
-        1,
-        1,
-    ]
+    flip(fill(tmp_path, 5) / OWN.format(rank), 1500)
+    assert newest_steps(tmp_path, 2) == [1, 1]
     assert OWN.format(rank) in capsys.readouterr().err
 
 
@@ -680,11 +604,10 @@ def kill_at(number, folder):
     os._exit(0)
 
 
-def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, capsys):
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, capsys, alone):
     for number in range(1, 100):
         folder = tmp_path / str(number)
-        store = Checkpoints(Folder(folder), comm, keep=2)
+        store = Checkpoints(Folder(folder), alone, keep=2)
         for step in (1, 2):
             save_whole(store, step, big_tree(step, 99), big_tree(step, 0))
         process = FORK.Process(target=kill_at, args=(number, folder))
@@ -703,7 +626,7 @@ def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, c
     assert number > 12
 
 
-def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch, alone):
     """A power cut keeps what was synced: files and folder before the rename, the folder above after it."""
     done, fsync, rename = [], os.fsync, os.rename
 
@@ -717,8 +640,7 @@ def test_everything_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "rename", record_rename)
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
-    save(Checkpoints(Folder(tmp_path / "store"), comm), comm, 1)
+    save(Checkpoints(Folder(tmp_path / "store"), alone), alone, 1)
     above = tmp_path.name  # of which "store" is new
     assert done == [above, OWN.format(0), SHARED, COMPLETE, "unfinished", "rename", "store"]
 
@@ -782,8 +704,12 @@ def small(tmp_path):
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-@NOT_ROOT
-def test_a_full_disk_is_one_error_and_the_older_ones_stay(small):
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
+def test_the_rest_of_a_crash_is_removed_first_and_a_full_disk_is_one_error(small):
+    leftover = small / "unfinished-step-00000001-0123abcd"
+    leftover.mkdir()
+    (leftover / SHARED).write_bytes(bytes(5 * BIG))  # of six
+
     def body(comm):
         store = Checkpoints(Folder(small), comm)
         save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
@@ -793,21 +719,6 @@ def test_a_full_disk_is_one_error_and_the_older_ones_stay(small):
         return steps(small), is_big_right(newest(store), comm.rank)
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
-
-
-@NOT_ROOT
-def test_what_a_crash_left_takes_no_room_from_the_next(small):
-    leftover = small / "unfinished-step-00000001-0123abcd"
-    leftover.mkdir()
-    (leftover / SHARED).write_bytes(bytes(5 * BIG))
-
-    def body(comm):
-        store = Checkpoints(Folder(small), comm)
-        save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
-        return is_big_right(newest(store), comm.rank)
-
-    assert transport.simulated.run(body, 2) == [True] * 2
-    assert steps(small) == [1]
 
 
 def test_a_folder_that_cannot_be_made_is_one_error(ranks, tmp_path):

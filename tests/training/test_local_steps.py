@@ -19,7 +19,7 @@ from tests.launching import DIGITS
 from tests.training.replicas import Replica
 from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.stored import newest, save_whole
-from training.callbacks.skipped_steps import TrainingDiverged
+from training.callbacks.stopping import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load, load_with_warnings

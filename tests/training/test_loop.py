@@ -4,6 +4,7 @@ import json
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -13,8 +14,8 @@ from commlib import Topology, transport
 from datacache import Arrays
 from tests.training.small import metrics_of, phase, trainer
 from tests.training.test_summary import epoch as epoch_result
-from training.callbacks.dawnbench import DawnBench
-from training.callbacks.skipped_steps import TrainingDiverged
+from training.callbacks.files import DawnBench
+from training.callbacks.stopping import TrainingDiverged
 from training.config.config import Config, ConfigurationError, load
 from training.run.data import Data
 from training.run.trainer import Trainer
@@ -278,16 +279,17 @@ def test_a_target_that_is_not_reached_leaves_the_run_its_length(tmp_path):
 
 def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
     config = trainer(tmp_path, TARGET).config
-    metrics = ImageClassification.metrics
     result = epoch_result(epoch=0, metrics={"top1": 0.25, "top5": 0.75}, tested=4, run_seconds=36.0)
-    folder = RunFolder(config)
-    lines = DawnBench(folder, config, metrics, "this")
+    ranks = SimpleNamespace(hardware="this")
+    run = SimpleNamespace(folder=RunFolder(config), config=config, task=ImageClassification, ranks=ranks)
+    before, resumed = DawnBench(), DawnBench()
+    before.on_run_begin(run)
     for number in (0, 1, 2):
-        lines.add(replace(result, epoch=number))
-    resumed = DawnBench(folder, config, metrics, "this")
-    resumed.add(replace(result, epoch=1, metrics={"top1": 0.5, "top5": 0.75}))
-    resumed.add(replace(result, epoch=2, metrics={}, tested=0))  # was not tested
-    assert (folder.path / "dawnbench.tsv").read_text().splitlines()[1:] == [
+        before.on_epoch_end(run, replace(result, epoch=number))
+    resumed.on_run_begin(run)
+    resumed.on_epoch_end(run, replace(result, epoch=1, metrics={"top1": 0.5, "top5": 0.75}))
+    resumed.on_epoch_end(run, replace(result, epoch=2, metrics={}, tested=0))  # was not tested
+    assert (run.folder.path / "dawnbench.tsv").read_text().splitlines()[1:] == [
         "1\t0.01\t25\t75",
         "2\t0.01\t50\t75",
     ]

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from commlib import transport
 from tests.extent import ALL
 from tests.training.stored import newest, save_whole
 from tests.training.test_checkpoints import COMPLETE, OWN, SHARED, own_tree, same, shared_tree
@@ -149,11 +148,12 @@ def mutate(folder, chance):
     return signed and (folder / name).read_bytes() != content
 
 
-def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(tmp_path, capsys, monkeypatch):
-    """With a right digest, only their form is known: what is no tree is left out, any tree is taken."""
-    comm = transport.simulated.run(lambda comm: comm, 1)[0]
+def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(
+    tmp_path, capsys, monkeypatch, alone
+):
+    """With a right digest only the form is checked: a file without a tree is left out, any tree is taken."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    store = Checkpoints(Folder(whole), comm, run="this")
+    store = Checkpoints(Folder(whole), alone, run="this")
     for step in (1, 2):
         save_whole(store, step, shared_tree(step), own_tree(step, 0))
     shutil.copytree(whole, folder)
@@ -168,7 +168,7 @@ def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(tmp_p
         is_signed = mutate(folder / last, chance)
         capsys.readouterr()
         with nothing_is_executed(monkeypatch):
-            checkpoint = newest(Checkpoints(Folder(folder), comm, run="this"))
+            checkpoint = newest(Checkpoints(Folder(folder), alone, run="this"))
         lines = capsys.readouterr().err.splitlines()
         found[checkpoint.step] += 1
         if checkpoint.step == 1:

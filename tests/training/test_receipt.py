@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -51,23 +52,24 @@ def lines_of(folder):
     return (folder / "metrics.jsonl").read_text().splitlines()
 
 
-def write_lines(folder, lines):
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+def edited(kind, number, edit):
+    """Return a function that replaces the record of a kind with this number by the lines of ``edit``."""
+
+    def change(folder):
+        lines = lines_of(folder)
+        place = [place for place, line in enumerate(lines) if json.loads(line)["kind"] == kind][number]
+        lines[place : place + 1] = edit(lines[place])
+        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    return change
 
 
-def altered(folder, kind, number, **values):
-    """Change the record of a kind with this number, and return the lines."""
-    lines = lines_of(folder)
-    places = [place for place, line in enumerate(lines) if json.loads(line)["kind"] == kind]
-    lines[places[number]] = json.dumps(json.loads(lines[places[number]]) | values)
-    write_lines(folder, lines)
+def altered(kind, number, **values):
+    return edited(kind, number, lambda line: [json.dumps(json.loads(line) | values)])
 
 
-def without(folder, kind, number):
-    lines = lines_of(folder)
-    places = [place for place, line in enumerate(lines) if json.loads(line)["kind"] == kind]
-    del lines[places[number]]
-    write_lines(folder, lines)
+def without(kind, number):
+    return edited(kind, number, lambda line: [])
 
 
 # ------------------------------------------------------------------------------------- what it holds
@@ -82,11 +84,8 @@ def test_the_receipt_holds_what_a_run_was_made_of_and_digests_of_what_it_left(ma
     parts = {name: (part.samples, part.fingerprint) for name, part in process.data.items()}
     assert parts == trained.data.fingerprints()
     assert (process.from_step, process.seed, process.digest_every) == (0, trained.config.seed, 2)
-    assert (process.job.ranks, process.job.nodes, process.job.hosts) == (
-        1,
-        [1],
-        [trained.topology.world.host],
-    )
+    job = process.job
+    assert (job.ranks, job.nodes, job.hosts) == (1, [1], [trained.topology.world.host])
     assert process.versions["tensorflow"].startswith("2.")
     assert receipt.end.steps == 10
     assert receipt.end.weights == digest_of(each.numpy() for each in trained.model.trainable_variables)
@@ -123,7 +122,7 @@ def test_a_run_that_went_on_has_both_processes_and_is_verified_and_made_again(tm
     crash_after(crashing, 5)
     (folder,) = tmp_path.iterdir()
     (found,) = problems(folder)
-    assert found == f"{folder}/receipt.json: expected the end of the run, with digests of its files, got none"
+    assert found.startswith(f"{folder}/receipt.json: expected the end of the run")
     trainer(tmp_path, *WORDS, "resume=auto", phases=PHASES).fit()
     receipt = Receipt.read(folder)
     assert [each.from_step for each in receipt.processes] == [0, 3]
@@ -161,62 +160,30 @@ def test_a_file_that_is_otherwise_is_named(folder, capsys, name, how):
     assert all(line.startswith(str(folder)) for line in said)
 
 
-RECORDS = {
-    "an altered digest of the end": (
-        lambda folder: altered(folder, "digest", -1, digest="0" * 16),
-        "metrics.jsonl: digest after step 10: expected ",
+RECORDS = [
+    (altered("digest", -1, digest="0" * 16), "metrics.jsonl: digest after step 10: expected "),
+    (without("digest", 1), "metrics.jsonl: expected the digest of the weights after step 4, got none"),
+    (altered("digest", 2, steps=4), ": digest: expected one after 4, got 4"),
+    (altered("step", 3, step=3), ": step: expected one after 0, 3, got 0, 3"),
+    (altered("epoch", -1, top1=0.123), "summary.json: top1: expected 0.123 as in metrics.jsonl, got "),
+    (without("summary", 0), "metrics.jsonl: expected the record of the summary, got none"),
+    (altered("run", 0, identity="0" * 32), "metrics.jsonl: identity of the latest run: expected "),
+    (edited("summary", 0, lambda line: [line, "[]"]), ": expected a record, got what is damaged"),
+    (altered("digest", 0, steps="2"), ": steps: expected a whole number, got '2'"),
+    (
+        lambda folder: (folder / "config.yaml").write_text("seed: 9"),
+        "config.yaml: expected the configuration",
     ),
-    "a digest that is missing": (
-        lambda folder: without(folder, "digest", 1),
-        "metrics.jsonl: expected the digest of the weights after step 4, got none",
-    ),
-    "digests that go back": (
-        lambda folder: altered(folder, "digest", 2, steps=4),
-        "line {}: digest: expected one after 4, got 4",
-    ),
-    "steps that go back": (
-        lambda folder: altered(folder, "step", 3, step=3),
-        "line {}: step: expected one after 0, 3, got 0, 3",
-    ),
-    "another accuracy": (
-        lambda folder: altered(folder, "epoch", -1, top1=0.123),
-        "summary.json: top1: expected 0.123 as in metrics.jsonl, got ",
-    ),
-    "no summary": (
-        lambda folder: without(folder, "summary", 0),
-        "metrics.jsonl: expected the record of the summary, got none",
-    ),
-    "another run": (
-        lambda folder: altered(folder, "run", 0, identity="0" * 32),
-        "metrics.jsonl: identity of the latest run: expected ",
-    ),
-    "what is no record": (
-        lambda folder: write_lines(folder, [*lines_of(folder), "[]"]),
-        "line {}: expected a record, got what is damaged",
-    ),
-    "a step that is no number": (
-        lambda folder: altered(folder, "digest", 0, steps="2"),
-        "line {}: steps: expected a whole number, got '2'",
-    ),
-    "another configuration": (
-        lambda folder: (folder / "config.yaml").write_text("seed: 9\n"),
-        "config.yaml: expected the configuration with the digest ",
-    ),
-    "another summary": (
-        lambda folder: (folder / "summary.json").write_text("{}"),
-        "summary.json: tested: expected 360 as in metrics.jsonl, got None",
-    ),
-}
+    (lambda folder: (folder / "summary.json").write_text("{}"), "summary.json: tested: expected 360 as in"),
+]
 
 
-@pytest.mark.parametrize("what", RECORDS)
-def test_records_that_do_not_agree_are_found_though_the_files_have_their_digests(folder, what):
-    change, expected = RECORDS[what]
+@pytest.mark.parametrize(("change", "expected"), RECORDS)
+def test_records_that_do_not_agree_are_found_though_the_files_have_their_digests(folder, change, expected):
     change(folder)
     forge(folder)
     found = list(problems(folder))
-    before, _, after = expected.partition("{}")
-    assert any(before in line and after in line for line in found), found
+    assert any(expected in line for line in found), found
     assert all(line.startswith(str(folder)) and "\n" not in line for line in found)
 
 
@@ -253,9 +220,8 @@ def contents(folder):
 def test_steps_that_are_made_again_agree_and_the_run_is_untouched(folder, capsys):
     before = contents(folder)
     assert replayed(folder, "6:10") == 0  # in the second phase
-    digests = {
-        each["steps"]: each["digest"] for each in map(json.loads, lines_of(folder)) if "digest" in each
-    }
+    records = map(json.loads, lines_of(folder))
+    digests = {each["steps"]: each["digest"] for each in records if each["kind"] == "digest"}
     assert capsys.readouterr().out.splitlines() == [
         f"{folder}: steps 6 to 10, from the checkpoint of step 6",
         f"step 6: {digests[6]} agrees",
@@ -267,7 +233,7 @@ def test_steps_that_are_made_again_agree_and_the_run_is_untouched(folder, capsys
 
 
 def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):
-    altered(folder, "digest", 0, digest="0" * 16)
+    altered("digest", 0, digest="0" * 16)(folder)
     right = json.loads([line for line in lines_of(folder) if '"digest"' in line][1])["digest"]
     assert replayed(folder, "1:4") == 1
     first, second, third, last = capsys.readouterr().out.splitlines()
@@ -277,30 +243,24 @@ def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):
     assert last == "1 of 2 digests agree"
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ("3", "--steps: expected A:B, with A below B, and B at most 10, got 3"),
-        ("4:4", "B at most 10, got 4:4"),
-        ("4:11", "B at most 10, got 4:11"),
-        ("-1:3", "B at most 10, got -1:3"),
-        ("0:1", "--steps: expected steps with a digest (2, 4, 6, 8, 10), got 0:1"),
-    ],
-)
-def test_steps_that_cannot_be_compared_are_refused_in_one_line(made, capsys, steps, expected):
+@pytest.mark.parametrize("steps", ["3", "4:4", "4:11", "-1:3", "0:1"])
+def test_steps_that_cannot_be_compared_are_refused_in_one_line(made, capsys, steps):
     assert replayed(made[0], steps) == 2
-    assert capsys.readouterr().err.endswith(f"{expected}\n")
+    known = (
+        r"steps with a digest \(2, 4, 6, 8, 10\)"
+        if steps == "0:1"
+        else "A:B, with A below B, and B at most 10"
+    )
+    assert re.search(rf"--steps: expected {known}, got {steps}\n$", capsys.readouterr().err)
 
 
 def test_other_data_and_another_configuration_are_refused(folder):
     recorded = Recorded.of(folder, "2:4")
     found = {name: (part.samples, part.fingerprint) for name, part in recorded.process.data.items()}
     recorded.check_data(found)
-    with pytest.raises(ValueError, match="dataset: test samples: expected the 360 samples of the run"):
+    with pytest.raises(ValueError, match="dataset: test samples: expected the 360 samples"):
         recorded.check_data(found | {"test": (360, "0" * 32)})
-    with pytest.raises(
-        ValueError, match=r"expected 1 ranks, on nodes \[1\] as in the run, got 4, on nodes \[2, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"expected 1 ranks, on nodes \[1\] .* got 4, on nodes \[2, 2\]"):
         recorded.check_job([2, 2])
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("resume: never", "resume: auto"))
@@ -355,27 +315,17 @@ def logged(folder):
 def test_the_log_of_mlperf_has_the_intervals_of_the_run_in_order(made):
     folder, trained = made
     lines = logged(folder)
-    assert all(
-        set(line) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"} for line in lines
-    )
+    keys = {"namespace", "time_ms", "event_type", "key", "value", "metadata"}
+    assert all(set(line) == keys for line in lines)
     intervals = [line for line in lines if line["event_type"] != "POINT_IN_TIME"]
     epoch = ["epoch_start", "epoch_stop", "eval_start", "eval_stop"]
-    assert [line["key"] for line in intervals] == [
-        "init_start",
-        "init_stop",
-        "run_start",
-        *epoch,
-        *epoch,
-        "run_stop",
-    ]
-    assert all(
-        line["event_type"] == {"start": "INTERVAL_START", "stop": "INTERVAL_END"}[line["key"].split("_")[1]]
-        for line in intervals
-    )
+    expected = ["init_start", "init_stop", "run_start", *epoch, *epoch, "run_stop"]
+    assert [line["key"] for line in intervals] == expected
+    types = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}
+    assert all(line["event_type"] == types[line["key"].split("_")[1]] for line in intervals)
     assert [line["metadata"].get("epoch_num") for line in intervals[3:-1]] == [1] * 4 + [2] * 4
-    for start, stop in (("init_start", "init_stop"), ("run_start", "run_stop")):
-        times = {line["key"]: line["time_ms"] for line in lines}
-        assert times[start] <= times[stop]
+    times = {line["key"]: line["time_ms"] for line in lines}
+    assert times["init_start"] <= times["init_stop"] <= times["run_start"] <= times["run_stop"]
     points = {line["key"]: line["value"] for line in lines if line["event_type"] == "POINT_IN_TIME"}
     assert (points["seed"], points["global_batch_size"], points["train_samples"]) == (1, 64, 1437)
     assert points["eval_accuracy"] == trained.summary.metrics["top1"]
@@ -387,14 +337,7 @@ def test_the_log_of_a_run_that_fails_ends_aborted(tmp_path):
         "callbacks=[{name: mllog, benchmark: resnet, division: open}]",
         "target={metric: top1, at_least: 1.0}",
     )
-    broken = trainer(tmp_path / "broken", MODEL, *words)
-
-    def fail(*arguments):
-        raise RuntimeError("a crash")
-
-    broken.parts.step.take = fail
-    with pytest.raises(RuntimeError, match="a crash"):
-        broken.fit()
+    crash_after(trainer(tmp_path / "broken", MODEL, *words), 0)
     (folder,) = (tmp_path / "broken").iterdir()
     *_, last = lines = logged(folder)
     assert (last["key"], last["metadata"]) == ("run_stop", {"status": "aborted"})

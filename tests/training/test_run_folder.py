@@ -1,6 +1,7 @@
 """What a run leaves in its folder, whatever names its data have and however full the disk is; its lock."""
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -90,21 +92,14 @@ def test_weights_are_saved_before_anything_is_told(tmp_path):
 
 def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp_path, monkeypatch, capsys):
     run = trainer(tmp_path, "log_every=1")
-    monkeypatch.setattr(run_folder._Lines, "append", lambda self, line: raise_no_room())
+    monkeypatch.setattr(run_folder._Lines, "append", Mock(side_effect=NO_ROOM))
     run.fit()
     folder = only_run(tmp_path)
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: cannot be written: No space left on device; "
-        "training goes on without it",
-        f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 9 lines are missing in it",
-    ]
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"cloudtrain: warning: {folder / 'metrics.jsonl'}: cannot be written: No space")
+    assert last == f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 9 lines are missing in it"
     assert weights_of(folder)
     assert json.loads((folder / "summary.json").read_text())["tested"] == 360
-
-
-def raise_no_room():
-    raise NO_ROOM
 
 
 def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
@@ -127,12 +122,8 @@ def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
 
 def test_half_a_line_that_a_crash_has_left_is_dropped(tmp_path):
     path = tmp_path / "lines"
-    for before, after in (
-        (b"", b""),
-        (b"half", b""),
-        (b"one\ntwo\nhalf", b"one\ntwo\n"),
-        (b"one\n", b"one\n"),
-    ):
+    whole = {b"": b"", b"half": b"", b"one\ntwo\nhalf": b"one\ntwo\n", b"one\n": b"one\n"}
+    for before, after in whole.items():
         path.write_bytes(before)
         lines = run_folder._Lines(path)
         lines.append(b"next\n")
@@ -174,15 +165,22 @@ def train_where_no_file_may_grow(folder: Path) -> None:
     (folder / "problem").write_text(str(caught.value))
 
 
+def full_disk(monkeypatch, name, *writes):
+    """Fill the disk for the file of this name, always or at the writes that are given as true."""
+    write, full = run_folder.write_whole, iter(writes) if writes else itertools.repeat(True)
+
+    def write_or_fail(path, content):
+        if path.name == name and next(full):
+            raise NO_ROOM
+        write(path, content)
+
+    monkeypatch.setattr(run_folder, "write_whole", write_or_fail)
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "dawnbench.json"])
 def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatch, name):
     run = trainer(tmp_path, "target={metric: top1, at_least: 0.99}")
-    write = run_folder.write_whole
-
-    def full(path, content):
-        return raise_no_room() if path.name == name else write(path, content)
-
-    monkeypatch.setattr(run_folder, "write_whole", full)
+    full_disk(monkeypatch, name)
     with pytest.raises(ValueError, match="expected room for .*No space left on device") as caught:
         run.fit()
     assert str(only_run(tmp_path)) in str(caught.value)
@@ -192,12 +190,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatc
 def test_lines_of_dawnbench_that_do_not_fit_come_with_the_next_epoch(tmp_path, monkeypatch, capsys):
     words = ("target={metric: top1, at_least: 1.0}",)
     run = trainer(tmp_path, *words, phases=(phase(epochs=3, batch=400),))
-    write, full = run_folder.write_whole, iter([False, True, False, False])  # the header, then three epochs
-
-    def now_and_then(path, content):
-        return raise_no_room() if path.name == "dawnbench.tsv" and next(full) else write(path, content)
-
-    monkeypatch.setattr(run_folder, "write_whole", now_and_then)
+    full_disk(monkeypatch, "dawnbench.tsv", False, True, False, False)  # the header, then three epochs
     run.fit()
     assert capsys.readouterr().err.count("dawnbench.tsv: cannot be written: No space left on device") == 1
     lines = (only_run(tmp_path) / "dawnbench.tsv").read_text().splitlines()
@@ -236,10 +229,8 @@ def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
             with pytest.raises(ValueError, match="expected a run that has stopped") as caught:
                 again.fit()
             message = str(caught.value)
-            assert message.startswith(
-                f"resume: expected a run that has stopped, got {run.path}, which is being"
-            )
-            assert f"trained by process {os.getpid()} on {os.uname().nodename}, since 20" in message
+            assert f"got {run.path}, which is being trained by process {os.getpid()} on " in message
+            assert f"{os.uname().nodename}, since 20" in message
             assert "resume=never" in message
             assert "\n" not in message
         assert (run.path / "metrics.jsonl").read_bytes() == metrics_before
@@ -291,15 +282,12 @@ def test_nobody_else_may_open_the_lock_and_a_link_in_its_place_is_refused(tmp_pa
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, capsys):
-    def unsupported(descriptor, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    unsupported = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(run_folder.fcntl, "flock", unsupported)
     RunLock(tmp_path).release()
-    assert capsys.readouterr().err == (
-        f"cloudtrain: warning: {tmp_path / 'lock'}: no lock to be had (No locks available): "
-        "others may join this run\n"
-    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"cloudtrain: warning: {tmp_path / 'lock'}: ")
+    assert "No locks available" in line
 
 
 def test_the_run_has_an_identity_that_outlives_a_resumption(tmp_path):

@@ -2,12 +2,13 @@
 
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from datacache.urls import is_secret
-from training.callbacks.dawnbench import DawnBench
+from training.callbacks.files import DawnBench
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.records import DatasetRecord
 from training.config.secrets import MASK, in_clear, mask, resolved
@@ -155,7 +156,8 @@ def written(tmp_path, monkeypatch):
         file.write_text(RUN.format(path=path, key=key, url=url.replace("/", "_")))
         loaded = load_with_warnings(file)
         RunFolder.write_config(Folder(), loaded.config)
-        DawnBench(Folder(), loaded.config, {}, "hardware")
+        about = {"task": SimpleNamespace(metrics={}), "ranks": SimpleNamespace(hardware="hardware")}
+        DawnBench().on_run_begin(SimpleNamespace(folder=Folder(), config=loaded.config, **about))
         (tmp_path / "config.yaml").write_text(Folder.texts["config.yaml"])
         texts = [*Folder.texts.values(), *loaded.warnings, repr(loaded.config), str(loaded.config.dataset)]
         return loaded.config, loaded.warnings, "\n".join(texts)

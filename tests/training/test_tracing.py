@@ -1,7 +1,6 @@
 """A trace of all ranks: one process for each, one thread each for its loop and its engine, one clock."""
 
 import json
-from itertools import chain
 
 import horovod.tensorflow as hvd
 import keras
@@ -111,47 +110,16 @@ def test_each_rank_is_a_process_with_the_steps_that_were_asked_for(overlap):
 
 
 def test_clocks_that_are_ahead_move_no_span():
-    together, apart = (
-        traced_on(4, "overlap=false"),
-        traced_on(4, "overlap=false", ahead=(5.0, 1005.0, -7.0, 5.0)),
-    )
-    expected, found = spans_of(together[0][0]), spans_of(apart[0][0])
-    assert [(span["pid"], span["name"]) for span in found] == [
-        (span["pid"], span["name"]) for span in expected
-    ]
+    together = traced_on(4, "overlap=false")
+    apart = traced_on(4, "overlap=false", ahead=(5.0, 1005.0, -7.0, 5.0))
     error = max(apart[0][0]["otherData"]["clock_error_seconds"])
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(spans_of(apart[0][0]), spans_of(together[0][0]), strict=True):
+        assert (one["pid"], one["name"]) == (other["pid"], other["name"])
         assert one["ts"] == pytest.approx(other["ts"], abs=2e6 * error + 1e-3)
     assert 2 * error < 1e-3 < 1.0  # seconds
     first, last = (apart[0][1][number] for number in (1, 2))  # by the clock that they share
-    assert max(span["ts"] + span["dur"] for span in found) <= 1e6 * (last[1] - first[0] + 2 * error) + 1e-3
-
-
-def test_what_is_hidden_is_what_was_not_waited_for():
-    config, dataset = config_of(BUCKETS, reducers=("hitopk",)), make_dataset("digits")
-
-    def body(comm):
-        keras.utils.set_random_seed(3)
-        topology = Topology(comm, ranks_per_node=2)
-        replica = Replica(config, topology, Data(config, topology, dataset))
-        exchange = replica.gradients.exchange
-        wait_for_thread = exchange._wait_for_thread
-        backward, reports = replica.backward_of(config.phases[0]), []
-        for waited in (0.0, 1e-9, 1e9):
-
-            def wait(waited=waited):
-                wait_for_thread()
-                return waited
-
-            exchange._wait_for_thread = wait
-            _, report = replica.step(backward, batch_of(comm.rank, 0), StepHyperparameters(0.1, 0.9))
-            reports.append((waited, report))
-        return reports
-
-    hvd.init()
-    for waited, report in chain(*simulated.run(body, 2)):
-        assert 0 < report.busy < 1e9
-        assert report.hidden == max(0.0, report.busy - waited)
+    ends = [span["ts"] + span["dur"] for span in spans_of(apart[0][0])]
+    assert max(ends) <= 1e6 * (last[1] - first[0] + 2 * error) + 1e-3
 
 
 # ------------------------------------------------------------------------------------------- its form
@@ -168,10 +136,8 @@ def test_times_are_microseconds_since_the_first_span_by_the_clock_of_rank_0():
         {"name": "inter", "ph": "X", "pid": 0, "tid": 1, "ts": 1.5e6, "dur": 0.5e6},
         {"name": "step 2", "ph": "X", "pid": 1, "tid": 0, "ts": 0.0, "dur": 2.5e6},
     ]
-    assert [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"] == [
-        "rank 0 (here)",
-        "rank 1 (there)",
-    ]
+    named = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert named == ["rank 0 (here)", "rank 1 (there)"]
     assert trace["otherData"]["clock_error_seconds"] == [0.0, 0.125]
 
 
@@ -214,19 +180,14 @@ def test_a_run_of_fewer_steps_writes_those_that_there_are(tmp_path, capsys):
     assert "trace of 2 steps: " in capsys.readouterr().out
 
 
-def test_a_run_of_one_step_says_that_it_has_none_to_trace(tmp_path, capsys):
-    trainer(tmp_path, "trace=1", phases=(phase(steps=1),)).fit()
-    (folder,) = tmp_path.iterdir()
-    assert not (folder / "trace.json").exists()
-    assert "trace: no step: only those after the first" in capsys.readouterr().out
-
-
-def test_without_trace_nothing_is_recorded_or_written(tmp_path):
-    run = trainer(tmp_path, phases=(phase(steps=3),))
+@pytest.mark.parametrize("words", [["trace=1"], []])
+def test_a_run_of_one_step_says_that_it_has_none_to_trace_if_it_was_asked(tmp_path, capsys, words):
+    run = trainer(tmp_path, *words, phases=(phase(steps=1),))
     run.fit()
     (folder,) = tmp_path.iterdir()
     assert not (folder / "trace.json").exists()
     assert not any(line["kind"] == "trace" for line in metrics_of(tmp_path))
+    assert ("trace: no step" in capsys.readouterr().out) == bool(words)
     assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
 
 
@@ -246,10 +207,7 @@ def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, m
     assert "trace of" not in said.out
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "x", "1.5", "true", "[3]"])
+@pytest.mark.parametrize("given", ["0", "1.5", "true"])
 def test_a_number_of_steps_that_is_none_is_one_line(tmp_path, given):
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=f"trace: .* got {given.title()}$"):
         trainer(tmp_path, f"trace={given}")
-    shown = {"x": "'x'", "true": "True"}.get(given, given)
-    assert str(caught.value).endswith(f"trace: expected a whole number from 1, got {shown}")
-    assert "\n" not in str(caught.value)

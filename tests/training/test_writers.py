@@ -8,10 +8,12 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from commlib import LinkBytes, Report
@@ -20,11 +22,11 @@ from commlib.topology import Traffic
 from tests.launching import ROOT
 from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.test_summary import epoch
-from training.callbacks.prometheus import exposition
-from training.callbacks.writer import numbers_of_epoch, numbers_of_step
+from training.callbacks.prometheus import Prometheus
+from training.callbacks.writers import numbers_of_epoch, numbers_of_step
 from training.commands.main import app
 from training.commands.train import train
-from training.config.config import ConfigurationError, load
+from training.config.config import load
 from training.config.records import DawnBenchEntry
 from training.results import LoopSeconds, StageMeans, Step, StepHyperparameters
 
@@ -122,55 +124,22 @@ def test_tensorboard_has_the_numbers_of_the_run_and_changes_none(tmp_path):
 # ------------------------------------------------------------------------- Weights & Biases, and MLflow
 
 
-class Wandb:
-    """What our adapter uses of wandb."""
-
-    def __init__(self):
-        self.begun, self.logged, self.ends = [], {}, []
-
-    def init(self, **options):
-        self.begun.append(options)
-        return self
-
-    def log(self, numbers, step):
-        self.logged.setdefault(step, {}).update(numbers)
-
-    def finish(self, exit_code=0):
-        self.ends.append(exit_code)
-
-
-class Mlflow:
-    """What our adapter uses of mlflow."""
-
-    def __init__(self):
-        self.calls, self.params, self.logged = [], {}, {}
-
-    def set_tracking_uri(self, uri):
-        self.calls.append(("uri", uri))
-
-    def set_experiment(self, name):
-        self.calls.append(("experiment", name))
-
-    def start_run(self, run_id=None, run_name=None):
-        self.calls.append(("start", run_id, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or "abc123"))
-
-    def log_params(self, params):
-        self.params = params
-
-    def log_metrics(self, numbers, step):
-        self.logged.setdefault(step, {}).update(numbers)
-
-    def end_run(self, status="FINISHED"):
-        self.calls.append(("end", status))
-
-
 @pytest.fixture
 def fakes(monkeypatch):
-    found = {"wandb": Wandb(), "mlflow": Mlflow()}
-    for name, fake in found.items():
-        monkeypatch.setitem(sys.modules, name, fake)
-    return SimpleNamespace(**found)
+    """Return packages of the names wandb and mlflow that note every call."""
+    wandb, mlflow = Mock(), Mock()
+    mlflow.start_run.return_value.info.run_id = "abc123"
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    return SimpleNamespace(wandb=wandb, mlflow=mlflow)
+
+
+def numbers_by_step(method):
+    """Return the numbers that were given to a method of a package, by their steps."""
+    found = {}
+    for each in method.call_args_list:
+        found.setdefault(each.kwargs["step"], {}).update(each.args[0])
+    return found
 
 
 def put_secret_in(run):
@@ -178,57 +147,47 @@ def put_secret_in(run):
     run.config = run.config.model_copy(update={"dawnbench": entry})
 
 
-def test_wandb_gets_the_numbers_and_the_configuration_without_secrets(tmp_path, fakes):
-    words = ["log_every=2", "optimizer={name: sgd, momentum: 0.9}"]
-    run = trainer(tmp_path, "callbacks=[{name: wandb, project: mine, mode: offline}]", *words, phases=PHASES)
+WORDS = ["log_every=2", "optimizer={name: sgd, momentum: 0.9}", "checkpoints={every_steps: 2}"]
+
+
+def test_wandb_gets_the_numbers_without_secrets_and_continues_after_a_crash(tmp_path, fakes):
+    words = ["callbacks=[{name: wandb, project: mine, mode: offline}]", *WORDS]
+    run = trainer(tmp_path, *words, phases=PHASES)
     put_secret_in(run)
-    assert fakes.wandb.begun == []  # nothing before the run begins
-    run.fit()
-    (begun,) = fakes.wandb.begun
-    (folder,) = tmp_path.iterdir()
-    assert (begun["project"], begun["entity"], begun["mode"]) == ("mine", None, "offline")
-    assert (begun["name"], begun["resume"]) == (folder.name, "allow")
-    assert begun["id"] == json.loads((folder / "run.json").read_text())["identity"]
-    assert begun["config"]["dawnbench"]["code_url"] == "https://me:***@host/code"
-    assert begun["settings"]["console"] == "off"
-    assert begun["settings"]["x_disable_meta"] is True  # it holds the command line
-    assert SECRET not in repr(begun)
-    check(fakes.wandb.logged, tmp_path)
-    assert fakes.wandb.ends == [0]
-
-
-def test_wandb_goes_on_with_the_run_after_a_crash(tmp_path, fakes):
-    words = ["callbacks=[wandb]", "checkpoints={every_steps: 2}"]
-    crash_after(trainer(tmp_path, *words, phases=PHASES), 3)
-    assert fakes.wandb.ends == [1]
+    assert fakes.wandb.mock_calls == []  # nothing before the run begins
+    crash_after(run, 3)
     trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
-    first, second = fakes.wandb.begun
-    assert first["id"] == second["id"]
-    assert fakes.wandb.ends == [1, 0]
+    first, second = (each.kwargs for each in fakes.wandb.init.call_args_list)
+    (folder,) = tmp_path.iterdir()
+    assert (first["project"], first["entity"], first["mode"]) == ("mine", None, "offline")
+    assert (first["name"], first["resume"]) == (folder.name, "allow")
+    assert first["id"] == second["id"] == json.loads((folder / "run.json").read_text())["identity"]
+    assert first["config"]["dawnbench"]["code_url"] == "https://me:***@host/code"
+    assert first["settings"]["console"] == "off"
+    assert first["settings"]["x_disable_meta"] is True  # it holds the command line
+    assert SECRET not in repr(first)
+    wandb_run = fakes.wandb.init.return_value
+    check(numbers_by_step(wandb_run.log), tmp_path)
+    assert wandb_run.finish.call_args_list == [call(exit_code=1), call(exit_code=0)]
 
 
-def test_mlflow_gets_the_numbers_and_the_parameters_and_goes_on_after_a_crash(tmp_path, fakes):
-    words = [
-        *("log_every=2", "optimizer={name: sgd, momentum: 0.9}", "checkpoints={every_steps: 2}"),
-        "callbacks=[{name: mlflow, experiment: mine, tracking_uri: 'file:///x'}]",
-    ]
+def test_mlflow_gets_the_numbers_and_the_parameters_and_continues_after_a_crash(tmp_path, fakes):
+    words = ["callbacks=[{name: mlflow, experiment: mine, tracking_uri: 'file:///x'}]", *WORDS]
     run = trainer(tmp_path, *words, phases=PHASES)
     put_secret_in(run)
     crash_after(run, 3)
-    params = fakes.mlflow.params
+    trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
+    (folder,) = tmp_path.iterdir()
+    mlflow = fakes.mlflow
+    assert mlflow.set_tracking_uri.call_args_list == [call("file:///x")] * 2
+    assert mlflow.set_experiment.call_args_list == [call("mine")] * 2
+    assert mlflow.start_run.call_args_list == [call(run_name=folder.name), call(run_id="abc123")]
+    assert mlflow.end_run.call_args_list == [call("FAILED"), call("FINISHED")]
+    ((params,),) = (each.args for each in mlflow.log_params.call_args_list)  # given once
     assert (params["phases.1.batch_size"], params["optimizer.momentum"]) == (32, 0.9)
     assert params["dawnbench.code_url"] == "https://me:***@host/code"
     assert SECRET not in repr(params)
-    fakes.mlflow.params = None
-    trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
-    (folder,) = tmp_path.iterdir()
-    begin = [("uri", "file:///x"), ("experiment", "mine")]
-    assert fakes.mlflow.calls == [
-        *(*begin, ("start", None, folder.name), ("end", "FAILED")),
-        *(*begin, ("start", "abc123", None), ("end", "FINISHED")),
-    ]
-    assert fakes.mlflow.params is None  # given once
-    check(fakes.mlflow.logged, tmp_path)
+    check(numbers_by_step(mlflow.log_metrics), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -246,12 +205,7 @@ def test_a_dry_run_gives_nothing_away(tmp_path, fakes, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["ranks_per_node=null", "model=mlp", "callbacks=[wandb, mlflow, tensorboard]"]
     train("digits", words, dry_run=True)
-    assert (fakes.wandb.begun, fakes.mlflow.calls) == ([], [])
-
-
-def test_a_mode_that_is_none_is_refused():
-    with pytest.raises(ConfigurationError, match=r"callbacks\[0\]\.mode: expected online or offline"):
-        load("digits", ["callbacks=[{name: wandb, mode: 'on'}]"])
+    assert fakes.wandb.mock_calls == fakes.mlflow.mock_calls == []
 
 
 # ------------------------------------------------------------------------------------------- Prometheus
@@ -263,40 +217,52 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def scraped(port, path="/metrics"):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return answer.headers["Content-Type"], answer.read().decode()
-
-
-SAMPLE = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\{run=\"digits\"\} (-?[0-9.e+-]+)")
+def scraped(port):
+    """Return what Prometheus reads: the values of gauges by name and by the label ``run``."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    assert {family.type for family in families} <= {"gauge"}
+    return {(each.name, each.labels["run"]): each.value for family in families for each in family.samples}
 
 
 def test_prometheus_reads_the_newest_numbers_while_the_run_lasts(tmp_path):
-    port, texts = free_port(), []
+    port, found = free_port(), []
     run = trainer(tmp_path, f"metrics_port={port}", "log_every=1", phases=(phase(steps=3),))
     step = run.parts.step.take
 
     def look(*arguments):
-        texts.append(scraped(port))
-        if run.position.steps == 2:
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                scraped(port, "/")
+        found.append(scraped(port))
         return step(*arguments)
 
     run.parts.step.take = look
     run.fit()
-    assert texts[0] == ("text/plain; version=0.0.4; charset=utf-8", "")
-    lines = texts[2][1].splitlines()
-    types, samples = lines[::2], [SAMPLE.fullmatch(line).groups() for line in lines[1::2]]
-    assert types == [f"# TYPE {name} gauge" for name, _ in samples]
-    found = {name: float(value) for name, value in samples}
     line = recorded(tmp_path, "step")[1]
-    assert found["cloudtrain_steps"] == 2
-    assert found["cloudtrain_train_loss"] == line["loss"]
-    assert found["cloudtrain_train_learning_rate"] == line["learning_rate"]
-    assert found["cloudtrain_train_images_per_second"] == 64 / line["step_seconds"]
+    expected = {
+        "cloudtrain_steps": 2,
+        "cloudtrain_train_loss": line["loss"],
+        "cloudtrain_train_learning_rate": line["learning_rate"],
+        "cloudtrain_train_momentum": 0.9,
+        "cloudtrain_train_images_per_second": 64 / line["step_seconds"],
+        "cloudtrain_train_skipped_steps": 0,
+    }
+    assert found[0] == {}
+    assert found[2] == {(name, "digits"): value for name, value in expected.items()}
     with pytest.raises(urllib.error.URLError, match="refused"):
         scraped(port)
+
+
+@pytest.mark.parametrize("end", [Prometheus.on_run_end, lambda served, run: served.on_error(run, OSError())])
+def test_names_have_the_letters_that_prometheus_takes_and_the_port_is_free_at_any_end(end):
+    port = free_port()
+    run = SimpleNamespace(rank=0, folder=object(), config=SimpleNamespace(name='a "b"'))
+    for step in (3, 4):  # the second takes the port again
+        served = Prometheus(port)
+        served.on_build(run)
+        served.on_run_begin(run)
+        served.write({"test/top-1": 0.5, "test/top_1": 1.0}, step)
+        assert scraped(port) == {("cloudtrain_test_top_1", 'a "b"'): 1.0, ("cloudtrain_steps", 'a "b"'): step}
+        end(served, run)
 
 
 def test_a_port_in_use_is_one_line_before_anything_is_written(tmp_path):
@@ -316,9 +282,3 @@ def test_the_command_line_takes_the_port(command):
     result = CliRunner().invoke(app, [*command, "digits", "--metrics-port", "70000"])
     assert result.exit_code == 2
     assert "metrics_port: expected a port from 1 to 65535, got 70000" in result.output
-
-
-def test_names_have_the_letters_that_prometheus_takes():
-    assert exposition({"test/top-1": 1.0}, "x") == (
-        '# TYPE cloudtrain_test_top_1 gauge\ncloudtrain_test_top_1{run="x"} 1.0\n'
-    )

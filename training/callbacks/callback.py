@@ -1,4 +1,4 @@
-"""The interface between a run and what watches it: hooks, and the events that a run reports."""
+"""The interface between a run and its callbacks: hooks, views of the run, and events."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,28 +7,37 @@ from typing import Any, ClassVar, Protocol
 from commlib import Topology
 from commlib.errors import suggestion
 from training.process.progress import Progress
-from training.results import EpochAccumulator, EpochResult, PhaseResult, Position, Ranks, Step, Summary
+from training.results import (
+    EpochAccumulator,
+    EpochResult,
+    PhaseResult,
+    Position,
+    Ranks,
+    Step,
+    StepHyperparameters,
+    Summary,
+)
 from training.run_folder import RunFolder
 from training.tasks.task import Task, Tested
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event to report. ``kind``: of its record, which has all fields unless an event overrides it."""
+    """An event to report. ``kind``: of its record, which has all fields unless ``record`` is overridden."""
 
     kind: ClassVar[str]
 
     def lines(self) -> Iterable[str]:
-        """Return the lines that remain on the screen."""
+        """Return the lines to print."""
         return ()
 
     def record(self) -> dict[str, Any]:
-        """Return the fields of its record in ``metrics.jsonl``, without the kind."""
+        """Return the fields of the record in ``metrics.jsonl``, without the kind."""
         return asdict(self)
 
 
 class PhaseView(Protocol):
-    """What a callback sees of a phase."""
+    """A phase, as callbacks see it."""
 
     @property
     def number(self) -> int:
@@ -47,16 +56,19 @@ class PhaseView(Protocol):
         """Steps of the phase."""
 
     @property
-    def epochs(self) -> int:
-        """Epochs of the phase, the last of which may be incomplete."""
+    def global_batch(self) -> int:
+        """Samples of a step, over all ranks."""
 
     @property
     def result(self) -> PhaseResult:
         """The result of the phase so far."""
 
+    def hyperparameters(self, step: int) -> StepHyperparameters:
+        """Return the hyperparameters of step ``step`` of the phase."""
+
 
 class RunView(Protocol):
-    """What a callback sees of a run. It reads all of these, and changes none but ``summary`` and results.
+    """A run, as callbacks see it; they may change only ``summary`` and results.
 
     ``folder`` is ``None`` on all ranks but rank 0, and in a run that writes nothing.
     """
@@ -71,7 +83,7 @@ class RunView(Protocol):
 
     @property
     def topology(self) -> Topology:
-        """The communicators; between two steps nothing else is under way on ``topology.world``."""
+        """The communicators; between two steps no other exchange uses ``topology.world``."""
 
     @property
     def config(self) -> Any:
@@ -79,7 +91,7 @@ class RunView(Protocol):
 
     @property
     def task(self) -> Task:
-        """The task, which has the metrics and the unit of samples."""
+        """The task, with its metrics and its unit of samples."""
 
     @property
     def model(self) -> Any:
@@ -135,15 +147,15 @@ class RunView(Protocol):
         """Give a span of each stage and bucket to a :class:`commlib.trace.Recorder`, or to none."""
 
     def restart_step_clock(self) -> None:
-        """Begin the next step's time now: work since the last step is not part of it."""
+        """Begin the next step's time now, without the work since the last step."""
 
 
 class Callback:
-    """What a run calls while it trains; each hook does nothing unless a subclass defines it.
+    """A base class whose hooks a run calls while it trains; they do nothing unless a subclass defines them.
 
     All hooks are called on all ranks, in the order of the configuration, but ``on_event``, which only rank 0
-    gets. What writes does so where ``run.rank`` is 0; what exchanges something does so on all ranks. The
-    constructor takes the options, and opens nothing: it is also called where a configuration is only checked.
+    gets. Callbacks write where ``run.rank`` is 0, and exchange data on all ranks. The constructor takes the
+    options and opens nothing: it is also called where a configuration is only checked.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -153,13 +165,13 @@ class Callback:
                 raise TypeError(f"{cls.__name__}: there is no hook {name}{suggestion(name, HOOKS)}")
 
     def on_build(self, run: RunView) -> None:
-        """Raise ``ValueError`` for what is impossible, while nothing is written; exchange nothing.
+        """Raise ``ValueError`` to refuse the run, before it writes anything; exchange nothing.
 
         The only hook of a dry run.
         """
 
     def on_run_begin(self, run: RunView) -> None:
-        """Handle the begin or the resumption of a run, with its folder. As ``on_build`` otherwise."""
+        """Handle the begin or resumption of a run, with its folder; otherwise as ``on_build``."""
 
     def on_resume(self, run: RunView) -> None:
         """Handle a resumption from a checkpoint, after ``load_state_dict`` and ``on_run_begin``."""
@@ -168,7 +180,7 @@ class Callback:
         """Handle the begin of a phase, or a resumption in it."""
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Handle the end of a step, also of a skipped one; ``run.position`` is after the step."""
+        """Handle the end of a step, skipped ones too; ``run.position`` is after the step."""
 
     def on_test_end(self, run: RunView, tested: Tested) -> None:
         """Handle the end of a test; ``tested`` has the metrics over all ranks."""
@@ -192,11 +204,11 @@ class Callback:
         """Handle a record of ``metrics.jsonl``, on rank 0 alone: exchange nothing."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state for a checkpoint, equal on all ranks: rank 0 writes its own."""
+        """Return the state for a checkpoint; the state of rank 0 is saved, and given to all."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; not called where the checkpoint has none."""
+        """Restore the state of a checkpoint; not called where the checkpoint has no state."""
 
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]

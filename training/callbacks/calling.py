@@ -1,16 +1,16 @@
-"""The callbacks of a run: in which order they are called, and what an error in one of them becomes."""
+"""The callbacks of a run: the order of their calls, and errors that name the callback."""
 
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from commlib.errors import one_line
 from training.callbacks.callback import Callback, RunView
 
-FIRST_HOOKS = ("on_build", "on_run_begin")  # whose ValueError is the user's
+FIRST_HOOKS = ("on_build", "on_run_begin")  # a ValueError of these refuses the run
 
 
 class CallbackFailed(RuntimeError):
@@ -18,9 +18,9 @@ class CallbackFailed(RuntimeError):
 
 
 class Callbacks:
-    """The callbacks of a run: ``own``, those of the loop, then ``given``, by their names in a configuration.
+    """Calls the loop's ``own`` callbacks, those ``given`` by a configuration with their names, and ``last``.
 
-    ``last``: of the loop, too. An error of one of the loop's own is raised as it is.
+    ``last`` are the loop's, too. An error of one of the loop's callbacks is raised unchanged.
     """
 
     def __init__(
@@ -32,28 +32,30 @@ class Callbacks:
         self._own, self._given, self._last = list(own), dict(_numbered(given)), list(last)
 
     def call(self, hook: Callable[..., None], *arguments: Any) -> None:
-        """Call a hook of all of them; ``hook`` is that of :class:`Callback`."""
+        """Call ``hook``, a method of :class:`Callback`, of all callbacks."""
         name = hook.__name__
-        for callback in self._own:
-            getattr(callback, name)(*arguments)
-        for place, callback in self._given.items():
-            with _named(place, name):
+        for place, callback in self._all():
+            with nullcontext() if place is None else _named(place, name):
                 getattr(callback, name)(*arguments)
-        for callback in self._last:
-            getattr(callback, name)(*arguments)
 
     def end(self, run: RunView, error: BaseException) -> None:
-        """Call ``on_error`` of all; what that raises is left out, since ``error`` was first."""
-        for callback in (*self._own, *self._given.values(), *self._last):
+        """Call ``on_error`` of all callbacks; ignore what they raise, since ``error`` came first."""
+        for _, callback in self._all():
             with suppress(Exception):
                 callback.on_error(run, error)
 
+    def _all(self) -> Iterator[tuple[str | None, Callback]]:
+        """Yield all callbacks in order; those of the configuration have names."""
+        yield from ((None, callback) for callback in self._own)
+        yield from self._given.items()
+        yield from ((None, callback) for callback in self._last)
+
     def leave_out_given(self) -> None:
-        """Call only the loop's own from now on."""
+        """Call only the loop's callbacks from now on."""
         self._given.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of those that have one, by name."""
+        """Return the states of the configuration's callbacks that have one, by name."""
         states: dict[str, Any] = {}
         for place, callback in self._given.items():
             with _named(place, "state_dict"):
@@ -62,7 +64,7 @@ class Callbacks:
         return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore those that are still there."""
+        """Restore the callbacks that the configuration still has."""
         for place in self._given.keys() & states.keys():
             with _named(place, "load_state_dict"):
                 self._given[place].load_state_dict(states[place])

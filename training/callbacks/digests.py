@@ -1,4 +1,4 @@
-"""Whether all ranks still have the same weights: compared by 64-bit digests."""
+"""All ranks compare 64-bit digests of their weights, which must be equal."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from training.results import Step
 
 
 class WeightsDiffer(RanksDisagree):
-    """Ranks have different weights, which all of them have found; one line names those that do."""
+    """Ranks have different weights; all ranks raise this, and one line names the ranks that differ."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Digests(Callback):
         self._every = every
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Compare, if it is time to."""
+        """Compare, in every ``every``-th step."""
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):
             digest = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
@@ -47,7 +47,6 @@ def check_equal_weights(model: Any, comm: Communicator, when: str) -> str:
     """
     own = digest_of(variable.numpy() for variable in model.trainable_variables)
     of_ranks = comm.allgather_ints([int.from_bytes(bytes.fromhex(own), "big", signed=True)])[:, 0].tolist()
-    # That of the most ranks, the first of them where several are as frequent.
     usual = Counter(of_ranks).most_common(1)[0][0]
     if others := [rank for rank, each in enumerate(of_ranks) if each != usual]:
         raise WeightsDiffer(

@@ -1,6 +1,6 @@
-"""A run in MLPerf's format: the lines of ``mllog.txt``, each a time, a key and a value.
+"""A run in MLPerf's format: ``mllog.txt``, each line of which has a time, a key and a value.
 
-The format is that of https://github.com/mlcommons/logging, and so are the names of keys.
+Format and keys are those of https://github.com/mlcommons/logging.
 """
 
 import json
@@ -11,16 +11,16 @@ from typing import Any
 from training.callbacks.callback import Callback, PhaseView, RunView
 from training.config.run_files import MLLOG
 from training.results import EpochResult, Step
+from training.run_folder import unwritable
 from training.tasks.task import Tested
 
-TOKEN = ":::MLLOG "
 START, END, POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 class MLLog(Callback):
     """Writes ``mllog.txt`` into the run's folder, on rank 0; a process that goes on appends to it.
 
-    ``benchmark``, ``organization``, ``division`` and ``status`` are what a submission says of itself.
+    ``benchmark``, ``organization``, ``division`` and ``status`` describe a submission.
     """
 
     def __init__(
@@ -41,13 +41,11 @@ class MLLog(Callback):
         self._built = _now()
 
     def on_run_begin(self, run: RunView) -> None:
-        """Write the beginning, and what is known of the run; ``ValueError`` where there is no room for it."""
+        """Write the beginning, and the facts of the run; ``ValueError`` where the disk is full."""
         if run.folder is None:
             return
-        try:
+        with unwritable(f"{run.folder.path / MLLOG}: expected room for it"):
             (run.folder.path / MLLOG).touch()
-        except OSError as error:
-            raise ValueError(f"{run.folder.path / MLLOG}: expected room for it: {error.strerror}") from error
         self._write(run, START, "init_start", at=self._built)
         for key, value in (self._submission | _facts(run)).items():
             self._write(run, POINT, key, value)
@@ -102,26 +100,16 @@ class MLLog(Callback):
         """Append a line, on rank 0; ``at``: ms since 1970, now by default."""
         if run.folder is None:
             return
-        path, content = (
-            run.folder.path / MLLOG,
-            line(event, key, value, _now() if at is None else at, metadata),
-        )
+        path = run.folder.path / MLLOG
+        time_ms = _now() if at is None else at
+        fields = {"namespace": "", "time_ms": time_ms, "event_type": event, "key": key, "value": value}
+        content = f":::MLLOG {json.dumps({**fields, 'metadata': metadata})}\n"
 
         def append() -> None:
             with path.open("a") as file:
                 file.write(content)
 
         run.folder.attempt(MLLOG, append)
-
-
-def line(event: str, key: str, value: Any, at: int, metadata: dict[str, Any]) -> str:
-    """Return a line of the log; ``at``: ms since 1970.
-
-    >>> line("POINT_IN_TIME", "seed", 1, 1700000000000, {})[:59]
-    ':::MLLOG {"namespace": "", "time_ms": 1700000000000, "event'
-    """
-    fields = {"namespace": "", "time_ms": at, "event_type": event, "key": key, "value": value}
-    return f"{TOKEN}{json.dumps({**fields, 'metadata': metadata})}\n"
 
 
 def _facts(run: RunView) -> dict[str, Any]:

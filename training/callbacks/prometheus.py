@@ -1,81 +1,58 @@
-"""The newest numbers of a run for Prometheus, in its text format, on this machine alone."""
+"""The newest numbers of a run for Prometheus, served on this machine alone."""
 
 import re
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from training.callbacks.callback import RunView
-from training.callbacks.writer import Writer
+from training.callbacks.writers import Writer
+from training.run_folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
-FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Prometheus(Writer):
     """Serves ``http://127.0.0.1:PORT/metrics`` on the machine of rank 0 while the run lasts."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._numbers: dict[str, float] = {}
-        self._server: ThreadingHTTPServer | None = None
+        self._port, self._registry = port, CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
 
     def on_build(self, run: RunView) -> None:
-        """Take the port; ``ValueError`` where another program has it."""
-        if run.rank != 0:
-            return
+        """Raise ``ValueError`` where another program has the port."""
+        if run.rank == 0:
+            with self._port_errors(), socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+                probe.bind((LOOPBACK, self._port))
+
+    def open(self, run: RunView, folder: RunFolder) -> None:
+        """Begin to serve."""
+        self._run_name = run.config.name
+        with self._port_errors():
+            self._served = start_http_server(self._port, addr=LOOPBACK, registry=self._registry)
+
+    def write(self, numbers: Mapping[str, float], steps: int) -> None:
+        """Serve these numbers from now on, and the latest of other names."""
+        for name, value in {"steps": steps, **numbers}.items():
+            full = f"cloudtrain_{re.sub('[^a-zA-Z0-9_]', '_', name)}"
+            if full not in self._gauges:
+                self._gauges[full] = Gauge(full, name, ["run"], registry=self._registry)
+            self._gauges[full].labels(self._run_name).set(value)
+
+    def close(self, *, has_failed: bool) -> None:
+        """Free the port."""
+        server, thread = self._served
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    @contextmanager
+    def _port_errors(self) -> Iterator[None]:
         try:
-            self._server = ThreadingHTTPServer((LOOPBACK, self._port), self._handler(run.config.name))
+            yield
         except OSError as error:
             expected = f"expected a free port of {LOOPBACK}"
             raise ValueError(f"metrics_port: {expected}, got {self._port}: {error.strerror}") from error
-
-    def on_run_begin(self, run: RunView) -> None:
-        """Begin to serve."""
-        if self._server is not None:
-            Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-
-    def write(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Serve these numbers from now on, and earlier ones of other names."""
-        self._numbers = {**self._numbers, "steps": steps, **numbers}  # a new one: others may read the old one
-
-    def on_run_end(self, run: RunView) -> None:
-        """Free the port."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-
-    def on_error(self, run: RunView, error: BaseException) -> None:
-        """Free the port."""
-        self.on_run_end(run)
-
-    def _handler(self, run_name: str) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(handler) -> None:  # noqa: N805 - self is the callback
-                is_known = handler.path == "/metrics"
-                text = exposition(self._numbers, run_name) if is_known else "see /metrics\n"
-                handler.send_response(200 if is_known else 404)
-                handler.send_header("Content-Type", FORMAT)
-                handler.end_headers()
-                handler.wfile.write(text.encode())
-
-            def log_message(handler, *_: object) -> None:  # noqa: N805
-                """Print nothing."""
-
-        return Handler
-
-
-def exposition(numbers: Mapping[str, float], run_name: str) -> str:
-    """Return numbers in Prometheus' text format.
-
-    >>> print(exposition({"train/loss": 0.5, "steps": 20}, "digits"), end="")
-    # TYPE cloudtrain_train_loss gauge
-    cloudtrain_train_loss{run="digits"} 0.5
-    # TYPE cloudtrain_steps gauge
-    cloudtrain_steps{run="digits"} 20
-    """
-    lines = []
-    for name, value in numbers.items():
-        full = f"cloudtrain_{re.sub('[^a-zA-Z0-9_]', '_', name)}"
-        lines += [f"# TYPE {full} gauge", f'{full}{{run="{run_name}"}} {value!r}']
-    return "".join(f"{line}\n" for line in lines)

@@ -1,6 +1,6 @@
-"""A trace of some steps of a run: when each rank's loop and engine did what, in one file of all ranks.
+"""A trace of some steps of a run: the stages of each rank's loop and engine over time, in one file.
 
-The file has Chrome's trace event format, which https://ui.perfetto.dev and ``chrome://tracing`` show.
+https://ui.perfetto.dev and ``chrome://tracing`` show its format, Chrome's trace events.
 """
 
 import json
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commlib import Communicator
 from commlib.trace import ENGINE, LOOP, ClockOffset, Recorder, Span, clock_offset
 from training.callbacks.callback import Callback, Event, RunView
 from training.results import Step
@@ -50,12 +49,12 @@ class Profiler(Callback):
             self._write(run, self._tracing)
 
     def on_run_end(self, run: RunView) -> None:
-        """Write what there is: the run had fewer steps."""
+        """Write the trace of a run that had fewer steps."""
         if self._tracing is not None:
             self._write(run, self._tracing)
 
     def _write(self, run: RunView, tracing: "Tracing") -> None:
-        """Write what was traced; collective. The time that takes is none of a step's."""
+        """Write the trace; collective. No step's time includes this."""
         self._tracing, traces = None, tracing.end()
         if tracing.steps == 0:
             run.progress.say("trace: no step: only those after the first of this process are traced")
@@ -77,15 +76,15 @@ class RankTrace:
 
 
 class Tracing:
-    """Records the first ``steps`` steps after the first one that it sees, which is slower than the others."""
+    """Records ``steps`` steps after the first one, which is slower than the others."""
 
     def __init__(self, steps: int, run: RunView) -> None:
         self._left, self._run = steps, run
         self._recorder: Recorder | None = None
-        self.steps = 0  # that are recorded
+        self.steps = 0  # recorded so far
 
     def add_step(self, number: int, start: float, end: float) -> bool:
-        """Count a step that is over, by the transport's clock; return whether it is the last one."""
+        """Count a step, with its times by the transport's clock; return whether it is the last one."""
         if self._recorder is None:
             self._recorder = Recorder()
             self._run.record(self._recorder)
@@ -95,15 +94,11 @@ class Tracing:
         return self.steps == self._left
 
     def end(self) -> list[RankTrace]:
-        """Stop recording, and return the spans of all ranks; collective, while no step is under way."""
+        """Stop recording, and return the spans of all ranks in order; collective, between two steps."""
         self._run.record(None)
         spans = [] if self._recorder is None else self._recorder.spans
-        return gathered(spans, self._run.topology.world)
-
-
-def gathered(spans: list[Span], world: Communicator) -> list[RankTrace]:
-    """Return the spans of all ranks, in the order of the ranks; collective."""
-    return world.allgather_objects(RankTrace(world.host, clock_offset(world), spans))
+        world = self._run.topology.world
+        return world.allgather_objects(RankTrace(world.host, clock_offset(world), spans))
 
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
@@ -114,12 +109,8 @@ def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
     starts = [span.start - trace.offset.seconds for trace in traces for span in trace.spans]
     first = min(starts, default=0.0)
     events = [event for rank, trace in enumerate(traces) for event in _events(rank, trace, first)]
-    errors = [trace.offset.error for trace in traces]
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {"clock_error_seconds": errors},
-    }
+    errors = {"clock_error_seconds": [trace.offset.error for trace in traces]}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": errors}
 
 
 def _events(rank: int, trace: RankTrace, first: float) -> Iterator[dict[str, Any]]:

@@ -1,15 +1,15 @@
 """Checkpoints: each is complete or does not exist.
 
 A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one ``own-00000.safetensors`` for
-each rank, and ``COMPLETE``, the manifest with the length and digest of every file. It is written aside, as
-its :class:`training.checkpoint.places.Place` has it, so a crash never damages an earlier checkpoint. Damage
-to a file is found by its digest, and the checkpoint before it is used instead.
+each rank, and ``COMPLETE``, the manifest with the length and digest of every file. A checkpoint is written
+beside earlier ones (:class:`training.checkpoint.places.Place`), so a crash never damages those. A digest
+reveals a damaged file, and the checkpoint before is used instead.
 
-Where each host has a place of its own, the first rank of each writes there what else rank 0 does, and a host
-has the files of its own ranks. What counts is then what is complete on all hosts.
+With a place for each host, the lowest rank of each host writes the shared file and the manifest of its place,
+which holds the files of this host's ranks. A checkpoint counts if it is complete on all hosts.
 
-Files are written by a thread of each rank, and the folder is completed by one of a first rank. Neither
-exchanges anything: the ranks agree on what the threads have done where the caller has them.
+A thread of each rank writes the files, and then one of each writer of manifests completes the folder. The
+threads communicate with no other rank; ranks agree on their results in the methods of :class:`Checkpoints`.
 """
 
 import threading
@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 
 from commlib import Communicator, InvalidArgument, RanksDisagree
 from commlib.agreement import differences
-from training.checkpoint.manifest import SHARED, Manifest, own_file
 from training.checkpoint.places import Place
 from training.checkpoint.serialization import Tree, Written, write_tree
-from training.checkpoint.stored import StoredCheckpoints
+from training.checkpoint.stored import SHARED, Manifest, StoredCheckpoints, own_file
 
 Result = TypeVar("Result")
 
@@ -35,7 +34,7 @@ class CheckpointFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is complete; ``write_seconds``: from when its trees were given until then."""
+    """A complete checkpoint; ``write_seconds``: from ``start`` until it was complete."""
 
     step: int
     write_seconds: float
@@ -43,10 +42,10 @@ class Saved:
 
 @dataclass
 class _Writing:
-    """A checkpoint that is being written. ``work``: what this rank does for it in the background.
+    """A checkpoint that is being written, into the folder ``name``.
 
-    First its files; then, when those of all ranks are written, first ranks complete their folders. ``name``:
-    of the folder.
+    ``work``: this rank's work in the background. It first writes its files; when those of all ranks are
+    written, leaders complete the folder (``is_completing``).
     """
 
     step: int
@@ -65,8 +64,8 @@ class Checkpoints:
     method together, but for the properties. Two runs must not save into one place at the same time.
     Checkpoints of another ``run`` than rank 0's are neither found nor removed.
 
-    ``per_host``: the place is one for each host, seen by its ranks. Only as many ranks on the same hosts then
-    find what was saved. ``shared`` of the first rank of each host is saved. ``stored``: those that are there.
+    ``per_host``: each host has a place of its own, which its ranks see. Only as many ranks on the same hosts
+    then find the checkpoints. ``stored``: the complete checkpoints.
     """
 
     def __init__(
@@ -77,25 +76,26 @@ class Checkpoints:
         self.place, self._comm, self._run, self._keep = place, comm, run, keep
         self.stored = StoredCheckpoints(place, comm, run, per_host=per_host)
         self._writing: _Writing | None = None
-        self._number: int | None = None  # of the newest, counted from all that were ever saved
+        self._number: int | None = None  # of the newest checkpoint
 
     def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
-        """Begin to write a checkpoint in the background: ``shared`` of a first rank, ``own`` of every rank.
+        """Begin to write a checkpoint in the background: ``shared`` of a leader, ``own`` of every rank.
 
-        The trees are only read, and must not change until it is complete; the one before is. If any rank
-        cannot write, all raise :class:`CheckpointFailed`, here or from the calls that follow; nothing of it
-        stays, and earlier checkpoints are unchanged. A step that is saved again, or an earlier step, becomes
-        the newest checkpoint.
+        The previous checkpoint must be complete. The trees are only read, and must not change until this one
+        is complete. If any rank cannot write, all raise :class:`CheckpointFailed`, here or in later calls;
+        nothing of the checkpoint stays, and earlier checkpoints are unchanged. A step that is saved again, or
+        an earlier step, becomes the newest checkpoint.
         """
         if step < 0:
             raise InvalidArgument(f"step: expected at least 0, got {step}")
         assert self._writing is None
-        self._agree(step, best)
+        if different := differences(self._comm.allgather_objects({"step": step, "best": best})):
+            raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
         number = self._next_number(step)
-        names = self._all(step, lambda: self.stored.on_first(lambda: self.place.begin(step)))
-        name = str(names[self.stored.first_rank])
-        first = self.stored.on_first(lambda: shared)  # so that others can free theirs
-        work = _in_background(lambda: self._write(name, first, own))
+        names = self._all(step, lambda: self.stored.on_leader(lambda: self.place.begin(step)))
+        name = str(names[self.stored.leader])
+        kept = self.stored.on_leader(lambda: shared)  # other ranks can free theirs
+        work = _in_background(lambda: self._write(name, kept, own))
         self._writing = _Writing(step, number, best, name, work)
 
     @property
@@ -105,13 +105,13 @@ class Checkpoints:
 
     @property
     def is_working(self) -> bool:
-        """Whether this rank still has something to do for it in the background."""
+        """Whether this rank still works on it in the background."""
         return self._writing is not None and not self._writing.work.done()
 
     def proceed(self) -> Saved | None:
-        """Wait until no rank is working, and begin what follows; return the checkpoint if it is complete.
+        """Wait until no rank works, and begin the next part; return the checkpoint if it is complete.
 
-        The files are then synced to the disk.
+        A complete checkpoint is synced to the disk.
         """
         writing = self._writing
         assert writing is not None
@@ -119,14 +119,14 @@ class Checkpoints:
             results = self._all(writing.step, writing.work.result)
         except CheckpointFailed:
             self._writing = None
-            self.stored.on_first(self.place.remove_unfinished)
+            self.stored.on_leader(self.place.remove_unfinished)
             raise
         if writing.is_completing:
             self._writing = None
             return Saved(writing.step, time.perf_counter() - writing.since)
         files = {name: written for each in results for name, written in each.items() if name != SHARED}
-        files[SHARED] = results[self.stored.first_rank][SHARED]
-        writing.work = _in_background(lambda: self.stored.on_first(lambda: self._complete(writing, files)))
+        files[SHARED] = results[self.stored.leader][SHARED]
+        writing.work = _in_background(lambda: self.stored.on_leader(lambda: self._complete(writing, files)))
         writing.is_completing = True
         return None
 
@@ -137,15 +137,10 @@ class Checkpoints:
             saved = self.proceed()
         return saved
 
-    def _agree(self, step: int, best: bool) -> None:
-        settings = self._comm.allgather_objects({"step": step, "best": best})
-        if different := differences(settings):
-            raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
-
     def _next_number(self, step: int) -> int:
-        """Return the number of a new checkpoint: one above those that are there, on all ranks."""
+        """Return the number of a new checkpoint: one above those of all stored ones."""
         if self._number is None:
-            listed = self._all(step, lambda: self.stored.on_first(self.stored.list))
+            listed = self._all(step, lambda: self.stored.on_leader(self.stored.list))
             found = [manifest.number for each in listed if each for _, manifest in each.found]
             self._number = max(found, default=0)
         self._number += 1
@@ -155,23 +150,21 @@ class Checkpoints:
         folder, rank = self.place.at(name), self._comm.rank
         if not self.place.sees(name):
             raise FileNotFoundError(
-                f"{folder}: rank {self.stored.first_rank} has made it, and rank {rank} on {self._comm.host} "
+                f"{folder}: rank {self.stored.leader} has made it, and rank {rank} on {self._comm.host} "
                 "does not see it: choose a folder on storage that all ranks share"
             )
         written = {own_file(rank): write_tree(folder / own_file(rank), own)}
-        if rank == self.stored.first_rank:
+        if rank == self.stored.leader:
             written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
     def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
+        """Complete the folder of a checkpoint, and remove old checkpoints."""
         found = self.stored.list().found
         size = self._comm.size
         manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
         manifest.write(self.place.at(writing.name))
-        name = self.place.complete(writing.name, writing.step)
-        self._remove_old([(name, manifest), *found])
-
-    def _remove_old(self, newest_first: list[tuple[str, Manifest]]) -> None:
+        newest_first = [(self.place.complete(writing.name, writing.step), manifest), *found]
         best = [name for name, manifest in newest_first if manifest.best]
         for name, _ in newest_first[self._keep :]:
             if name not in best[:1]:
@@ -193,13 +186,13 @@ class Checkpoints:
 
 
 def _in_background(function: Callable[[], Result]) -> "Future[Result]":
-    """Call a function in a thread, for which the end of the process does not wait; return its future."""
+    """Call a function in a daemon thread; return its future."""
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
             future.set_exception(error)
 
     threading.Thread(target=run, name="checkpoint", daemon=True).start()

@@ -1,8 +1,8 @@
-"""Where the checkpoints of a run lie: in a folder, or on a storage of objects behind a URL of fsspec.
+"""Where the checkpoints of a run are: in a folder, or in an object store behind a URL of fsspec.
 
 Both hold a folder of files for each checkpoint. In a folder it is written under another name, and renamed
-when it is complete. Objects cannot be renamed: there it is complete when its manifest is there, which is
-written last.
+when it is complete. Objects cannot be renamed: a checkpoint there is complete once its manifest, which is
+written last, exists.
 """
 
 import io
@@ -10,7 +10,7 @@ import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
@@ -19,16 +19,16 @@ from datacache.errors import SourceChanged, StorageFailed
 from datacache.storage import Storage
 from datacache.store.files import sync_folder
 
-COMPLETE, STEP = "COMPLETE", "step-"  # the name of a manifest; what the name of a checkpoint begins with
+COMPLETE, STEP = "COMPLETE", "step-"  # the name of a manifest; the prefix of a checkpoint's name
 _UNFINISHED = "unfinished-"
 _PIECE_BYTES = 8 << 20  # of an object, in one request
 
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """The path of an object, with as much of the interface of ``pathlib.Path`` as checkpoints take.
+    """The path of an object, with the part of the interface of ``pathlib.Path`` that checkpoints use.
 
-    What a storage fails with is an ``OSError``, as from a disk.
+    Errors of the storage are raised as ``OSError``.
     """
 
     storage: Storage
@@ -36,7 +36,7 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """The last part of it."""
+        """The last component."""
         return self.path.rpartition("/")[2]
 
     def __truediv__(self, name: str) -> "ObjectPath":
@@ -45,31 +45,30 @@ class ObjectPath:
     def __str__(self) -> str:
         return f"{self.storage.url}/{self.path}"
 
-    def open(self, mode: Literal["rb", "xb"]) -> AbstractContextManager[BinaryIO]:
-        """Open an object that is read into memory, or a new one, which is there when it is closed."""
-        return self._read() if mode == "rb" else self._written()
-
     @contextmanager
-    def _written(self) -> Iterator[BinaryIO]:
-        with _as_os_error(), self.storage.writing(self.path) as file:
-            yield file
-
-    @contextmanager
-    def _read(self) -> Iterator[BinaryIO]:
+    def open(self, mode: Literal["rb", "xb"]) -> Iterator[BinaryIO]:
+        """Open an object, read into memory, or a new object, which exists once it is closed."""
         with _as_os_error():
-            size = self.storage.file(self.path).size
-            content = io.BytesIO()
-            content.seek(max(0, size - 1))
-            content.write(bytes(min(1, size)))  # takes the memory of all of it, once
-            with content.getbuffer() as buffer:
+            if mode == "rb":
+                yield self._content()
+            else:
+                with self.storage.writing(self.path) as file:
+                    yield file
 
-                def fill(start: int) -> None:
-                    length = min(_PIECE_BYTES, size - start)
-                    buffer[start : start + length] = self.storage.read(self.path, start, length)
+    def _content(self) -> BinaryIO:
+        size = self.storage.file(self.path).size
+        content = io.BytesIO()
+        content.seek(max(0, size - 1))
+        content.write(bytes(min(1, size)))  # allocates the memory of the whole object once
+        with content.getbuffer() as buffer:
 
-                self.storage.in_parallel(fill, range(0, size, _PIECE_BYTES))
+            def fill(start: int) -> None:
+                length = min(_PIECE_BYTES, size - start)
+                buffer[start : start + length] = self.storage.read(self.path, start, length)
+
+            self.storage.in_parallel(fill, range(0, size, _PIECE_BYTES))
         content.seek(0)
-        yield content
+        return content
 
 
 Location: TypeAlias = Path | ObjectPath
@@ -86,7 +85,7 @@ def _as_os_error() -> Iterator[None]:
 class Place(ABC):
     """The checkpoints of one run, each a folder with a name that begins with ``step-``.
 
-    One process writes, any number read. ``OSError`` where it fails.
+    One process writes, any number read. Methods raise ``OSError`` where they fail.
     """
 
     @abstractmethod
@@ -97,25 +96,25 @@ class Place(ABC):
     def begin(self, step: int) -> str:
         """Return the name of a new folder to write a checkpoint into."""
 
-    @abstractmethod
     def sees(self, name: str) -> bool:
         """Return whether this process sees the folder that another one has begun."""
+        return True
 
-    @abstractmethod
     def complete(self, name: str, step: int) -> str:
-        """Let a checkpoint count whose files are all written, the manifest last; return its name."""
+        """Make a checkpoint count, all files of which are written, the manifest last; return its name."""
+        return name
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of those that count, damaged or not."""
+        """Return the names of the checkpoints that count, damaged or not."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Let a checkpoint not count any more; what cannot be removed is, with those that are unfinished."""
+        """Make a checkpoint not count any more; ``remove_unfinished`` removes its files."""
 
     @abstractmethod
     def remove_unfinished(self) -> None:
-        """Remove what is written now, and what crashes have left, as far as possible."""
+        """Remove the files of checkpoints that do not count, as far as possible."""
 
 
 class Folder(Place):
@@ -132,10 +131,10 @@ class Folder(Place):
         return self._path / name
 
     def begin(self, step: int) -> str:
-        """Make a new folder; its name is new, since other hosts may cache old entries."""
+        """Make a folder with a new name, since other hosts may cache old entries."""
         self._path.mkdir(parents=True, exist_ok=True)
         sync_folder(self._path.parent)
-        self.remove_unfinished()  # it may take the room that this one needs
+        self.remove_unfinished()  # frees room for this one
         path = self._path / f"{_UNFINISHED}{STEP}{step:08d}-{secrets.token_hex(4)}"
         path.mkdir()
         return path.name
@@ -147,18 +146,13 @@ class Folder(Place):
     def complete(self, name: str, step: int) -> str:
         """Sync and rename it."""
         sync_folder(self._path / name)
-        path = self._free_name(step)
+        path, attempt = self._path / f"{STEP}{step:08d}", 1
+        while path.exists():  # the step was saved before
+            attempt += 1
+            path = self._path / f"{STEP}{step:08d}-{attempt}"
         (self._path / name).rename(path)
         sync_folder(self._path)
         return path.name
-
-    def _free_name(self, step: int) -> Path:
-        """Return a path named after the step, with a number appended if that name is taken."""
-        path, attempt = self._path / f"{STEP}{step:08d}", 1
-        while path.exists():
-            attempt += 1
-            path = self._path / f"{STEP}{step:08d}-{attempt}"
-        return path
 
     def names(self) -> list[str]:
         """Return the names of all folders of checkpoints; none where there is nothing."""
@@ -169,13 +163,13 @@ class Folder(Place):
         (self._path / name).rename(self._path / f"{_UNFINISHED}removal-{secrets.token_hex(4)}")
 
     def remove_unfinished(self) -> None:
-        """Remove the folders that have no name of a step."""
+        """Remove the folders that are not named after a step."""
         for path in self._path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 class Objects(Place):
-    """Objects below a URL. Those of a checkpoint without a manifest do not count."""
+    """Objects below a URL, which all ranks see. A checkpoint without a manifest does not count."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -191,21 +185,13 @@ class Objects(Place):
         """Return a new name; nothing is written."""
         return f"{STEP}{step:08d}-{secrets.token_hex(4)}"
 
-    def sees(self, name: str) -> bool:
-        """Return true: a storage that is no folder is one for all."""
-        return True
-
-    def complete(self, name: str, step: int) -> str:
-        """Return the name: the manifest is there."""
-        return name
-
     def names(self) -> list[str]:
-        """Return the names of those that have a manifest."""
+        """Return the names of the checkpoints that have a manifest."""
         return [name for name, files in self._listed().items() if COMPLETE in files]
 
     def remove(self, name: str) -> None:
         """Remove the manifest."""
-        with suppress(StorageFailed, FileNotFoundError):  # it is tried again when the next one is complete
+        with suppress(StorageFailed, FileNotFoundError):  # tried again when the next one is complete
             self._storage.remove(f"{name}/{COMPLETE}")
 
     def remove_unfinished(self) -> None:

@@ -1,8 +1,8 @@
 """Trees of arrays and plain values in files: exact to the bit, without pickle, with a digest.
 
-The files are in the safetensors format, so other programs can open their arrays. Its library does not write
-them: it would write a non-contiguous array in the wrong order, supports fewer types, and each file would have
-to be read again for its digest.
+The files are in the safetensors format, so other programs can open their arrays. The safetensors library does
+not write them: it writes non-contiguous arrays in the wrong order, supports fewer types, and would have each
+file read again for its digest.
 
 A file: 8 bytes, little-endian, the length of the header; the header, JSON; the bytes of the arrays, in the
 order of a walk through the tree. The header's ``__metadata__`` holds the tree with ``{"array": [type,
@@ -15,6 +15,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
@@ -38,7 +39,7 @@ _PIECE_BYTES = 8 << 20  # digested while the piece is still in the processor's c
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # of the first array, as the format asks
 
-# What the format calls these types; arrays of all others are bytes to it.
+# The format's names of types; arrays of all other types are bytes in it.
 _CODES = {
     "|b1": "BOOL",
     "|i1": "I8",
@@ -71,12 +72,19 @@ class Written:
     digest: str
 
 
-def write_tree(path: Location, tree: Tree) -> Written:
-    """Write a new file, synced; no array is copied as a whole that is contiguous.
+@dataclass(frozen=True)
+class Version:
+    """The version of a file's format."""
 
-    Raises :class:`commlib.errors.InvalidArgument`, with nothing written, where the tree holds something else
-    than ``None``, bool, int, float, str, NumPy's arrays and scalars, and lists, tuples and dictionaries with
-    keys of str; ``OSError`` where the disk is full.
+    format: int
+
+
+def write_tree(path: Location, tree: Tree) -> Written:
+    """Write a new file, synced; contiguous arrays are not copied.
+
+    Raises :class:`commlib.errors.InvalidArgument`, with nothing written, where the tree holds anything but
+    ``None``, bool, int, float, str, NumPy's arrays and scalars, and lists, tuples and dictionaries with keys
+    of str; ``OSError`` where the disk is full.
     """
     arrays: dict[str, Array] = {}
     header = _header(_describe(tree, "", arrays), arrays)
@@ -91,60 +99,51 @@ def write_tree(path: Location, tree: Tree) -> Written:
 
 
 def sync(file: BinaryIO) -> None:
-    """Let what was written to a file survive a crash; an object is when it is closed."""
+    """Sync a file to the disk; an object survives a crash once it is closed."""
     file.flush()
     if isinstance(file, io.BufferedWriter):
         os.fsync(file.fileno())
 
 
 def reason(error: OSError) -> str:
-    """Return why a file could not be read, in a few words where the system has them."""
+    """Return why a file could not be read, in the system's few words if there are any."""
     return error.strerror or str(error)
 
 
 def check_file(path: Location, written: Written) -> None:
     """Raise :class:`Damaged` unless the file holds what was written, by its length and its digest."""
-    try:
-        with path.open("rb") as file:
-            _check(file, path, written)
-    except OSError as error:
-        raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
-
-
-def _check(file: BinaryIO, path: Location, written: Written) -> None:
-    size = file.seek(0, os.SEEK_END)
-    if size != written.bytes:
-        raise Damaged(f"{path}: expected {written.bytes} bytes, got {size}")
-    file.seek(0)
-    if (found := _digest(file)) != written.digest:
-        raise Damaged(f"{path}: expected xxh3_128 {written.digest}, got {found}")
+    with _checked(path, written):
+        pass
 
 
 def read_tree(path: Location, written: Written) -> Tree:
-    """Return the tree of a file in new memory, equal to what was written in every bit and type.
+    """Return the tree of a file in new memory, equal to the one that was written in every bit and type.
 
-    Raises :class:`Damaged` unless the file holds what was written, and where that was no tree.
+    Raises :class:`Damaged` unless the file holds what was written, and where that is no tree.
     """
+    with _checked(path, written) as file:  # only bytes that are known to be right are parsed
+        try:
+            return _read(file, written.bytes)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as error:
+            found = one_line(f"{type(error).__name__}: {error}")
+            raise Damaged(f"{path}: expected a tree as write_tree writes it, got {found}") from error
+
+
+@contextmanager
+def _checked(path: Location, written: Written) -> Iterator[BinaryIO]:
+    """Open a file that holds what was written; raise :class:`Damaged` for any other."""
     try:
         with path.open("rb") as file:
-            _check(file, path, written)  # first: only bytes that are known to be right are parsed
+            size = file.seek(0, os.SEEK_END)
+            if size != written.bytes:
+                raise Damaged(f"{path}: expected {written.bytes} bytes, got {size}")
             file.seek(0)
-            return _read(file, written.bytes)
-    except Damaged:
-        raise
+            if (found := _digest(file)) != written.digest:
+                raise Damaged(f"{path}: expected xxh3_128 {written.digest}, got {found}")
+            file.seek(0)
+            yield file
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        struct.error,
-    ) as error:
-        found = one_line(f"{type(error).__name__}: {error}")
-        raise Damaged(f"{path}: expected a tree as write_tree writes it, got {found}") from error
 
 
 def _read(file: BinaryIO, size: int) -> Tree:
@@ -159,6 +158,17 @@ def _read(file: BinaryIO, size: int) -> Tree:
     return tree
 
 
+def check_format(text: bytes, expected: int) -> None:
+    """Raise ``ValueError`` unless a JSON text has this ``format``."""
+    expect_equal("format", expected, parsed(Version, text).format)
+
+
+def expect_equal(name: str, expected: object, found: object) -> None:
+    """Raise ``ValueError``, with both values, unless they are equal."""
+    if found != expected:
+        raise ValueError(f"expected {name} {expected}, got {found}")
+
+
 def parsed(kind: type[Kind], text: str | bytes) -> Kind:
     """Return the dataclass whose fields a JSON text holds; a ``ValueError`` says which of them is wrong."""
     try:
@@ -166,17 +176,17 @@ def parsed(kind: type[Kind], text: str | bytes) -> Kind:
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:
-            found = "what is no JSON" if first["type"] == "json_invalid" else shown(first["input"])
+            found = "invalid JSON" if first["type"] == "json_invalid" else shown(first["input"])
             raise ValueError(one_line(f"expected the fields of a {kind.__name__}, got {found}")) from error
         raise ValueError(one_line(f"{kind.__name__.lower()}.{describe(first)}")) from error
 
 
 def _describe(value: Any, place: str, arrays: dict[str, Array]) -> Any:
-    """Return ``value`` for JSON, and put its arrays into ``arrays`` by their places in the whole tree."""
+    """Return ``value`` as JSON values; put its arrays into ``arrays`` by their places in the whole tree."""
     kind = type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
-    if kind is float:  # JSON has no word for it, and not every NaN is the same
+    if kind is float:  # JSON has no NaN or infinity, and NaNs differ in their bits
         return {"float": struct.pack(">d", value).hex()}
     if kind is dict:
         return {"dict": {key: _describe(value[key], _below(place, key), arrays) for key in value}}
@@ -193,7 +203,7 @@ def _describe(value: Any, place: str, arrays: dict[str, Array]) -> Any:
 
 
 def _below(place: str, key: str) -> str:
-    """Return the place of a dictionary's value, as a JSON pointer: no two places are alike.
+    """Return the place of a dictionary's value, as a JSON pointer, which is unique.
 
     >>> _below("/weights", "conv/kernel")
     '/weights/conv~1kernel'
@@ -204,7 +214,7 @@ def _below(place: str, key: str) -> str:
 
 
 def _type_name(dtype: np.dtype[Any], place: str) -> str:
-    """Return the name from which ``_type_named`` makes the type again."""
+    """Return the name of a type, which ``_type_named`` turns into the type."""
     name = dtype.name if hasattr(ml_dtypes, dtype.name) else dtype.str
     if dtype.hasobject or _type_named(name) != dtype:
         raise InvalidArgument(f"{place or '/'}: expected an array of numbers or text, got one of {dtype}")
@@ -240,12 +250,12 @@ def _pieces(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes | memoryvi
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the bytes of a contiguous array, in their place."""
+    """Return the bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _digest(file: BinaryIO) -> str:
-    """Return the xxh3_128 of all that a file still has."""
+    """Return the xxh3_128 of the rest of a file."""
     digest, buffer = xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])
@@ -253,7 +263,7 @@ def _digest(file: BinaryIO) -> str:
 
 
 def _restore(node: Any, file: BinaryIO, size: int) -> Any:
-    """Return what ``_describe`` described; the arrays come next in the file, in this order."""
+    """Return the value that ``_describe`` described; its arrays come next in the file, in order."""
     if isinstance(node, list):
         return [_restore(item, file, size) for item in node]
     if not isinstance(node, dict):
@@ -272,12 +282,12 @@ def _restore(node: Any, file: BinaryIO, size: int) -> Any:
 
 
 def _next_array(content: Any, file: BinaryIO, size: int) -> Array:
-    """Return the array of a type and a shape that comes next in a file of ``size`` bytes."""
+    """Return the next array in a file of ``size`` bytes, of a type and a shape."""
     dtype, shape = _type_named(content[0]), tuple(content[1])
     if dtype.hasobject or any(type(each) is not int or each < 0 for each in shape):
         raise ValueError(f"an array of {dtype} and shape {shape}")
     needed = math.prod(shape) * dtype.itemsize
-    if needed > (left := size - file.tell()):  # before memory is taken for it
+    if needed > (left := size - file.tell()):  # before memory is allocated
         raise ValueError(f"an array of {needed} bytes where {left} are left")
     array = np.empty(shape, dtype)
     file.readinto(_bytes_of(array))  # type: ignore[attr-defined]

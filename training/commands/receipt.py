@@ -22,8 +22,7 @@ from training.process.job import (
 )
 from training.process.progress import print_line
 from training.receipt.receipt import FILES, Receipt
-from training.receipt.recorded import Recorded
-from training.receipt.records import digests_of, read_records
+from training.receipt.recorded import Recorded, digests_of, read_records
 from training.receipt.verify import problems
 from training.run.data import load_data
 from training.run.parts import import_parts

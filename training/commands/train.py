@@ -10,7 +10,7 @@ from commlib import Communicator, Topology
 from commlib.transport.verified import verified
 from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer
-from training.callbacks.skipped_steps import TrainingDiverged
+from training.callbacks.stopping import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
 from training.config.config import Config, load_with_warnings
 from training.config.reading import Given, read_given

@@ -23,7 +23,7 @@ from pydantic import (
 
 from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
-from training.callbacks.record import CallbackRecord
+from training.callbacks import CallbackRecord
 from training.config.checks import check, without_effect
 from training.config.optimizers import AnyOptimizer, Sgd
 from training.config.reading import LINEAR, Given, problems_in_one_line, read_given

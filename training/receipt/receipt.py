@@ -1,4 +1,4 @@
-"""The receipt of a run: ``receipt.json`` in its folder, with what it was made of and digests of its files."""
+"""The receipt of a run: ``receipt.json`` in its folder, with its origin and digests of its files."""
 
 import hashlib
 import json
@@ -9,32 +9,24 @@ from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from training.checkpoint.manifest import Version, expect_equal
-from training.checkpoint.serialization import parsed
+from training.checkpoint.serialization import check_format, expect_equal, parsed
+from training.config import run_files
 from training.config.reading import parsed as parsed_yaml
 from training.config.reading import parsed_file
-from training.config.run_files import (
-    CONFIG,
-    DAWNBENCH,
-    DAWNBENCH_LINES,
-    METRICS,
-    MLLOG,
-    RECEIPT,
-    RUN,
-    SUMMARY,
-    WEIGHTS,
-)
 
 FORMAT = 1
-FILES = (RUN, CONFIG, METRICS, SUMMARY, WEIGHTS, DAWNBENCH, DAWNBENCH_LINES, MLLOG)
-"""The files of a run's folder that its receipt has, where they are there."""
+FILES = (
+    *(run_files.RUN, run_files.CONFIG, run_files.METRICS, run_files.SUMMARY, run_files.WEIGHTS),
+    *(run_files.DAWNBENCH, run_files.DAWNBENCH_LINES, run_files.MLLOG),
+)
+"""The files of a run's folder whose digests are in its receipt."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The source tree that a process ran. ``commit``: of its git checkout; both ``None`` where it is none.
+    """The source tree of a process. ``commit``: of its git checkout; ``dirty``: a tracked file differs.
 
-    ``dirty``: whether a file that git tracks was changed since.
+    Both are ``None`` where the tree is no checkout.
     """
 
     version: str
@@ -63,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that began the run after ``from_step`` steps of it, which is 0 unless it went on with it.
+    """A process that began the run, or resumed it after ``from_step`` steps.
 
     ``config``: see :func:`config_digest`. ``versions``: of packages. ``data``: by part. Rank ``r`` is seeded
     with ``seed + r``. ``digest_every``: steps between the digests of weights in ``metrics.jsonl``.
@@ -103,7 +95,7 @@ class End:
 class Receipt:
     """The content of ``receipt.json``. ``end``: ``None`` until the run has ended.
 
-    ``digest``: sha256 of all else, as :meth:`sealed` computes it.
+    ``digest``: sha256 of all other fields, as :meth:`sealed` computes it.
     """
 
     identity: str
@@ -117,19 +109,19 @@ class Receipt:
         return replace(self, digest=_sha256_of_value(asdict(replace(self, digest=""))))
 
     def text(self) -> str:
-        """Return what the file contains: the receipt with its own digest, as JSON."""
+        """Return the content of the file: the receipt with its own digest, as JSON."""
         return json.dumps(asdict(self.sealed()), indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> "Receipt":
         """Return the receipt of a run; ``ValueError`` names the file if it is missing or damaged."""
-        path = folder / RECEIPT
+        path = folder / run_files.RECEIPT
         try:
             content = path.read_bytes()
         except OSError as error:
             raise ValueError(f"{path}: expected the receipt of a run: {error.strerror}") from error
         try:
-            expect_equal("format", FORMAT, parsed(Version, content).format)
+            check_format(content, FORMAT)
             receipt = parsed(cls, content)
             expect_equal("digest of the rest", receipt.sealed().digest, receipt.digest)
             expect_equal("processes", True, bool(receipt.processes))
@@ -148,7 +140,7 @@ def file_of(path: Path) -> File:
 
 
 def config_digest(text: str) -> str:
-    r"""Return the sha256 of a ``config.yaml``, without ``resume``: a run that went on has the same.
+    r"""Return the sha256 of a ``config.yaml`` without ``resume``, so that a resumed run has the same.
 
     Raises :class:`training.config.schema.ConfigurationError` for a text that is not YAML.
 
@@ -165,7 +157,7 @@ def _config_digest(value: Any) -> str:
 
 def config_digest_of(folder: Path) -> str:
     """Return the :func:`config_digest` of a run's folder; ``ConfigurationError`` if there is none."""
-    return _config_digest(parsed_file(folder / CONFIG))
+    return _config_digest(parsed_file(folder / run_files.CONFIG))
 
 
 def _sha256_of_value(value: Any) -> str:

@@ -1,21 +1,77 @@
-"""What a run has recorded of some of its steps, for them to be made again."""
+"""The records and the receipt of a run, read strictly: its digests by step, and steps to replay."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from training.config.run_files import CONFIG
+from commlib.errors import shown
+from training.config.run_files import CONFIG, METRICS
 from training.config.schema import ConfigurationError
 from training.receipt.receipt import Part, Process, Receipt, Source, config_digest_of
-from training.receipt.records import digests_of, read_records
+
+Record = Mapping[str, Any]
+Kind = TypeVar("Kind", int, str)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return the records of a run; ``ValueError`` names the file, and the line that is no record."""
+    path = folder / METRICS
+    try:
+        with path.open("rb") as file:
+            return [_record(path, number, line) for number, line in enumerate(file, 1)]
+    except OSError as error:
+        raise ValueError(f"{path}: expected the records of a run: {error.strerror}") from error
+
+
+def _record(path: Path, number: int, line: bytes) -> Record:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise ValueError(f"{path}, line {number}: expected a record, got what is damaged")  # noqa: TRY004
+    return value
+
+
+def digests_of(folder: Path, records: list[Record]) -> dict[int, str]:
+    """Return the digests of the weights by step, without those of steps that a later process made again.
+
+    Raises ``ValueError`` for a record without step or digest.
+    """
+    found: dict[int, str] = {}
+    from_step = 0
+    for number, record in enumerate(records, 1):
+        kind = record["kind"]
+        if kind == "run":
+            from_step = 0
+        elif kind == "resume":
+            from_step = value_of(folder, number, record, "steps", int)
+        elif kind == "prepare":  # training begins
+            found = {step: digest for step, digest in found.items() if step <= from_step}
+        elif kind == "digest":
+            step = value_of(folder, number, record, "steps", int)
+            found[step] = value_of(folder, number, record, "digest", str)
+    return found
+
+
+def value_of(folder: Path, number: int, record: Record, key: str, kind: type[Kind]) -> Kind:
+    """Return a value of the record in line ``number``, a text or a number from 0; else ``ValueError``."""
+    value = record.get(key)
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        expected = "a whole number" if kind is int else "a text"
+        where = f"{folder / METRICS}, line {number}"
+        raise ValueError(f"{where}: {key}: expected {expected}, got {shown(value)}")
+    return value
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Steps ``first`` to ``last`` of the run in ``folder``: the digests of the weights after some of them.
+    """Steps ``first`` to ``last`` of the run in ``folder``, with digests of the weights after some steps.
 
-    ``process`` made them, or several that were alike, after step ``since``.
+    ``process``, or several that were alike, made all steps after ``since``.
     """
 
     folder: Path
@@ -28,7 +84,7 @@ class Recorded:
 
     @classmethod
     def of(cls, folder: Path, steps: str) -> "Recorded":
-        """Return what is recorded of ``steps``, ``A:B``; ``ValueError`` if they cannot be made again."""
+        """Return the record of ``steps``, ``A:B``; ``ValueError`` if they cannot be replayed."""
         receipt = Receipt.read(folder)
         digests = digests_of(folder, read_records(folder))
         end = max(digests, default=0)
@@ -49,11 +105,10 @@ class Recorded:
         return cls(folder, receipt.identity, first, last, between, process, since)
 
     def check_job(self, nodes: Sequence[int]) -> None:
-        """Raise ``ValueError`` unless the ranks of these nodes are as those of the run."""
+        """Raise ``ValueError`` unless the ranks are placed on nodes as in the run."""
         if list(nodes) != list(self.process.job.nodes):
-            expected = (
-                f"{self.process.job.ranks} ranks, on nodes {list(self.process.job.nodes)} as in the run"
-            )
+            job = self.process.job
+            expected = f"{job.ranks} ranks, on nodes {list(job.nodes)} as in the run"
             raise ValueError(f"receipt: expected {expected}, got {sum(nodes)}, on nodes {list(nodes)}")
 
     def check_data(self, found: Mapping[str, tuple[int, str]]) -> None:
@@ -64,7 +119,7 @@ class Recorded:
                 raise ValueError(f"dataset: {part} samples: expected {wanted}, got {found.get(part)}")
 
     def differences(self, source: Source, versions: Mapping[str, str]) -> Iterator[str]:
-        """Yield a line for what is otherwise here than it was in the run, and may change results."""
+        """Yield a line for each difference from the run that may change results."""
         then = self.process
         for name in sorted({*then.versions, *versions}):
             if then.versions.get(name) != versions.get(name):
@@ -88,9 +143,9 @@ def _steps(steps: str, end: int) -> tuple[int, int]:
 
 
 def _made_by(processes: Sequence[Process], last: int) -> tuple[Process, int]:
-    """Return the process that made step ``last``, and the step after which all that lead to it were alike.
+    """Return the process that made step ``last``, and the step after which all processes were like it.
 
-    A process that went on from an earlier step than the one before it made the steps in between again.
+    A process that resumed from an earlier step than the previous process made the steps in between again.
     """
     path: list[Process] = []
     for process in processes:
@@ -111,7 +166,7 @@ def _alike(one: Process, other: Process) -> bool:
 
 
 def _check_config(folder: Path, process: Process) -> None:
-    """Raise ``ValueError`` unless ``config.yaml``, that of the latest process, is that of this one."""
+    """Raise ``ValueError`` unless ``config.yaml``, which the latest process wrote, is that of ``process``."""
     try:
         found = config_digest_of(folder)
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""Whether a run's folder is what its receipt says, and whether its records agree with each other."""
+"""Checks a run's folder against its receipt, and its records against each other."""
 
 import json
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from commlib.errors import shown
 from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY
 from training.config.schema import ConfigurationError
 from training.receipt.receipt import Receipt, config_digest_of, file_of
-from training.receipt.records import Record, digests_of, latest_process, read_records, whole
+from training.receipt.recorded import Record, digests_of, read_records, value_of
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Yield a line for each problem of a run's folder, which begins with the file; none where it is right.
+    """Yield a line, beginning with the file, for each problem of a run's folder.
 
-    What a damaged file does not say is not compared.
+    Values that a damaged file lacks are not compared.
     """
     try:
         receipt = Receipt.read(folder)
@@ -23,8 +23,7 @@ def problems(folder: Path) -> Iterator[str]:
         yield str(error)
         return
     yield from _of_files(folder, receipt)
-    yield from _of_identity(folder, receipt)
-    yield from _of_config(folder, receipt)
+    yield from _of_run(folder, receipt)
     try:
         records = read_records(folder)
         yield from _of_order(folder, records)
@@ -52,53 +51,48 @@ def _of_files(folder: Path, receipt: Receipt) -> Iterator[str]:
             yield f"{path}: expected sha256 {written.sha256}, got {found.sha256}"
 
 
-def _of_identity(folder: Path, receipt: Receipt) -> Iterator[str]:
-    path = folder / RUN
-    if (found := _json(path).get("identity")) != receipt.identity:
-        yield f"{path}: expected identity {receipt.identity}, got {shown(found)}"
-
-
-def _of_config(folder: Path, receipt: Receipt) -> Iterator[str]:
-    path, expected = folder / CONFIG, receipt.processes[-1].config
+def _of_run(folder: Path, receipt: Receipt) -> Iterator[str]:
+    """Yield differences of identity and configuration."""
+    if (identity := _json(folder / RUN).get("identity")) != receipt.identity:
+        yield f"{folder / RUN}: expected identity {receipt.identity}, got {shown(identity)}"
+    expected = receipt.processes[-1].config
     try:
-        found = config_digest_of(folder)
+        if (found := config_digest_of(folder)) != expected:
+            problem = f"expected the configuration with the digest {expected}, got one with {found}"
+            yield f"{folder / CONFIG}: {problem}"
     except ConfigurationError as error:
-        yield f"{path}: {error}"
-        return
-    if found != expected:
-        yield f"{path}: expected the configuration with the digest {expected}, got one with {found}"
+        yield f"{folder / CONFIG}: {error}"
 
 
 def _of_order(folder: Path, records: list[Record]) -> Iterator[str]:
-    """Yield what does not ascend: within a process, after the step that it begins with."""
-    before = {"digest": (0,), "step": (0, 0), "epoch": (-1,)}
+    """Yield records that do not ascend within a process, from the step with which it begins."""
+    keys = {"digest": ("steps",), "step": ("epoch", "step"), "epoch": ("epoch",)}
+    begin = {"digest": [0], "step": [0, 0], "epoch": [-1]}
+    before = dict(begin)
     for number, record in enumerate(records, 1):
-
-        def at(*keys: str, number: int = number, record: Record = record) -> tuple[int, ...]:
-            return tuple(whole(folder, number, record, key) for key in keys)
-
         kind = record["kind"]
         if kind == "run":
-            before = {"digest": (0,), "step": (0, 0), "epoch": (-1,)}
+            before = dict(begin)
         elif kind == "resume":
-            (epoch,) = at("run_epoch")
-            before = {"digest": at("steps"), "step": at("run_epoch", "phase_steps"), "epoch": (epoch - 1,)}
-        elif kind in before:
-            found = at(*{"digest": ("steps",), "step": ("epoch", "step"), "epoch": ("epoch",)}[kind])
+            steps, epoch, step = _values(folder, number, record, "steps", "run_epoch", "phase_steps")
+            before = {"digest": [steps], "step": [epoch, step], "epoch": [epoch - 1]}
+        elif kind in keys:
+            found = _values(folder, number, record, *keys[kind])
             if found <= before[kind]:
-                where = f"{folder / METRICS}, line {number}: {kind}"
-                yield f"{where}: expected one after {_place(before[kind])}, got {_place(found)}"
+                after, got = (", ".join(map(str, each)) for each in (before[kind], found))
+                yield f"{folder / METRICS}, line {number}: {kind}: expected one after {after}, got {got}"
             before[kind] = found
 
 
-def _place(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
+def _values(folder: Path, number: int, record: Record, *keys: str) -> list[int]:
+    return [value_of(folder, number, record, key, int) for key in keys]
 
 
 def _of_digests(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
-    """Yield the digests of the latest process that are missing, and a last one that is another."""
+    """Yield missing digests of the latest process, and a last digest that differs from the receipt's."""
     process, path, end = receipt.processes[-1], folder / METRICS, receipt.end
-    found = digests_of(folder, latest_process(records))
+    first = max((number for number, each in enumerate(records) if each["kind"] == "run"), default=0)
+    found = digests_of(folder, records[first:])
     last = max(found, default=process.from_step) if end is None else end.steps
     every = process.digest_every
     if every:
@@ -110,27 +104,22 @@ def _of_digests(folder: Path, receipt: Receipt, records: list[Record]) -> Iterat
 
 
 def _of_processes(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
-    """Yield what the records of processes say otherwise than the receipt does."""
+    """Yield differences between the latest process in the records and in the receipt."""
     path, process = folder / METRICS, receipt.processes[-1]
     begun = [record for record in records if record["kind"] == "run"]
     if len(begun) < len(receipt.processes):
         yield f"{path}: expected {len(receipt.processes)} processes that began the run, got {len(begun)}"
         return
     job = process.job
-    expected: Record = {
-        "identity": receipt.identity,
-        "versions": process.versions,
-        "ranks": job.ranks,
-        "nodes": job.nodes,
-        "hosts": job.hosts,
-    }
+    expected: dict[str, Any] = {"identity": receipt.identity, "versions": process.versions}
+    expected |= {"ranks": job.ranks, "nodes": job.nodes, "hosts": job.hosts}
     for key, value in expected.items():
         if begun[-1].get(key) != value:
             yield f"{path}: {key} of the latest run: expected {shown(value)}, got {shown(begun[-1].get(key))}"
 
 
 def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
-    """Yield what of the summary is otherwise than the last records; nothing where there is none yet."""
+    """Yield differences between the summary, if there is one, and the last records."""
     path = folder / SUMMARY
     if not path.exists():
         return

@@ -8,11 +8,10 @@ from typing import Any
 from commlib import Topology
 from commlib.tuning.tuner import Choice
 from training.callbacks.calling import Callbacks
-from training.callbacks.dawnbench import DawnBenchFiles
 from training.callbacks.digests import Digests
-from training.callbacks.metrics import Metrics
+from training.callbacks.files import DawnBench, Metrics
 from training.callbacks.prometheus import Prometheus
-from training.callbacks.skipped_steps import SkippedSteps
+from training.callbacks.stopping import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config
 from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets
@@ -68,7 +67,7 @@ class Parts:
         config = self.config
         profiler = [] if config.trace is None else [Profiler(config.trace)]
         digests = [Digests(config.digest_every)] if config.digest_every else []
-        target = [] if config.target is None else [DawnBenchFiles()]
+        target = [] if config.target is None else [DawnBench()]
         served = [] if config.metrics_port is None else [Prometheus(config.metrics_port)]
         first = [*profiler, SkippedSteps(), *digests, StepReports(), *target, *served, Metrics()]
         given = [(each.name, each.make()) for each in config.callbacks]

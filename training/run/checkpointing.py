@@ -16,10 +16,9 @@ from datacache.urls import without_secrets
 from training.callbacks.callback import Callback, RunView
 from training.callbacks.calling import Callbacks
 from training.checkpoint.folders import Checkpoints, Saved
-from training.checkpoint.manifest import SHARED, own_file
 from training.checkpoint.places import Folder, Location, Objects, Place
 from training.checkpoint.serialization import Damaged, parsed
-from training.checkpoint.stored import Checkpoint
+from training.checkpoint.stored import SHARED, Checkpoint, own_file
 from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS, METRICS
 from training.config.secrets import resolved

@@ -1,4 +1,4 @@
-"""The end of a run that no longer gets better."""
+"""Callbacks that end a run before its last step: it gets no better, or skips too many steps in a row."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,42 @@ from typing import Any
 from commlib.errors import shown, suggestion
 from training.callbacks.callback import Callback, RunView
 from training.config.schema import ConfigurationError, is_number, is_whole
-from training.results import EpochResult
+from training.results import EpochResult, Step
+
+SKIPPED_STEPS_IN_A_ROW = 20
+
+
+class TrainingDiverged(RuntimeError):
+    """Too many consecutive steps were not finite."""
+
+
+class SkippedSteps(Callback):
+    """Counts the skipped steps of each phase; a step is skipped on all ranks or on none."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def on_step_end(self, run: RunView, step: Step) -> None:
+        """Count the step; raise :class:`TrainingDiverged`, on all ranks, if there are too many."""
+        steps = step.hyperparameters.round_steps
+        if not steps:  # within a round of local steps a rank knows only its own gradients
+            return
+        is_skipped = not step.report.finite
+        self._in_a_row = self._in_a_row + 1 if is_skipped else 0
+        run.phase.result.skipped_steps += is_skipped * steps
+        if self._in_a_row == SKIPPED_STEPS_IN_A_ROW:
+            what = "rounds of local steps" if steps > 1 else "steps"
+            raise TrainingDiverged(
+                f"{SKIPPED_STEPS_IN_A_ROW} {what} in a row had a NaN or an infinity in their gradients; "
+                f"the learning rate is {step.hyperparameters.learning_rate:g}: try a smaller one"
+            )
 
 
 class EarlyStopping(Callback):
-    """Ends the run, on all ranks, when ``patience`` tests in a row were not better than the best before.
+    """Ends the run, on all ranks, when ``patience`` tests in a row were no better than the best before.
 
-    ``metric``: of the task. A test is better if it is so by more than ``min_delta``; one that is no number
-    never is.
+    ``metric``: of the task. A test is better if it improves on the best by more than ``min_delta``; NaN never
+    does.
     """
 
     def __init__(self, *, metric: str, patience: int = 3, min_delta: float = 0.0) -> None:
@@ -26,7 +54,7 @@ class EarlyStopping(Callback):
         self._waited = 0
 
     def on_build(self, run: RunView) -> None:
-        """Refuse a metric that the task has not."""
+        """Refuse a metric that the task does not have."""
         metrics = run.task.metrics
         if self._metric not in metrics:
             near = suggestion(self._metric, metrics)
@@ -34,7 +62,7 @@ class EarlyStopping(Callback):
             raise ValueError(f"metric: {expected}; got {shown(self._metric)}{near}")
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
-        """Count the tests since the best; all ranks have the same."""
+        """Count the tests since the best one; all ranks have the same metrics."""
         if not result.metrics:
             return
         value, metric = result.metrics[self._metric], run.task.metrics[self._metric]
