@@ -120,7 +120,7 @@ ONE_BY_ONE = {
     "adamw, local steps with hitopk, then dense": Scenario(
         (
             two_phases(
-                "reducer: {name: hitopk, decay: 0.95}, density: 0.05, local_steps: 4, "
+                "reducer: {name: hitopk, density: 0.05, decay: 0.95}, local_steps: 4, "
                 "outer: {rate: 0.7, momentum: 0.9, nesterov: true}",
                 "reducer: dense",
             ),

@@ -12,9 +12,9 @@ from training.callbacks.tracing import Traced
 from training.config.config import load
 from training.config.records import Target
 from training.results import Position, Slowest, StageMeans
-from training.run import beginning, events
+from training.run import build, events
 from training.run.data import Reads
-from training.run.step_reports import live_line
+from training.run.lines import live_line
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
 AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
@@ -24,11 +24,10 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
     ("event", "lines"),
     [
         (
-            beginning.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
+            events.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
             ["phase 2: auto picks hitopk: 0.5 s"],
         ),
-        (beginning.NormsShared("norms by slices"), ["norms by slices"]),
-        (beginning.VarianceFrozen("frozen after 3"), ["frozen after 3"]),
+        (events.Note("norms", "norms by slices"), ["norms by slices"]),
         (events.Prepared(1.5), []),
         (
             events.Resumed("step-00000043", ["random states begin again"], AT),
@@ -122,5 +121,5 @@ def test_the_live_line_of_one_rank_and_one_phase_names_neither():
 )
 def test_a_run_tells_when_the_variance_is_frozen(given, line):
     config = load(DIGITS, [*ALONE, "optimizer=adam", f"optimizer.freeze_variance={given}"])
-    assert beginning.how_the_variance_is_frozen(config, [10, 2000]) == [line]
-    assert beginning.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []
+    assert build.how_the_variance_is_frozen(config, [10, 2000]) == [line]
+    assert build.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []

@@ -28,7 +28,7 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.part import OtherModel
+from training.run.model import OtherModel
 from training.run.phases import PhaseRun
 
 RATE = 0.1

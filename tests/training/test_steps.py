@@ -15,7 +15,8 @@ from tests.training.small import phase, trainer
 from training.models.resnet8 import resnet8
 from training.models.vgg import vgg_tiny
 from training.results import StepHyperparameters
-from training.run.model import Average, Backward
+from training.run.backward import Backward
+from training.run.model import Average
 from training.tasks.image_classification import ImageClassification, hits
 from training.tasks.images import ImagePhase
 

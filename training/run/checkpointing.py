@@ -28,7 +28,7 @@ from training.process.last_records import last_checkpoint
 from training.results import EpochAccumulator, Position, Step, Summary
 from training.run.build import Parts
 from training.run.events import CheckpointSaved, Resumed, Terminated
-from training.run.part import OtherModel, OtherOptimizer
+from training.run.model import OtherModel, OtherOptimizer
 from training.run.phases import PhaseRun
 
 # Flags of a step (see commlib.Topology): this rank was sent SIGTERM; it still writes a checkpoint.

@@ -1,6 +1,6 @@
 """The events of a run: their lines for the user, and their records in ``metrics.jsonl``.
 
-Those of steps are in :mod:`training.run.step_reports`. :mod:`training.process.progress` shows the lines,
+Those of steps are in :mod:`training.run.lines`. :mod:`training.process.progress` shows the lines,
 :class:`training.run_folder.RunFolder` writes the records.
 """
 
@@ -21,14 +21,22 @@ from training.tasks import Task
 
 
 @dataclass(frozen=True)
-class Reasoned(Event):
-    """An event that one line tells."""
+class Note(Event):
+    """A line on how the run works.
 
+    ``kind``: ``tables``, ``buckets``, ``norms``, ``variance``, ``local_steps`` or ``settle``.
+    """
+
+    kind: str  # type: ignore[misc]  # one class for all kinds
     reason: str
 
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
         yield self.reason
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        return {"reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -83,36 +91,6 @@ class ReducerChosen(Event):
     def lines(self) -> Iterable[str]:
         """See :meth:`Event.lines`."""
         yield f"phase {self.phase + 1}: auto picks {self.reason}"
-
-
-class NormsShared(Reasoned):
-    """How ranks share the computation of norms."""
-
-    kind = "norms"
-
-
-class InBuckets(Reasoned):
-    """How the gradient is divided into buckets."""
-
-    kind = "buckets"
-
-
-class SparseTables(Reasoned):
-    """Which tables travel as rows."""
-
-    kind = "tables"
-
-
-class VarianceFrozen(Reasoned):
-    """When the second moment of Adam is frozen."""
-
-    kind = "variance"
-
-
-class LocalRounds(Reasoned):
-    """How many local steps a phase has."""
-
-    kind = "local_steps"
 
 
 @dataclass(frozen=True)
@@ -177,19 +155,16 @@ class Switched(Event):
         yield f"switch from {self.before} to {self.after}: {residual}"
 
 
-class Settled(Reasoned):
-    """The ranks apply the residual before a phase that begins, or ends, local steps."""
+def settled(phase: PhaseRun, residual_norm: float) -> Note:
+    """Return the event of ranks that apply the residual before a phase that begins, or ends, local steps.
 
-    kind = "settle"
-
-    @classmethod
-    def of(cls, phase: PhaseRun, residual_norm: float) -> "Settled":
-        """Return it; ``residual_norm``: of what the reducer of the phase before holds back."""
-        residual = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
-        if phase.phase.local_steps is not None:
-            return cls(f"phase {phase.number + 1} begins local steps: {residual}")
-        together = "ranks take the mean of their optimizers' states"
-        return cls(f"phase {phase.number + 1} ends local steps: {residual}, {together}")
+    ``residual_norm``: of the residual of the phase before.
+    """
+    residual = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
+    if phase.phase.local_steps is not None:
+        return Note("settle", f"phase {phase.number + 1} begins local steps: {residual}")
+    together = "ranks take the mean of their optimizers' states"
+    return Note("settle", f"phase {phase.number + 1} ends local steps: {residual}, {together}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib import Exchange, Report, Topology
+from commlib import Topology
 from commlib.arrays import to_host, zeros
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
@@ -16,11 +16,10 @@ from training.checkpoint.stored import Checkpoint
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
-from training.run.model import Model
-from training.run.part import OtherModel, PartState
+from training.run.model import Model, OtherModel, Part, PartState
 
 
-class PhaseExchange(Exchange):
+class PhaseExchange(Part):
     """Exchanges the gradients of ``model`` with the reducer of each phase.
 
     ``gradients``: the exchange of all ranks. ``local``: that of a phase with local steps, else ``None``.
@@ -44,14 +43,6 @@ class PhaseExchange(Exchange):
     def current(self) -> "LocalSteps | DistributedGradients":
         """The exchange that a step uses."""
         return self.gradients if self.local is None else self.local
-
-    def submit(self, bucket: int, gradient: Any) -> None:
-        """See :meth:`Exchange.submit`."""
-        self.current.submit(bucket, gradient)
-
-    def wait(self) -> tuple[Float32, Report]:
-        """See :meth:`Exchange.wait`."""
-        return self.current.wait()
 
     def begin(self, phase: Phase, optimizer: Any) -> float | None:
         """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.

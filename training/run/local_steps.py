@@ -22,7 +22,7 @@ from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
 from training.config.records import Outer, Phase
-from training.run.model import assign
+from training.run.backward import assign
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
 

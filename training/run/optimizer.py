@@ -1,6 +1,6 @@
 """The optimizer of a rank: clipping, the norms of LARS and LAMB, the loss scale, and the update."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,11 +21,10 @@ from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
 from training.results import StepHyperparameters
-from training.run.model import Average, assign_checked
-from training.run.part import OtherOptimizer, PartState
+from training.run.model import Average, OtherOptimizer, Part, PartState, assign_checked
 
 
-class WeightUpdate:
+class WeightUpdate(Part):
     """Updates ``variables`` by the mean gradient. ``scale``: the loss scale of float16.
 
     ``begin`` makes the optimizer of a phase, which some phases shard over ranks. ``average``: the moving
@@ -105,9 +104,6 @@ class WeightUpdate:
         """Return iterations and slots by name, in full, and the loss scale; collective where sharded."""
         scale = None if self.scale is None else [each.numpy() for each in self.scale.variables]
         return PartState(shared={"optimizer": dict(self._state()), "loss_scale": scale})
-
-    def check_state(self, shared: Mapping[str, Any]) -> None:
-        """See :meth:`Part.check_state`: the optimizer compares its state while it is restored."""
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the optimizer and the loss scale; raises :class:`OtherOptimizer`."""

@@ -10,8 +10,8 @@ from training.config.records import Phase
 from training.config.schedules import Schedule, Span, momentum_at
 from training.results import PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
+from training.run.backward import Backward
 from training.run.data import Data, PhaseData
-from training.run.model import Backward
 
 
 class PhaseRun:

@@ -21,11 +21,9 @@ from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
 from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
 from training.run import events
-from training.run.beginning import choices, introduction
-from training.run.build import Build, build
+from training.run.build import NOT_TESTED, Build, add_up, build, choices, evaluate, introduction
 from training.run.checkpointing import Checkpointer, LoopState
 from training.run.data import Data, load_data
-from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
@@ -69,7 +67,8 @@ class Trainer:
             self._stack.enter_context(topology)
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
         self.parts = build(config, topology, data)
-        self._stack.enter_context(self.parts.exchange)
+        for part in self.parts.stateful.values():
+            self._stack.enter_context(part)
         self.config, self.data, self.task = self.parts.config, data, data.task
         self.model = self.parts.model.keras
         phases = self.parts.phases()
@@ -260,7 +259,7 @@ class Trainer:
             return
         before, exchange = self.phases[phase.number - 1].result.reducer, self.parts.exchange
         if (exchange.local is None) != (phase.phase.local_steps is None):
-            self.report(events.Settled.of(phase, exchange.residual_norm()))
+            self.report(events.settled(phase, exchange.residual_norm()))
             self.accumulator.sent += self.parts.step.settle(phase.hyperparameters(0)).sent
         residual = self.parts.step.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
