@@ -20,9 +20,9 @@ from training.callbacks.skipped_steps import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config
 from training.results import EpochAccumulator, EpochResult
+from training.run import events
 from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets
 from training.run.data import Data
-from training.run.events import Note, OnGPUs, ReducerChosen
 from training.run.exchange import PhaseExchange
 from training.run.lines import StepReports
 from training.run.model import Model, Part, average_statistics
@@ -130,16 +130,8 @@ def choices(parts: Parts, phases: Sequence[PhaseRun], why_not_on_gpus: str | Non
     """Yield the choices that the configuration left open, and how its local steps go."""
     topology, config = parts.topology, parts.config
     if why_not_on_gpus is not None or topology.world.arrays is not np:
-        yield OnGPUs(topology.world.size, config.transport, why_not_on_gpus)
-    for number, choice in parts.choices.items():
-        yield ReducerChosen(
-            phase=number,
-            reducer=choice.reducer,
-            options=choice.options,
-            predicted_seconds=choice.seconds,
-            predicted_dense_seconds=choice.dense_seconds,
-            reason=choice.reason,
-        )
+        yield events.on_gpus(topology.world.size, config.transport, why_not_on_gpus)
+    yield from map(events.reducer_chosen, parts.choices.keys(), parts.choices.values())
     notes = {
         "tables": parts.model.tables.lines(),
         "buckets": parts.exchange.lines(),
@@ -147,7 +139,7 @@ def choices(parts: Parts, phases: Sequence[PhaseRun], why_not_on_gpus: str | Non
         "variance": how_the_variance_is_frozen(config, [each.steps for each in phases]),
         "local_steps": [line for phase in phases if (line := phase.how_rounds_go()) is not None],
     }
-    yield from (Note(kind, line) for kind, lines in notes.items() for line in lines)
+    yield from (events.note(kind, line) for kind, lines in notes.items() for line in lines)
 
 
 def how_the_variance_is_frozen(config: Config, steps: Sequence[int]) -> list[str]:

@@ -26,8 +26,8 @@ from training.config.secrets import resolved
 from training.process.job import Preempted, all_or_raise, on_rank0, terminations
 from training.process.last_records import last_checkpoint
 from training.results import EpochAccumulator, Position, Step, Summary
+from training.run import events
 from training.run.build import Parts
-from training.run.events import CheckpointSaved, Resumed, Terminated
 from training.run.model import OtherModel, OtherOptimizer
 from training.run.phases import PhaseRun
 
@@ -55,6 +55,7 @@ class Checkpointer:
 
     ``identity``: of the run; that of rank 0 is used. ``run``: the view whose events are reported. All ranks
     call every method together; ``ValueError`` on all ranks where the place of the checkpoints is impossible.
+    The class has more methods than others since writing and resuming share the place and the loop's state.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Checkpointer:
         self.save()
         if terminated:
             self.finish()
-            self._run.report(Terminated(at.steps))
+            self._run.report(events.terminated(at.steps))
             raise Preempted(at.steps)
         self._run.restart_step_clock()
 
@@ -138,8 +139,8 @@ class Checkpointer:
 
     def _report(self, saved: Saved | None, wait_seconds: float) -> None:
         if saved is not None:
-            event = CheckpointSaved(saved.step, self._copy_seconds, saved.write_seconds, wait_seconds)
-            self._run.report(event)
+            times = (self._copy_seconds, saved.write_seconds, wait_seconds)
+            self._run.report(events.checkpoint_saved(saved.step, *times))
             self._callbacks.call(Callback.on_checkpoint, self._run, saved.step)
 
     # ----------------------------------------------------------------------------------- resuming
@@ -178,7 +179,7 @@ class Checkpointer:
             expected = f"the checkpoint of step {steps}, or one before it, in {self.place}"
             raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
 
-    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> Resumed:
+    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> events.RunEvent:
         """Restore parts, position and accumulator from a checkpoint."""
         loop, at = self._loop, found.position
         phase = loop.phases[min(at.phase, len(loop.phases) - 1)]
@@ -189,7 +190,7 @@ class Checkpointer:
         lines = restore(self._parts, checkpoint)
         loop.position = phase.converted(at)
         loop.accumulator = found.accumulator or loop.accumulator
-        return Resumed(checkpoint.path.name, lines + _moved(at, loop.position, phase), loop.position)
+        return events.resumed(checkpoint.path.name, lines + _moved(at, loop.position, phase), loop.position)
 
 
 def states_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:

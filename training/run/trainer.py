@@ -213,7 +213,7 @@ class Trainer:
         """Report what the run is made of; only rank 0 has a folder, and records."""
         if self.folder is not None:
             on_gpus = self.topology.world.arrays is not np
-            begun = events.RunBegun.of(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
+            begun = events.run_begun(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
             self.report(begun)
         self.progress.say(introduction(self.parts))
         for line in self.task.notes(self.data.samples):
@@ -226,7 +226,7 @@ class Trainer:
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        self.report(events.Prepared(time.perf_counter() - start))
+        self.report(events.prepared(time.perf_counter() - start))
 
     # ------------------------------------------------------------------------------------- phases
 
@@ -263,7 +263,7 @@ class Trainer:
             self.accumulator.sent += self.parts.step.settle(phase.hyperparameters(0)).sent
         residual = self.parts.step.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
-            self.report(events.Switched(before, phase.result.reducer, residual))
+            self.report(events.switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
         """Fill a phase's cache in the background, before its first epoch."""
@@ -331,7 +331,7 @@ class Trainer:
         waited = self._first_step_seconds - float(np.median(self.accumulator.seconds))
         seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
-        self.report(events.Stalled(phase.number, seconds))
+        self.report(events.stalled(phase.number, seconds))
 
     # --------------------------------------------------------------------- the end of an epoch, of a run
 
@@ -346,9 +346,9 @@ class Trainer:
         self.count_seconds()
         seconds = self.summary.seconds
         result = add_up(at.run_epoch, phase, self.parts, self.accumulator, tested, run_seconds=seconds)
-        self.report(events.EpochEnded.of(result, self.task, self.phases, self.position))
+        self.report(events.epoch_ended(result, self.task, self.phases, self.position))
         if tested.examples:
-            self.report(events.Examples(at.run_epoch, tested.examples))
+            self.report(events.examples_shown(at.run_epoch, tested.examples))
         self.loop.accumulator = EpochAccumulator()
         self.loop.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)
@@ -365,7 +365,7 @@ class Trainer:
         reasons = self.topology.world.allgather_objects(self._reason_to_stop)
         self.summary.stopped = next((reason for reason in reasons if reason is not None), None)
         if self.summary.stopped is not None:
-            self.report(events.Stopped(epoch, self.summary.stopped))
+            self.report(events.stopped(epoch, self.summary.stopped))
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
@@ -376,7 +376,7 @@ class Trainer:
         summary.residual_norm = exchange.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        self.report(events.CacheRead(self.data.read_so_far()))
+        self.report(events.cache_read(self.data.read_so_far()))
         self._call(Callback.on_run_end)
         return summary
 
