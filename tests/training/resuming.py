@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from commlib import Topology, transport
-from tests.extent import ALL
 from tests.launching import DIGITS
 from tests.training.small import settle
 from tests.training.stored import newest
@@ -101,66 +100,6 @@ SCENARIOS = {
         stops=(17,),
     ),
 }
-ONE_BY_ONE = {
-    "updated in parts, dense then ssar_doubling": Scenario(
-        (
-            two_phases(f"reducer: dense, {RATE}", f"reducer: {{name: ssar_doubling, density: 0.05}}, {RATE}"),
-            "optimizer={name: sgd, sharded: true}",
-        ),
-        stops=(17, 25),
-    ),
-    "adamw, updated in parts, at one rate": Scenario(
-        (
-            two_phases("reducer: dense", "reducer: {name: hitopk, density: 0.05}"),
-            "learning_rate=0.002",
-            "optimizer={name: adamw, sharded: true}",
-        ),
-        stops=(17, 25),
-    ),
-    "adamw, local steps with hitopk, then dense": Scenario(
-        (
-            two_phases(
-                "reducer: {name: hitopk, density: 0.05, decay: 0.95}, local_steps: 4, "
-                "outer: {rate: 0.7, momentum: 0.9, nesterov: true}",
-                "reducer: dense",
-            ),
-            "learning_rate=0.002",
-            "optimizer=adamw",
-            "model=resnet8",
-        ),
-        stops=(17, 25),  # within a round, and where the phase ends with a shorter one
-    ),
-    "density warm-up, allgather": Scenario(
-        (
-            two_phases(
-                f"reducer: {{name: allgather, density: 0.01}}, {WARMUP}, {RATE}",
-                f"reducer: {{name: allgather, density: 0.01}}, {RATE}",
-            ),
-        ),
-        # In the last epoch of the warm-up, and where it is over: the checkpoint before the third epoch.
-        stops=(17, 14),
-    ),
-    "random crops, ssar_split then dsar_split": Scenario(
-        (
-            two_phases(
-                f"reducer: {{name: ssar_split, density: 0.05}}, {CROPS}, {RATE}",
-                f"reducer: {{name: dsar_split, density: 0.05}}, {CROPS}, {RATE}",
-            ),
-        ),
-        stops=(34,),
-    ),
-    "parts of the samples that change places, hioktopk": Scenario(
-        (
-            two_phases(
-                f"reducer: {{name: hioktopk, density: 0.05}}, {RATE}",
-                f"reducer: {{name: hioktopk, density: 0.05}}, {RATE}",
-            ),
-            "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
-        ),
-        stops=(17,),
-    ),
-}
-SCENARIOS |= ONE_BY_ONE if ALL else {}
 OTHER_WORLD = "sgd, hitopk then dense"
 
 

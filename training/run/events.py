@@ -5,37 +5,18 @@ Each function returns an event; those of steps are in :mod:`training.run.lines`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from commlib.errors import one_line
 from commlib.tuning.tuner import Choice
-from training.callbacks.callback import Event
 from training.config.config import Config
 from training.config.records import Target
 from training.results import EpochResult, Position, Ranks
 from training.run.data import Reads
-from training.run.lines import epoch_line
+from training.run.lines import RunEvent, epoch_line
 from training.run.phases import PhaseRun
 from training.run.provenance import command, now, versions
 from training.tasks import Task
-
-
-@dataclass(frozen=True)
-class RunEvent(Event):
-    """An event of the loop. ``fields``: of its record. ``text``: its lines."""
-
-    kind: str  # type: ignore[misc]  # one class for all kinds
-    fields: Mapping[str, Any]
-    text: Sequence[str] = ()
-
-    def lines(self) -> Sequence[str]:
-        """See :meth:`Event.lines`."""
-        return self.text
-
-    def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
-        return dict(self.fields)
 
 
 def note(kind: str, reason: str) -> RunEvent:

@@ -1,6 +1,6 @@
 """The lines that a run prints of its results: the live line, the line of an epoch, those at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -109,56 +109,53 @@ def live_line(
 
 
 @dataclass(frozen=True)
-class StepTaken(Event):
-    """A step of rank 0. ``step``: of its phase. ``loss``: of its samples, if it was finite.
+class RunEvent(Event):
+    """An event of the loop. ``fields``: of its record. ``text``: its lines."""
 
-    ``step_seconds``: since the end of the step before. ``stage_seconds``: by
-    :class:`training.results.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`.
-    ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in :class:`commlib.Report`.
+    kind: str  # type: ignore[misc]  # one class for all kinds
+    fields: Mapping[str, Any]
+    text: Sequence[str] = ()
+
+    def lines(self) -> Sequence[str]:
+        """See :meth:`Event.lines`."""
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        return dict(self.fields)
+
+
+def step_taken(at: Position, step: Step) -> RunEvent:
+    """Return the event of the step of rank 0 that led to ``at``, with the loss scale of the next step.
+
+    Fields: ``step``: of its phase. ``loss``: of its samples, ``None`` unless it was finite. ``step_seconds``:
+    since the end of the step before. ``stage_seconds``: by :class:`training.results.LoopSeconds` and
+    :class:`commlib.reducers.report.StageSeconds`. ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in
+    :class:`commlib.Report`.
     """
-
-    kind = "step"
-    epoch: int
-    step: int
-    loss: float | None
-    learning_rate: float
-    momentum: float | None
-    loss_scale: float | None
-    finite: bool
-    selected: int
-    applied: int
-    traffic: dict[str, Any]
-    step_seconds: float
-    stage_seconds: dict[str, float]
-    busy_seconds: float
-    hidden_seconds: float
-    forgotten: dict[str, float]
-
-    @classmethod
-    def of(cls, at: Position, step: Step) -> "StepTaken":
-        """Return the event of the step that led to ``at``, with the loss scale of the next step."""
-        report = step.report
-        return cls(
-            epoch=at.run_epoch,
-            step=at.phase_steps,
-            loss=step.loss if np.isfinite(step.loss) else None,
-            learning_rate=step.hyperparameters.learning_rate,
-            momentum=step.hyperparameters.momentum,
-            loss_scale=step.loss_scale,
-            finite=report.finite,
-            selected=report.selected,
-            applied=report.applied,
-            traffic=asdict(report.traffic),
-            step_seconds=step.seconds,
-            stage_seconds=step.stage_seconds,
-            busy_seconds=report.busy,
-            hidden_seconds=report.hidden,
-            forgotten=asdict(report.forgotten),
-        )
+    report = step.report
+    fields = {
+        "epoch": at.run_epoch,
+        "step": at.phase_steps,
+        "loss": step.loss if np.isfinite(step.loss) else None,
+        "learning_rate": step.hyperparameters.learning_rate,
+        "momentum": step.hyperparameters.momentum,
+        "loss_scale": step.loss_scale,
+        "finite": report.finite,
+        "selected": report.selected,
+        "applied": report.applied,
+        "traffic": asdict(report.traffic),
+        "step_seconds": step.seconds,
+        "stage_seconds": step.stage_seconds,
+        "busy_seconds": report.busy,
+        "hidden_seconds": report.hidden,
+        "forgotten": asdict(report.forgotten),
+    }
+    return RunEvent("step", fields)
 
 
 class StepReports(Callback):
-    """Shows where the run is, and reports :class:`StepTaken`."""
+    """Shows where the run is, and reports every ``log_every``-th step."""
 
     def __init__(self) -> None:
         self._left = TimeLeft()
@@ -175,7 +172,7 @@ class StepReports(Callback):
         times = shown(run.accumulator.stages.hidden_share, self._slowest)
         run.progress.update(live_line(run.phases, run.position, step.loss, left, times))
         if run.position.steps % run.config.log_every == 0:
-            run.report(StepTaken.of(run.position, step))
+            run.report(step_taken(run.position, step))
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
         """Remember the slowest rank."""

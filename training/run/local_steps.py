@@ -116,6 +116,8 @@ class LocalSteps(Exchange):
     It has many methods since a round has a begin, steps, an end and a state, and a phase a begin and an end.
     """
 
+    rounds: Rounds
+
     def __init__(
         self,
         phase: Phase,

@@ -128,7 +128,7 @@ class Model(Part):
     # ------------------------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> PartState:
-        """Return the weights, and of this rank random states, statistics and what is carried over batches.
+        """Return the weights, and of this rank random states, statistics and the state carried over batches.
 
         Within a round of local steps the caller sets the model to its common weights first.
         """
@@ -156,12 +156,9 @@ class Model(Part):
             raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004
         here = {variable.path: tuple(variable.shape) for variable in self.keras.weights}
         for path in [*here, *(path for path in saved if path not in here)]:
-            there = tuple(saved[path].shape) if path in saved else "none"
-            if here.get(path, "none") != there:
-                expected = here.get(path, "none")
-                raise OtherModel(
-                    f"the checkpoint is of another model: {path}: expected {expected}, got {there}"
-                )
+            own, there = here.get(path, "none"), tuple(saved[path].shape) if path in saved else "none"
+            if own != there:
+                raise OtherModel(f"the checkpoint is of another model: {path}: expected {own}, got {there}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the model; return a line for each difference."""

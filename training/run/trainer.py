@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
 from training.run import events
 from training.run.build import NOT_TESTED, Build, add_up, build, choices, evaluate, introduction
-from training.run.checkpointing import Checkpointer, LoopState
+from training.run.checkpointing import Checkpointer
 from training.run.data import Data, load_data
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
@@ -37,8 +38,9 @@ class Trainer:
     trains; ``begin`` and ``run`` are its two halves. Raises a ``ValueError`` of one line, on all ranks, if
     the run is impossible.
 
-    To callbacks it is a :class:`training.callbacks.RunView`, so it has more attributes and methods than other
-    classes. A context manager, which frees what the run has made; ``fit`` does so, too.
+    Callbacks see it as a :class:`training.callbacks.RunView`, whose members are described there; so the class
+    has more attributes and methods than others. It is a context manager, which frees what the run has made;
+    ``fit`` does so, too.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -60,7 +62,8 @@ class Trainer:
         comm = topology.world
         if comm.rank == 0:
             announce_compiling()
-        data = data or all_or_raise(comm, lambda: load_data(config, topology), names_rank=True)
+        if data is None:
+            data = all_or_raise(comm, partial(load_data, config, topology), names_rank=True)
         prepare_tensorflow(config, comm, LocalRank.of(comm))
         given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
         if topology is not given:
@@ -71,9 +74,8 @@ class Trainer:
             self._stack.enter_context(part)
         self.config, self.data, self.task = self.parts.config, data, data.task
         self.model = self.parts.model.keras
-        phases = self.parts.phases()
-        summary = Summary(phases=[phase.result for phase in phases])
-        self.loop = LoopState(phases, Position(), summary, EpochAccumulator())
+        self.phases, self.position, self.accumulator = self.parts.phases(), Position(), EpochAccumulator()
+        self.summary = Summary(phases=[phase.result for phase in self.phases])
         self.parts.guard_steps(lambda: self.position.steps + 1)
         self.checkpointer: Checkpointer | None = None
         self.folder: RunFolder | None = None
@@ -115,8 +117,7 @@ class Trainer:
         self._introduce()
         is_resumed = False
         if self.config.checkpoints is not None and folder is not None:
-            checkpoints = (folder, self.config.checkpoints, identity)
-            self.checkpointer = Checkpointer(self, self.parts, self.loop, self.callbacks, *checkpoints)
+            self.checkpointer = Checkpointer(self, folder, self.config.checkpoints, identity)
             if resumes:
                 is_resumed = self.checkpointer.resume()
             elif self.config.resume != "never":
@@ -156,29 +157,9 @@ class Trainer:
     # ------------------------------------------------------------------------ what callbacks see
 
     @property
-    def phases(self) -> list[PhaseRun]:
-        """The phases of the run."""
-        return self.loop.phases
-
-    @property
     def phase(self) -> PhaseRun:
         """The phase that is trained; at the end of the run, the last one."""
         return self.phases[min(self.position.phase, len(self.phases) - 1)]
-
-    @property
-    def position(self) -> Position:
-        """The position of the run, after the latest step."""
-        return self.loop.position
-
-    @property
-    def summary(self) -> Summary:
-        """The results so far."""
-        return self.loop.summary
-
-    @property
-    def accumulator(self) -> EpochAccumulator:
-        """The sums of the epoch so far, on this rank."""
-        return self.loop.accumulator
 
     @property
     def gradient_size(self) -> int:
@@ -252,7 +233,7 @@ class Trainer:
         phase.close()
         self._call(Callback.on_phase_end, phase)
         if not self.summary.is_over:
-            self.loop.position = self.position.after_phase()
+            self.position = self.position.after_phase()
 
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
@@ -316,7 +297,7 @@ class Trainer:
         self.accumulator.add(step)
         if at.phase_steps == 0:
             self._first_step_seconds = self._last - self._boundary
-        self.loop.position = at.after_step(phase.global_batch)
+        self.position = at.after_step(phase.global_batch)
         self._call(Callback.on_step_end, step)
         if self.checkpointer is not None:
             self.count_seconds()
@@ -349,8 +330,8 @@ class Trainer:
         self.report(events.epoch_ended(result, self.task, self.phases, self.position))
         if tested.examples:
             self.report(events.examples_shown(at.run_epoch, tested.examples))
-        self.loop.accumulator = EpochAccumulator()
-        self.loop.position = at.after_epoch()
+        self.accumulator = EpochAccumulator()
+        self.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)
         if self.summary.reached and config.target is not None:
             self.progress.say(events.target_line(result, self.task, config.target))
