@@ -151,14 +151,14 @@ def test_a_switch_hands_the_residual_of_all_buckets_on():
     )
 
 
-@pytest.mark.parametrize(("ranks", "bucket_bytes", "buckets"), [(2, 1 << 20, 1), (1, 4, 1)])
-def test_one_rank_or_one_bucket_overlaps_nothing(ranks, bucket_bytes, buckets):
+@pytest.mark.parametrize(("count", "bucket_bytes", "buckets"), [(2, 1 << 20, 1), (1, 4, 1)])
+def test_one_rank_or_one_bucket_overlaps_nothing(count, bucket_bytes, buckets):
     def body(comm):
         options = {"bucket_bytes": bucket_bytes, "overlap": True}
         small = DistributedGradients(Topology(comm), Net().variables, {"name": "dense"}, **options)
         return small.overlaps, small.buckets
 
-    assert simulated.run(body, ranks) == [(False, buckets)] * ranks
+    assert simulated.run(body, count) == [(False, buckets)] * count
 
 
 def test_variables_in_another_order_on_a_rank_are_refused_by_name():

@@ -67,10 +67,9 @@ def test_a_stopped_run_goes_on_to_the_bit(facts, name):
 @pytest.mark.launch
 @LONG
 def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_their_mean(facts):
-    statistics = facts["sgd, hitopk then dense"]["statistics"]
-    assert statistics["differ at the end"] == 0
-    assert statistics["differ between tests"] > 1e-3
-    assert statistics["error of the mean"] <= 1e-6  # of variances around 1, in float32
+    between_tests, at_the_end = facts["sgd, hitopk then dense"]["statistics"]
+    assert between_tests > 1e-3
+    assert at_the_end == 0
 
 
 @pytest.mark.launch

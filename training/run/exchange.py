@@ -23,7 +23,8 @@ class PhaseExchange(Part):
     """Exchanges the gradients of ``model`` with the reducer of each phase.
 
     ``gradients``: the exchange of all ranks. ``local``: that of a phase with local steps, else ``None``.
-    ``current``: the one that a step uses.
+    ``current``: the one that a step uses. The class has more methods than others since it changes the
+    exchange between phases, and restores residuals of other reducers and numbers of ranks.
     """
 
     def __init__(self, config: Config, topology: Topology, model: Model) -> None:
@@ -159,11 +160,8 @@ class PhaseExchange(Part):
         return []
 
     def _load_of_another_world(self, checkpoint: Checkpoint, local_steps: Any) -> list[str]:
-        def reducer_state(rank: int) -> Any:
-            own: Any = checkpoint.own_of(rank)
-            return own["reducer"]
-
-        self._add_residuals(reducer_state, checkpoint.world_size)
+        owns: Any = checkpoint.own_of
+        self._add_residuals(lambda rank: owns(rank)["reducer"], checkpoint.world_size)
         now = self.gradients.topology.world.size
         lines = [
             f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
