@@ -44,7 +44,7 @@ class Backward:
         # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
         self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
 
-        @tf.function(input_signature=specs, autograph=False)
+        @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
         def backward(*arrays: Any) -> tuple[Any, list[Any], list[Any]]:
             before = [tf.identity(variable) for variable in self._restorable]
             with tf.GradientTape() as tape:

@@ -28,6 +28,7 @@ from training.process.last_records import last_checkpoint
 from training.results import EpochAccumulator, Position, Step, Summary
 from training.run import events
 from training.run.build import Parts
+from training.run.lines import RunEvent
 from training.run.model import OtherModel, OtherOptimizer
 from training.run.phases import PhaseRun
 
@@ -170,7 +171,7 @@ class Checkpointer:
             expected = f"the checkpoint of step {steps}, or one before it, in {self.place}"
             raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
 
-    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> events.RunEvent:
+    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> RunEvent:
         """Restore parts, position and accumulator from a checkpoint."""
         run, at = self._run, found.position
         phase = run.phases[min(at.phase, len(run.phases) - 1)]

@@ -147,7 +147,9 @@ class WeightUpdate(Part):
         """Return the compiled update of the weights by the mean gradient, one vector."""
         shapes = [tuple(variable.shape) for variable in self._variables]
 
-        @tf.function(input_signature=[tf.TensorSpec([self._size], tf.float32)], autograph=False)
+        signature = [tf.TensorSpec([self._size], tf.float32)]
+
+        @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
         def update(mean: Any) -> None:
             optimizer.apply(cut_up(mean, shapes), self._variables)
             if self._average is not None:
