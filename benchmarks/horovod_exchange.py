@@ -17,9 +17,9 @@ from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters
+from training.run.backward import Backward
 from training.run.build import Parts, build
 from training.run.data import Data
-from training.run.model import Backward
 from training.run.step import TrainingStep
 
 

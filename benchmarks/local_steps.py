@@ -64,7 +64,7 @@ class LossAfterRounds(Callback):
 
     def on_step_end(self, run: "Trainer", step: "Step") -> None:
         """Test, if it is time to."""
-        from training.run.evaluation import evaluate
+        from training.run.build import evaluate
 
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):

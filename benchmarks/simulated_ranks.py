@@ -26,10 +26,10 @@ from datacache import Batch
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters, Summary
+from training.run.backward import Backward, assign
 from training.run.build import Parts, build
 from training.run.data import Data
 from training.run.local_steps import LocalSteps
-from training.run.model import Backward, assign
 from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
 

@@ -95,8 +95,6 @@ def test_one_bad_bucket_skips_the_step_for_all_buckets_on_all_ranks():
 
 @pytest.mark.parametrize(("step", "expected"), [(1, [2, 1, 0]), (-1, [0, 1, 2])], ids=["listed", "reversed"])
 def test_buckets_are_submitted_in_the_order_in_which_backpropagation_yields_them(step, expected):
-    """Whatever the order of the list of variables: the last layer's bucket is first."""
-
     def body(comm):
         net = Net()
         variables = net.variables[::step]
@@ -153,23 +151,14 @@ def test_a_switch_hands_the_residual_of_all_buckets_on():
     )
 
 
-def test_one_rank_or_one_bucket_overlaps_nothing():
+@pytest.mark.parametrize(("count", "bucket_bytes", "buckets"), [(2, 1 << 20, 1), (1, 4, 1)])
+def test_one_rank_or_one_bucket_overlaps_nothing(count, bucket_bytes, buckets):
     def body(comm):
-        variables = Net().variables
-        small = DistributedGradients(
-            Topology(comm), variables, {"name": "dense"}, bucket_bytes=1 << 20, overlap=True
-        )
+        options = {"bucket_bytes": bucket_bytes, "overlap": True}
+        small = DistributedGradients(Topology(comm), Net().variables, {"name": "dense"}, **options)
         return small.overlaps, small.buckets
 
-    assert simulated.run(body, 2) == [(False, 1)] * 2
-    assert simulated.run(
-        lambda comm: (
-            DistributedGradients(
-                Topology(comm), Net().variables, {"name": "dense"}, bucket_bytes=4, overlap=True
-            ).overlaps
-        ),
-        1,
-    ) == [False]
+    assert simulated.run(body, count) == [(False, buckets)] * count
 
 
 def test_variables_in_another_order_on_a_rank_are_refused_by_name():
@@ -178,11 +167,9 @@ def test_variables_in_another_order_on_a_rank_are_refused_by_name():
         order = [0, 2, 1] if comm.rank == 2 else [0, 1, 2]
         DistributedGradients(Topology(comm), [variables[each] for each in order], {"name": "dense"})
 
-    expected = (
-        r"variables: expected the same on all ranks, in the same order: "
-        r"number 1 is 'w1:0 of shape \(11, 5\)' on ranks \[0, 1\], 'w2:0 of shape \(5, 3\)' on ranks \[2\]$"
-    )
-    with pytest.raises(RanksDisagree, match=expected):
+    with pytest.raises(
+        RanksDisagree, match=r"number 1 is 'w1:0 .*' on ranks \[0, 1\], 'w2:0 .*' on ranks \[2\]$"
+    ):
         simulated.run(body, 3)
 
 

@@ -23,11 +23,11 @@ OWN_WORK = ("data_wait", "forward_backward", "select")  # what a rank does befor
 
 @dataclass
 class LoopSeconds:
-    """Time of a step by what the loop did: one after the other, so that they add up to less than the step.
+    """Time of a step by what the loop did; the stages follow each other, and add up to less than the step.
 
     ``data_wait``: for the batch. ``forward_backward``: loss and gradient. ``exchange_wait``: for the mean
-    gradient; where nothing overlaps, all of the exchange. ``norms``: clipping, and the norms of LARS.
-    ``update``: of the weights.
+    gradient; without overlap, all of the exchange. ``norms``: clipping, and the norms of LARS. ``update``: of
+    the weights.
     """
 
     data_wait: float = 0.0
@@ -115,7 +115,7 @@ class Slowest:
     excess: float
 
     def __str__(self) -> str:
-        """Return how it is shown."""
+        """Return the rank as lines of progress show it."""
         return f"slowest rank {self.rank} (+{self.excess:.0%})"
 
 
@@ -153,7 +153,7 @@ def _slowest(of_ranks: Sequence[StageSums]) -> Slowest | None:
 
 
 def shown(hidden_share: float | None, slowest: Slowest | None) -> str:
-    """Return what a line of progress tells of them, each after two spaces.
+    """Return the share and the slowest rank as a line of progress has them, each after two spaces.
 
     >>> shown(0.83, Slowest(rank=3, excess=0.12))
     '  hidden 83%  slowest rank 3 (+12%)'

@@ -1,5 +1,7 @@
 """What the phases of a run read, on simulated ranks."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -108,31 +110,34 @@ def problem_of_ranks(datasets):
     return transport.simulated.run(body, len(datasets))
 
 
+ONE = "{name: synthetic, samples: 64}"
+MORE, CLASSES = (f"{{name: synthetic, samples: {each}}}" for each in ("72", "64, classes: 5"))
+TESTS_64, TESTS_65 = (f"{{name: synthetic, test_samples: {each}}}" for each in (64, 65))
+
+
 @pytest.mark.parametrize(
-    ("other", "samples"),
-    [("{name: synthetic, samples: 72}", 72), ("{name: synthetic, samples: 64, classes: 5}", 64)],
-    ids=["another number of samples", "other labels"],
+    ("datasets", "groups"),
+    [
+        (
+            [ONE, ONE, MORE, MORE, ONE, ONE],
+            ("training samples: .*node0, node2: 64 samples", "node1: 72 samples"),
+        ),
+        ([ONE, ONE, CLASSES, CLASSES], ("training samples: .*node0: 64 samples", "node1: 64 samples")),
+        (
+            [TESTS_64, TESTS_65],
+            (r"test samples: .*node0 \(ranks 0\): 64 samples", r"node0 \(ranks 1\): 65 samples"),
+        ),
+    ],
+    ids=["another number of samples", "other labels", "ranks of one node"],
 )
-def test_nodes_whose_data_sets_differ_are_named_before_the_first_step(other, samples):
-    one = "{name: synthetic, samples: 64}"
-    problems = problem_of_ranks([one, one, other, other, one, one])
-    assert len(set(problems)) == 1
-    (line,) = set(problems)
+def test_nodes_whose_data_sets_differ_are_named_before_the_first_step(datasets, groups):
+    (line,) = set(problem_of_ranks(datasets))
+    assert re.search(", fingerprint .*; ".join(groups), line)
     assert "\n" not in line
-    assert "training samples: expected the same on all nodes, got node0, node2: 64 samples" in line
-    assert f"; node1: {samples} samples, fingerprint " in line
-
-
-def test_ranks_of_one_node_whose_data_sets_differ_are_named():
-    one, other = "{name: synthetic, test_samples: 64}", "{name: synthetic, test_samples: 65}"
-    (line,) = set(problem_of_ranks([one, other]))
-    assert "test samples: " in line
-    assert "node0 (ranks 0): 64 samples" in line
-    assert "node0 (ranks 1): 65 samples" in line
 
 
 def test_a_node_that_cannot_read_its_data_set_says_so_and_the_others_do_not_wait():
-    one, bad = "{name: synthetic, samples: 64}", "{name: synthetic, samples: -1}"
-    problems = problem_of_ranks([one, one, bad, bad])
+    bad = "{name: synthetic, samples: -1}"
+    problems = problem_of_ranks([ONE, ONE, bad, bad])
     assert problems[:2] == [None, None]
     assert "samples: expected a whole number from 1, got -1" in problems[2]

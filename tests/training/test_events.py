@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from commlib.tuning.tuner import Choice
 from tests.launching import DIGITS
 from tests.training.small import ALONE
 from tests.training.test_summary import TASK, epoch
@@ -12,36 +13,33 @@ from training.callbacks.tracing import Traced
 from training.config.config import load
 from training.config.records import Target
 from training.results import Position, Slowest, StageMeans
-from training.run import beginning, events
+from training.run import build, events
 from training.run.data import Reads
-from training.run.step_reports import live_line
+from training.run.lines import live_line
 
 COUNTS = {"damaged_in_memory": 1, "damaged_on_disk": 2}
 AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
+CHOICE = Choice("hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s")
 
 
 @pytest.mark.parametrize(
     ("event", "lines"),
     [
+        (events.reducer_chosen(1, CHOICE), ["phase 2: auto picks hitopk: 0.5 s"]),
+        (events.note("norms", "norms by slices"), ["norms by slices"]),
+        (events.prepared(1.5), []),
         (
-            beginning.ReducerChosen(1, "hitopk", {"wire": "fp32"}, 0.5, 2.0, "hitopk: 0.5 s"),
-            ["phase 2: auto picks hitopk: 0.5 s"],
-        ),
-        (beginning.NormsShared("norms by slices"), ["norms by slices"]),
-        (beginning.VarianceFrozen("frozen after 3"), ["frozen after 3"]),
-        (events.Prepared(1.5), []),
-        (
-            events.Resumed("step-00000043", ["random states begin again"], AT),
+            events.resumed("step-00000043", ["random states begin again"], AT),
             ["resumed from step-00000043: step 43, phase 2, epoch 5", "random states begin again"],
         ),
         (
-            events.Switched("hitopk", "dense", 0.12345),
+            events.switched("hitopk", "dense", 0.12345),
             ["switch from hitopk to dense: the residual (norm 0.123 on rank 0) goes into the next step"],
         ),
-        (events.Stalled(1, 0.25), []),
-        (events.CheckpointSaved(43, 0.5, 2.5, 0.0), []),
+        (events.stalled(1, 0.25), []),
+        (events.checkpoint_saved(43, 0.5, 2.5, 0.0), []),
         (
-            events.Terminated(43),
+            events.terminated(43),
             ["SIGTERM: stopped after step 43, with a checkpoint of it; resume=auto goes on"],
         ),
         (
@@ -49,7 +47,7 @@ AT = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, r
             ["trace of 3 steps: runs/x/trace.json (for https://ui.perfetto.dev)"],
         ),
         (
-            events.CacheRead(Reads(COUNTS, ["x: sample 7 stands in"])),
+            events.cache_read(Reads(COUNTS, ["x: sample 7 stands in"])),
             ["3 damaged records of the cache were read again", "x: sample 7 stands in"],
         ),
     ],
@@ -60,29 +58,27 @@ def test_an_event_has_its_lines_and_a_record_that_json_can_hold(event, lines):
     assert json.loads(json.dumps(event.record(), allow_nan=False)) == event.record()
 
 
+def ended(**changes):
+    """Return the event of an epoch."""
+    this = SimpleNamespace(steps=40, epoch_steps=20, epochs=2, result=SimpleNamespace(reducer="hitopk"))
+    return events.epoch_ended(epoch(**changes), TASK, [this], Position(phase_steps=20))
+
+
 def test_records_are_flat():
-    resumed = events.Resumed("step-00000043", [], AT).record()
+    resumed = events.resumed("step-00000043", [], AT).record()
     assert resumed["run_epoch"] == 4
-    assert "at" not in resumed
-    assert events.CacheRead(Reads(COUNTS, [])).record() == {**COUNTS, "stand_ins": []}
-    ended = events.EpochEnded(epoch(), TASK, 20, 8)
-    assert (ended.record()["top1"], ended.record()["images_per_second"]) == (0.9, 1234.5)
-    assert not {"result", "task", "epochs", "width", "metrics", "throughput"} & set(ended.record())
-    assert [line[:12] for line in ended.lines()] == ["epoch  3/20 "]
-
-
-def test_the_record_of_an_epoch_that_was_not_tested_has_no_metrics():
-    record = events.EpochEnded(epoch(metrics={}, tested=0), TASK, 20, 8).record()
-    assert (record["top1"], record["top5"], record["tested"]) == (None, None, 0)
-
-
-def test_the_record_of_an_epoch_has_the_means_of_its_stages():
+    assert events.cache_read(Reads(COUNTS, [])).record() == {**COUNTS, "stand_ins": []}
     means = StageMeans({"select": 0.5}, 0.25, 0.75, Slowest(3, 0.125))
-    record = events.EpochEnded(epoch(stages=means), TASK, 20, 8).record()
+    record = ended(stages=means).record()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert record["stage_seconds"] == {"select": 0.5}
+    assert (record["top1"], record["images_per_second"]) == (0.9, 1234.5)
+    assert not {"stages", "metrics", "throughput"} & set(record)
+    assert (record["stage_seconds"], record["slowest"]) == ({"select": 0.5}, {"rank": 3, "excess": 0.125})
     assert (record["hidden_seconds"], record["hidden_share"]) == (0.25, 0.75)
-    assert record["slowest"] == {"rank": 3, "excess": 0.125}
+    record = ended(metrics={}, tested=0).record()
+    assert (record["top1"], record["top5"], record["tested"]) == (None, None, 0)
+    # two epochs have ended before the third, whose phase has another
+    assert [line[:12] for line in ended().lines()] == ["epoch  3/4  "]
 
 
 def test_the_line_of_a_target_names_what_counts():
@@ -122,5 +118,5 @@ def test_the_live_line_of_one_rank_and_one_phase_names_neither():
 )
 def test_a_run_tells_when_the_variance_is_frozen(given, line):
     config = load(DIGITS, [*ALONE, "optimizer=adam", f"optimizer.freeze_variance={given}"])
-    assert beginning.how_the_variance_is_frozen(config, [10, 2000]) == [line]
-    assert beginning.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []
+    assert build.how_the_variance_is_frozen(config, [10, 2000]) == [line]
+    assert build.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from benchmarks.horovod_exchange import build_horovod
 from commlib import Topology
 from commlib.transport import simulated
-from commlib.transport.mpi import world
 from commlib.tuning.tuner import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
@@ -28,7 +26,7 @@ from training.models import MODELS
 from training.models.heads import image_input
 from training.results import StepHyperparameters
 from training.run.data import Data
-from training.run.part import OtherModel
+from training.run.model import OtherModel
 from training.run.phases import PhaseRun
 
 RATE = 0.1
@@ -128,36 +126,26 @@ def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, eq
             assert (sent.intra > 0) == inside
 
 
-def test_one_local_step_of_gradient_descent_is_plain_training():
-    plain, local = (
-        config_of(keys, words=("optimizer={name: sgd, momentum: 0}", "clip_norm=null"))
-        for keys in ({}, {"local_steps": 1, "local": "rank"})
-    )
+@pytest.mark.parametrize(
+    ("optimizer", "keys", "layout", "rtol"),
+    [
+        ("{name: sgd, momentum: 0}", {"local_steps": 1, "local": "rank"}, None, 1e-5),  # θ − (θ − w) rounds
+        ("{name: adamw}", {"local_steps": 4}, 2, 1e-4),  # the replica has all ranks
+    ],
+)
+def test_local_steps_that_are_plain_training_end_where_it_does(optimizer, keys, layout, rtol):
+    words = (f"optimizer={optimizer}", "clip_norm=null")
+    configs = [config_of(each, words=words) for each in ({}, keys)]
 
     def body(comm):
-        replicas = [replica_of(comm, config) for config in (plain, local)]
-        for step in range(1, 5):
-            for replica in replicas:
-                take(replica, step)
-        return [flat(replica) for replica in replicas]
-
-    for one, other in on_ranks(body, 2):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)  # θ − (θ − w) rounds
-
-
-def test_a_replica_of_all_ranks_trains_as_plain_ranks_do():
-    words = ("optimizer={name: adamw}",)
-    plain, local = (config_of(keys, words=words) for keys in ({}, {"local_steps": 4}))
-
-    def body(comm):
-        replicas = [replica_of(comm, config, 2) for config in (plain, local)]
+        replicas = [replica_of(comm, config, layout) for config in configs]
         for step in range(1, 9):
             for replica in replicas:
                 take(replica, step)
         return [flat(replica) for replica in replicas]
 
     for one, other in on_ranks(body, 2):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- rounds that fail
@@ -523,72 +511,38 @@ def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
 # ------------------------------------------------------------------------------------------ bad input
 
 
+BUDGET = "{mbit_per_second: 2, step_seconds: 0.5}"
+
+
 @pytest.mark.parametrize(
     ("keys", "words", "expected"),
     [
         ({"local_steps": 0}, (), r"phases\[0\].local_steps: expected a whole number from 1, got 0"),
-        ({"outer": "{rate: 0.7}"}, (), r"phases\[0\].outer: expected none without local_steps, got one"),
-        (
-            {"budget": "{mbit_per_second: 2, step_seconds: 0.5}"},
-            (),
-            r"phases\[0\].budget: expected none, the reducer of this phase is dense, not auto; got one",
-        ),
-        (
-            {"budget": "{mbit_per_second: 2, step_seconds: 0.5}", "reducer": "auto", "local_steps": 5},
-            (),
-            r"phases\[0\].local_steps: expected none beside budget, for which auto chooses them; got 5",
-        ),
-        (
-            {"budget": "{mbit_per_second: 0, step_seconds: 0.5}", "reducer": "auto"},
-            (),
-            r"phases\[0\].budget.mbit_per_second: expected a number above 0, got 0",
-        ),
-        ({"local": "rank"}, (), r"phases\[0\].local: expected none without local_steps, got one"),
-        (
-            {"local_steps": 2, "local": "world"},
-            (),
-            r"phases\[0\].local: expected 'node' or 'rank', got 'world'",
-        ),
+        ({"outer": "{rate: 0.7}"}, (), r"phases\[0\].outer: expected none without local_steps"),
+        ({"budget": BUDGET}, (), r"phases\[0\].budget: .* the reducer of this phase is dense, not auto"),
+        ({"budget": BUDGET, "reducer": "auto", "local_steps": 5}, (), r"phases\[0\].local_steps: .* budget"),
+        ({"budget": BUDGET.replace("2", "0"), "reducer": "auto"}, (), "budget.mbit_per_second: .* above 0"),
+        ({"local": "rank"}, (), r"phases\[0\].local: expected none without local_steps"),
+        ({"local_steps": 2, "local": "world"}, (), r"phases\[0\].local: expected 'node' or 'rank'"),
         (
             {"local_steps": 2, "outer": "{optimizer: adam}"},
             (),
-            r"phases\[0\].outer.optimizer: expected 'sgd', got 'adam'",
+            r"phases\[0\].outer.optimizer: expected 'sgd'",
         ),
-        (
-            {"local_steps": 2, "outer": "{rate: 0}"},
-            (),
-            r"phases\[0\].outer.rate: expected a number above 0, got 0",
-        ),
-        (
-            {"local_steps": 2, "outer": "{nesterov: true}"},
-            (),
-            r"phases\[0\].outer.nesterov: expected false where momentum is 0, got true",
-        ),
-        (
-            {"local_steps": 2},
-            ("optimizer={name: sgd, sharded: true}",),
-            r"optimizer.sharded: expected false, phases\[0\] has local_steps=2; got true",
-        ),
-        (
-            {"local_steps": 2},
-            ("sparse_tables=true",),
-            r"sparse_tables: expected false, phases\[0\] has local_steps=2; got true",
-        ),
-        (
-            {"local_steps": 2},
-            ("average=0.9",),
-            r"average: expected none, phases\[0\] has local_steps=2; got 0.9",
-        ),
+        ({"local_steps": 2, "outer": "{rate: 0}"}, (), r"phases\[0\].outer.rate: expected a number above 0"),
+        ({"local_steps": 2, "outer": "{nesterov: true}"}, (), "outer.nesterov: .* where momentum is 0"),
+        ({"local_steps": 2}, ("optimizer={name: sgd, sharded: true}",), "optimizer.sharded: .*local_steps=2"),
+        ({"local_steps": 2}, ("sparse_tables=true",), "sparse_tables: .*local_steps=2"),
+        ({"local_steps": 2}, ("average=0.9",), "average: expected none, .*local_steps=2"),
         (
             {"local_steps": 2, "reducer": "{name: gtopk, wrappers: [{name: local_clipping, norm: 1.0}]}"},
             (),
-            r"phases\[0\].reducer.wrappers: expected none, phases\[0\] has local_steps=2 and exchanges no "
-            "gradients; got local_clipping",
+            "wrappers: .*local_steps=2",
         ),
     ],
 )
 def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, expected):
-    with pytest.raises(ConfigurationError, match=f": {expected}$") as refused:
+    with pytest.raises(ConfigurationError, match=expected) as refused:
         config_of(keys, words=words)
     assert "\n" not in str(refused.value)
 
@@ -597,9 +551,3 @@ def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
     words = [f"phases=[{phase(steps=3, local_steps=2)}]", "reducer=dense", "overlap=true"]
     (line,) = load_with_warnings(DIGITS, words).warnings
     assert line.startswith("overlap=True has no effect: every phase has local_steps")
-
-
-def test_the_bench_of_horovod_refuses_local_steps(tmp_path):
-    config = config_of({"local_steps": 2}, words=(f"output={tmp_path}",))
-    with pytest.raises(ConfigurationError, match="^local_steps: expected none with Horovod"):
-        build_horovod(config, Topology(world()), None)

@@ -12,7 +12,7 @@ import pytest
 
 from commlib import Topology, transport
 from datacache import Arrays
-from tests.training.small import metrics_of, phase, trainer
+from tests.training.small import RATE, metrics_of, phase, trainer
 from tests.training.test_summary import epoch as epoch_result
 from training.callbacks.files import DawnBench
 from training.callbacks.stopping import TrainingDiverged
@@ -74,8 +74,9 @@ def test_a_phase_may_have_momentum_where_the_optimizer_has_none(tmp_path):
 
 def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
     warmup = phase(epochs=3, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 2}")
+    cut = phase(epochs=1, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 1}")
     again = phase(epochs=1, batch=400, reducer=GTOPK)
-    run = trainer(tmp_path, phases=(warmup, again))
+    run = trainer(tmp_path, phases=(warmup, cut, again))
     step, densities = run.parts.step.take, []
 
     def noted(*args):
@@ -84,15 +85,7 @@ def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
 
     run.parts.step.take = noted
     run.fit()
-    assert densities[::3] == pytest.approx([0.25, 0.05, 0.01, 0.01])
-
-
-def test_a_warm_up_that_the_phase_cuts_off_leaves_the_next_one_its_own_density(tmp_path):
-    cut = phase(epochs=1, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 1}")
-    after = phase(epochs=1, batch=400, reducer=GTOPK)
-    run = trainer(tmp_path, phases=(cut, after))
-    run.fit()
-    assert run.parts.exchange.gradients.exchange.density == 0.01
+    assert densities[::3] == pytest.approx([0.25, 0.05, 0.01, 0.25, 0.01])
 
 
 # ----------------------------------------------------------------------------- phases and their tests
@@ -265,16 +258,15 @@ def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsy
     assert about["misc"]["config"]["target"] == {"metric": "top5", "at_least": 0.6}
 
 
-def test_without_a_target_nothing_is_written_for_dawnbench(tmp_path):
-    trainer(tmp_path).fit()
-    (folder,) = tmp_path.iterdir()
-    assert not list(folder.glob("dawnbench*"))
-
-
-def test_a_target_that_is_not_reached_leaves_the_run_its_length(tmp_path):
+def test_a_target_that_is_not_reached_leaves_the_run_its_length_and_without_one_dawnbench_has_no_file(
+    tmp_path,
+):
     run = trainer(tmp_path, "target={metric: top1, at_least: 1.0}")
     assert not run.fit().reached
     assert run.position.phase == 1
+    keras.utils.clear_session()
+    trainer(tmp_path / "without").fit()
+    assert not list(tmp_path.glob("without/*/dawnbench*"))
 
 
 def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
@@ -316,28 +308,25 @@ def test_a_folder_that_rank_0_cannot_make_is_an_error_for_all(tmp_path):
     ("keys", "message"),
     [
         (
-            {"rate": "learning_rate: {start: 0.1, end: 0.1, warmup: {start: 0, steps: 4}}"},
-            "phases[1].learning_rate.warmup.steps: expected fewer than the 4 steps of the phase, got 4",
+            {"rate": f"{RATE[:-1]}, warmup: {{start: 0, steps: 4}}}}"},
+            "learning_rate.warmup.steps: expected fewer",
         ),
         (
             {"rate": "learning_rate: {schedule: step, start: 0.1, factor: 0.1, at_epochs: [1]}"},
-            "phases[1].learning_rate.at_epochs: expected places in the steps 1 to 3 of the phase, got [1.0]",
+            "learning_rate.at_epochs: expected places in the steps 1 to 3",
         ),
-        (
-            {"batch": 1438},
-            "phases[1].batch_size: expected at most the 1437 training samples for all 1 ranks together",
-        ),
+        ({"batch": 1438}, "batch_size: expected at most the 1437 training samples"),
         (
             {"reducer": "gtopk", "density_warmup": "{start: 0.25, epochs: 3}"},
-            "phases[1].density_warmup.epochs: expected at most the 1 of the phase, got 3",
+            "density_warmup.epochs: expected at",
         ),
-        ({"density_warmup": "{start: 0.25, epochs: 1}"}, "phases[1].density_warmup: expected none, the"),
+        ({"density_warmup": "{start: 0.25, epochs: 1}"}, "density_warmup: expected none, the"),
     ],
 )
 def test_what_does_not_fit_a_phase_is_one_line_with_its_key(tmp_path, keys, message):
     with pytest.raises(ValueError, match="phases") as caught:
         trainer(tmp_path, phases=(phase(steps=4), phase(steps=4, **keys)))
-    assert message in str(caught.value)
+    assert f"phases[1].{message}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -380,13 +369,3 @@ def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
     run = Trainer(config, topology=Topology(transport.mpi.world()))
     assert (run.config.phases[0].reducer.name, run.config.phases[0].reducer.density) == ("gtopk", 0.5)
     run.fit()
-
-
-def test_steps_are_trained_without_a_folder_as_a_bench_does(tmp_path):
-    run = trainer(tmp_path)
-    run.begin(writes=False)
-    before = run.model.get_weights()
-    (only,) = run.phases
-    run.train_step(only, next(only.data.training_batches(0)))
-    assert not np.array_equal(run.model.get_weights()[0], before[0])
-    assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from xxhash import xxh3_128_hexdigest
 from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
 from tests.training import small
-from tests.training.resuming import BOUNDARY, SCENARIOS, STEPS
+from tests.training.resuming import SCENARIOS, STEPS
 from training.checkpoint.serialization import Written, read_tree, write_tree
 from training.config.config import ConfigurationError
 from training.run.checkpointing import Checkpointer
@@ -67,16 +67,9 @@ def test_a_stopped_run_goes_on_to_the_bit(facts, name):
 @pytest.mark.launch
 @LONG
 def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_their_mean(facts):
-    statistics = facts["sgd, hitopk then dense"]["statistics"]
-    assert statistics["differ at the end"] == 0
-    assert statistics["differ between tests"] > 1e-3
-    assert statistics["error of the mean"] <= 1e-6  # of variances around 1, in float32
-
-
-def test_the_scenarios_stop_before_at_and_behind_the_boundary():
-    stops = {stop for scenario in SCENARIOS.values() for stop in scenario.stops}
-    assert BOUNDARY in stops
-    assert min(stops) < BOUNDARY < max(stops)
+    between_tests, at_the_end = facts["sgd, hitopk then dense"]["statistics"]
+    assert between_tests > 1e-3
+    assert at_the_end == 0
 
 
 @pytest.mark.launch
@@ -251,12 +244,9 @@ def deeper(key, change):
     return lambda tree: tree | {key: change(tree[key])}
 
 
-def first_of_type(kind):
-    def change(weights):
-        path = next(iter(weights))
-        return weights | {path: weights[path].astype(kind)}
-
-    return change
+def in_float64(weights):
+    path = next(iter(weights))
+    return weights | {path: weights[path].astype("f8")}
 
 
 WRONG = {
@@ -265,25 +255,19 @@ WRONG = {
     "a position of text": (
         SHARED,
         deeper("position", put("step", "6")),
-        "position.step: expected a valid integer, got '6'",
+        "position.step: expected a valid int",
     ),
-    "a position before the first": (
-        SHARED,
-        deeper("position", put("phase", -1)),
-        "position.phase: expected greater than or equal to 0, got -1",
-    ),
+    "a position before the first": (SHARED, deeper("position", put("phase", -1)), "position.phase: expected"),
     "a summary of a list": (SHARED, put("summary", []), "expected the fields of a Summary, got []"),
     "weights of a list": (SHARED, put("weights", [1]), "weights: expected arrays by name, got list"),
     "weights of other numbers": (
         SHARED,
-        deeper("weights", first_of_type("f8")),
-        "weights[0]: expected float32 of shape (3, 3, 1, 16), got float64 of shape (3, 3, 1, 16)",
+        deeper("weights", in_float64),
+        "weights[0]: expected float32 of shape",
     ),
     "no optimizer": (SHARED, without("optimizer"), "expected 'optimizer' in the state of a run, got none"),
-    "own of nothing": (OWN, lambda tree: {}, "expected 'accumulator' in the state of a run, got none"),
-    "a accumulator of nothing": (OWN, put("accumulator", {"sent": 3}), "accumulator.sent: expected "),
+    "an accumulator of nothing": (OWN, put("accumulator", {"sent": 3}), "accumulator.sent: expected "),
     "no reducer": (OWN, without("reducer"), "expected 'reducer' in the state of a run, got none"),
-    "a reducer of nothing": (OWN, put("reducer", {}), "expected 'carried' in the state of a run, got none"),
     "random states too many": (OWN, put("random", [np.zeros(2)]), "random: expected 2 arrays, got 1"),
 }
 
@@ -312,8 +296,7 @@ def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_
     checkpoint = path / "checkpoints" / "step-00000006"
     rewrite(checkpoint, file, change)
     identity = json.loads((path / "run.json").read_text())["identity"]
-    settings, callbacks = resuming.config.checkpoints, resuming.callbacks
-    Checkpointer(resuming, resuming.parts, resuming.loop, callbacks, path, settings, identity).resume()
+    Checkpointer(resuming, path, resuming.config.checkpoints, identity).resume()
     (line,) = capsys.readouterr().err.splitlines()
     start = "cloudtrain: warning: the checkpoint of step 6 is left out: "
     assert line.startswith(f"{start}{checkpoint}"), line
@@ -349,10 +332,7 @@ def test_a_checkpoint_of_another_run_is_left_out_by_name(stopped_at_6, tmp_path,
     run.fit()
     said = capsys.readouterr()
     ours, theirs = (json.loads((each / "run.json").read_text())["identity"] for each in (path, other))
-    place = path / "checkpoints" / "step-00000006-2" / "COMPLETE"
-    assert said.err == (
-        f"cloudtrain: warning: a checkpoint is left out: {place}: expected run {ours}, got {theirs}\n"
-    )
+    assert said.err.endswith(f"step-00000006-2/COMPLETE: expected run {ours}, got {theirs}\n")
     assert "resumed from step-00000006: step 6" in said.out
     assert run.position.steps == 8
 
@@ -381,31 +361,28 @@ def test_a_folder_is_gone_on_with_by_its_name(tmp_path, capsys):
     assert not (newer / "summary.json").exists()
 
 
-def test_a_folder_of_no_run_is_refused(tmp_path):
+def test_resuming_is_refused_from_a_folder_of_no_run_and_without_checkpoints(tmp_path):
     with pytest.raises(ValueError, match="resume: expected auto, never or the folder of a run, got"):
         trainer(tmp_path, *RESUMABLE, f"resume={tmp_path}").fit()
-
-
-def test_resuming_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="resume: expected never where there are no checkpoints"):
         trainer(tmp_path, "resume=auto")
 
 
-def test_a_checkpoint_of_another_model_names_the_first_tensor_that_differs(tmp_path):
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        # the first convolutions of both are alike but for the bias, which resnet8 has not
+        (
+            "model=resnet8",
+            r"^the checkpoint is of another model: batch_normalization/gamma: .*\(16,\), got none$",
+        ),
+        ("optimizer=lamb", "optimizer: the checkpoint is not of lamb and this model: "),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_in_one_line(tmp_path, word, expected):
     fit_until(3, tmp_path)
-    with pytest.raises(ValueError, match="the checkpoint is of another model: ") as caught:
-        trainer(tmp_path, *RESUMABLE, "resume=auto", "model=resnet8").fit()
-    # the first convolutions of both are alike but for the bias, which resnet8 has not
-    first = "batch_normalization/gamma: expected (16,), got none"
-    assert str(caught.value) == f"the checkpoint is of another model: {first}"
-
-
-def test_a_checkpoint_of_another_optimizer_is_refused_in_one_line(tmp_path):
-    fit_until(3, tmp_path)
-    with pytest.raises(
-        ValueError, match="optimizer: the checkpoint is not of lamb and this model: "
-    ) as caught:
-        trainer(tmp_path, *RESUMABLE, "resume=auto", "optimizer=lamb").fit()
+    with pytest.raises(ValueError, match=expected) as caught:
+        trainer(tmp_path, *RESUMABLE, "resume=auto", word).fit()
     assert "\n" not in str(caught.value)
 
 
@@ -439,13 +416,8 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
     averaged.fit()
     losses = [[epoch["loss"] for epoch in kinds(folder, "epoch")] for folder in (path, stopped)]
     assert losses[0] == losses[1]
-    for one, other in zip(whole.model.weights, averaged.model.weights, strict=True):
+    whole_averages, averages = whole.parts.model.average.averages, averaged.parts.model.average.averages
+    pairs = [*zip(whole.model.weights, averaged.model.weights, strict=True)]
+    for one, other in pairs + [*zip(whole_averages, averages, strict=True)]:
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    assert whole.parts.model.average is not None
-    assert averaged.parts.model.average is not None
-    for one, other in zip(
-        whole.parts.model.average.averages, averaged.parts.model.average.averages, strict=True
-    ):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    first = averaged.parts.model.average.averages[0].numpy()
-    assert np.abs(first - averaged.model.trainable_variables[0].numpy()).max() > 0
+    assert (averages[0].numpy() != averaged.model.trainable_variables[0].numpy()).any()

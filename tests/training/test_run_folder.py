@@ -22,7 +22,7 @@ from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training import run_folder
 from training.results import Ranks
-from training.run.events import RunBegun
+from training.run.events import run_begun
 from training.run.trainer import Trainer
 from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
 
@@ -359,9 +359,9 @@ def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_pat
 def test_a_run_on_several_ranks_names_its_reducers(tmp_path):
     config = trainer(tmp_path, "reducer=hitopk").config
     ranks = Ranks(4, [2, 2], ["a", "b"])
-    record = RunBegun.of("abc", ranks, config, on_gpus=False).record()
+    record = run_begun("abc", ranks, config, on_gpus=False).record()
     assert record["transport"] == "mpi"  # not auto: what it has become
-    assert RunBegun.of("abc", ranks, config, on_gpus=True).transport == "nccl"
+    assert run_begun("abc", ranks, config, on_gpus=True).record()["transport"] == "nccl"
     assert [each["name"] for each in record["reducers"]] == ["hitopk"]
     assert (record["ranks"], record["nodes"], record["hosts"]) == (4, [2, 2], ["a", "b"])
     assert json.loads(json.dumps(record)) == record

@@ -88,21 +88,6 @@ def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
     assert (epoch["hidden_seconds"], epoch["hidden_share"], epoch["slowest"]) == (0.0, None, None)
 
 
-def test_a_step_is_what_the_loop_and_the_reducer_measured():
-    assert step_of(1).stage_seconds == {
-        "data_wait": 1.0,
-        "forward_backward": 7.0,
-        "exchange_wait": 2.0,
-        "norms": 0.5,
-        "update": 0.25,
-        "select": 2.0,
-        "intra": 0.0,
-        "inter": 3.0,
-        "combine": 0.0,
-    }
-    assert list(step_of(1).stage_seconds) == ALL_STAGES
-
-
 def test_the_share_that_is_hidden_is_that_of_what_ran_in_the_background():
     sums = StageSums()
     sums.add(step_of(0))
@@ -148,12 +133,7 @@ def test_waiting_for_others_makes_no_rank_the_slowest():
 def test_without_a_step_there_is_nothing_to_tell():
     assert means_over_ranks([StageSums(), StageSums()]) == StageMeans()
     assert shown(None, None) == ""
-
-
-def test_what_a_line_of_progress_tells():
-    assert shown(0.834, None) == "  hidden 83%"
     assert shown(0.0, Slowest(12, 0.004)) == "  hidden 0%  slowest rank 12 (+0%)"
-    assert shown(None, Slowest(0, 1.5)) == "  slowest rank 0 (+150%)"
 
 
 def test_a_checkpoint_has_no_times():

@@ -15,7 +15,8 @@ from tests.training.small import phase, trainer
 from training.models.plain import vgg_tiny
 from training.models.resnet import resnet8
 from training.results import StepHyperparameters
-from training.run.model import Average, Backward
+from training.run.backward import Backward
+from training.run.model import Average
 from training.tasks.image_classification import ImageClassification, ImagePhase, hits
 
 
@@ -282,27 +283,25 @@ def right(logits, labels, counts=None):
     return [int(found["top1"].sum()), int(found["top5"].sum())]
 
 
-def test_labels_count_first_and_among_five():
-    logits = [[7, 6, 5, 4, 3, 2, 1]] * 7
-    assert right(logits, range(7)) == [1, 5]
+NAN, INF = np.nan, np.inf
 
 
-def test_equal_logits_come_in_the_order_of_their_classes():
-    assert right([[0, 0, 0, 0, 0, 0]] * 6, range(6)) == [1, 5]
-    assert right([[1, 2, 2, 0]] * 4, range(4)) == [1, 4]
-
-
-def test_a_logit_that_is_no_number_comes_last():
-    nan, inf = np.nan, np.inf
-    assert right([[nan, 0, 1, 2, 3, 4]] * 6, range(6)) == [1, 5]  # not the first class
-    assert right([[nan, -inf, 0, 1, 2, 3]] * 6, range(6)) == [1, 5]  # minus infinity is before it
-    assert right([[nan] * 6] * 6, range(6)) == [1, 5]  # in their order again, as all others that are equal
-    assert right([[0, inf, 1]], [1]) == [1, 1]
-
-
-def test_samples_that_fill_a_batch_up_do_not_count():
-    assert right([[1, 0], [1, 0], [1, 0]], [0, 1, 0], [True, True, False]) == [1, 2]
-    assert right([[1, 0]], [0], [False]) == [0, 0]
+@pytest.mark.parametrize(
+    ("logits", "labels", "counts", "expected"),
+    [
+        ([[7, 6, 5, 4, 3, 2, 1]] * 7, range(7), None, [1, 5]),
+        ([[0, 0, 0, 0, 0, 0]] * 6, range(6), None, [1, 5]),  # equal logits: in the order of their classes
+        ([[1, 2, 2, 0]] * 4, range(4), None, [1, 4]),
+        ([[NAN, 0, 1, 2, 3, 4]] * 6, range(6), None, [1, 5]),  # NaN comes last, not first
+        ([[NAN, -INF, 0, 1, 2, 3]] * 6, range(6), None, [1, 5]),  # minus infinity is before it
+        ([[NAN] * 6] * 6, range(6), None, [1, 5]),
+        ([[0, INF, 1]], [1], None, [1, 1]),
+        ([[1, 0], [1, 0], [1, 0]], [0, 1, 0], [True, True, False], [1, 2]),  # padding does not count
+        ([[1, 0]], [0], [False], [0, 0]),
+    ],
+)
+def test_labels_count_first_and_among_five(logits, labels, counts, expected):
+    assert right(logits, labels, counts) == expected
 
 
 def test_answers_are_those_of_the_exact_ranks(random):

@@ -1,4 +1,6 @@
-"""What a run says of itself."""
+"""The lines of a run, and what its summary keeps."""
+
+import pytest
 
 from training.config.records import Target
 from training.results import EpochResult, PhaseResult, Ranks, Slowest, StageMeans, Summary
@@ -29,27 +31,29 @@ def epoch(**changes) -> EpochResult:
     return EpochResult(**(values | changes))
 
 
-def test_an_epoch_is_one_line():
-    assert epoch_line(epoch(), TASK, epochs=20, width=8) == (
-        "epoch  3/20  hitopk    6 px  loss 0.250  test accuracy  90.0%    1,234 images/s"
-        "  between nodes 0.27 MB (dense 27.00 MB)"
-    )
+LINE = "epoch  3/20  hitopk    6 px  loss 0.250  test accuracy  90.0%    1,234 images/s"
+BETWEEN = "  between nodes 0.27 MB (dense 27.00 MB)"
+ONE_NODE = {"dense_inter_bytes": 0, "sent_inter_bytes": 0}
+STAGES = StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))
 
 
-def test_an_epoch_that_was_not_tested_is_as_wide():
-    line = epoch_line(epoch(metrics={}, tested=0), TASK, epochs=20, width=8)
-    assert line == (
-        "epoch  3/20  hitopk    6 px  loss 0.250  not tested              1,234 images/s"
-        "  between nodes 0.27 MB (dense 27.00 MB)"
-    )
-    assert len(line) == len(epoch_line(epoch(), TASK, epochs=20, width=8))
-
-
-def test_an_epoch_tells_what_was_hidden_and_who_was_the_slowest():
-    line = epoch_line(
-        epoch(stages=StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))), TASK, epochs=20, width=8
-    )
-    assert line == f"{epoch_line(epoch(), TASK, epochs=20, width=8)}  hidden 83%  slowest rank 3 (+12%)"
+@pytest.mark.parametrize(
+    ("changes", "width", "line"),
+    [
+        ({}, 8, f"{LINE}{BETWEEN}"),
+        (
+            {"metrics": {}, "tested": 0},
+            8,
+            f"{LINE}{BETWEEN}".replace("test accuracy  90.0%", "not tested".ljust(20)),
+        ),
+        ({"stages": STAGES}, 8, f"{LINE}{BETWEEN}  hidden 83%  slowest rank 3 (+12%)"),
+        ({"loss": None, **ONE_NODE}, 8, LINE.replace("0.250", "nan")),
+        ({"reducer": None, **ONE_NODE}, 0, LINE.replace("hitopk    ", "")),
+    ],
+    ids=["plain", "not tested", "stages", "one node", "one rank"],
+)
+def test_an_epoch_is_one_line(changes, width, line):
+    assert epoch_line(epoch(**changes), TASK, epochs=20, width=width) == line
 
 
 def test_a_summary_takes_over_another_and_leaves_out_phases_that_are_gone():
@@ -94,11 +98,6 @@ def test_of_some_metrics_lower_values_are_better_and_none_is_no_number():
     assert summary.reached
 
 
-def test_an_epoch_on_one_node_without_a_finite_loss_says_so():
-    line = epoch_line(epoch(loss=None, dense_inter_bytes=0, sent_inter_bytes=0), TASK, epochs=3, width=6)
-    assert line == "epoch  3/3  hitopk  6 px  loss nan  test accuracy  90.0%    1,234 images/s"
-
-
 def test_the_end_names_accuracy_bytes_and_files():
     phases = [
         PhaseResult("hitopk", "6 px", 12, sent=3_290_000, dense=328_430_000),
@@ -116,34 +115,28 @@ def test_the_end_names_accuracy_bytes_and_files():
     ]
 
 
+def closing(**values):
+    return list(closing_lines(Summary(**values), TASK, RANKS, "runs/x"))
+
+
 def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
-    phases = [PhaseResult("hitopk", "6 px", 1, sent=0, dense=1000, skipped_steps=5)]
-    lines = list(closing_lines(Summary(residual_norm=0.5, phases=phases), TASK, RANKS, "runs/x"))
+    lines = closing(
+        residual_norm=0.5, phases=[PhaseResult("hitopk", "6 px", 1, sent=0, dense=1000, skipped_steps=5)]
+    )
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines
-
-
-def test_one_skipped_step_is_one_step():
-    phases = [PhaseResult("dense", "6 px", 1), PhaseResult("dense", "6 px", 1, skipped_steps=1)]
-    lines = list(closing_lines(Summary(phases=phases), TASK, RANKS, "runs/x"))
-    assert "1 step was skipped: a NaN or an infinity in the gradients" in lines
+    one = [PhaseResult("dense", "6 px", 1), PhaseResult("dense", "6 px", 1, skipped_steps=1)]
+    assert "1 step was skipped: a NaN or an infinity in the gradients" in closing(phases=one)
 
 
 def test_of_short_stops_between_phases_nothing_is_said():
     phases = [PhaseResult("dense", "6 px", 1, stall_seconds=each) for each in (None, 0.0, 0.09, 2.34)]
-    lines = [
-        line for line in closing_lines(Summary(phases=phases), TASK, RANKS, "runs/x") if "stood still" in line
-    ]
-    assert lines == ["training stood still between phases: 2.3 s before phase 4"]
-    assert not any(
-        "stood still" in line for line in closing_lines(Summary(phases=phases[:3]), TASK, RANKS, "runs/x")
+    of_all, of_short = (
+        [line for line in closing(phases=each) if "stood" in line] for each in (phases, phases[:3])
     )
-
-
-def test_on_one_rank_an_epoch_names_no_reducer():
-    line = epoch_line(epoch(reducer=None, dense_inter_bytes=0, sent_inter_bytes=0), TASK, epochs=3, width=0)
-    assert line == "epoch  3/3  6 px  loss 0.250  test accuracy  90.0%    1,234 images/s"
+    assert of_all == ["training stood still between phases: 2.3 s before phase 4"]
+    assert of_short == []
 
 
 def test_of_many_hosts_the_first_are_named():

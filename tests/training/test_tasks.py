@@ -16,8 +16,8 @@ from tests.launching import DIGITS
 from tests.training.small import phase, trainer
 from training.config.config import Config, ConfigurationError, load
 from training.results import StepHyperparameters
-from training.run.model import Backward, load_carried
-from training.run.part import OtherModel
+from training.run.backward import Backward
+from training.run.model import OtherModel, load_carried
 from training.run.parts import import_parts
 from training.tasks import Means, Metric
 from training.tasks.image_classification import ImageClassification

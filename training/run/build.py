@@ -1,29 +1,37 @@
-"""The composition root: the parts of a run, made from its configuration."""
+"""The composition root: the parts of a run, made from its configuration, and what uses several of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from commlib import Topology
+import numpy as np
+
+from commlib import Topology, bytes_sent
 from commlib.tuning.tuner import Choice
+from datacache import Batch
+from training.callbacks.callback import Event
 from training.callbacks.calling import Callbacks
-from training.callbacks.digests import Digests
+from training.callbacks.digests import Digests, check_equal_weights
 from training.callbacks.files import DawnBench, Metrics
 from training.callbacks.prometheus import Prometheus
 from training.callbacks.stopping import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config
+from training.results import EpochAccumulator, EpochResult
+from training.run import events
 from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets
 from training.run.data import Data
 from training.run.exchange import PhaseExchange
-from training.run.model import Model
+from training.run.lines import StepReports
+from training.run.model import Model, Part, average_statistics
 from training.run.optimizer import WeightUpdate
-from training.run.part import Part
 from training.run.phases import PhaseRun
-from training.run.receipts import Receipts
+from training.run.provenance import Receipts
 from training.run.step import TrainingStep
-from training.run.step_reports import StepReports
+from training.tasks.task import Tested
+
+NOT_TESTED = Tested({}, 0)
 
 
 @dataclass
@@ -100,3 +108,94 @@ def build(config: Config, topology: Topology, data: Data) -> Parts:
     exchange.begin(config.phases[0], optimizer.optimizer)
     step = TrainingStep(topology, model, exchange, optimizer, accumulate=config.accumulate)
     return Parts(config, topology, data, model, exchange, optimizer, step, choices)
+
+
+def introduction(parts: Parts) -> str:
+    """Return the first line of a run: data set, model and ranks."""
+    config, topology, data = parts.config, parts.topology, parts.data
+    nodes = [len(node) for node in topology.nodes]
+    samples = f"{len(data.training):,} training and {len(data.test):,} test samples"
+    begin = (
+        f"{config.dataset.name}: {samples}; {config.model.name}: {parts.exchange.gradients.size:,} weights"
+    )
+    if topology.world.size == 1:
+        return f"{begin}; one rank, so nothing is exchanged and no reducer is used"
+    emulated = "emulated " if config.ranks_per_node else ""
+    word = "node" if len(nodes) == 1 else "nodes"
+    return f"{begin}; {topology.world.size} ranks on {len(nodes)} {emulated}{word} {nodes}"
+
+
+def choices(parts: Parts, phases: Sequence[PhaseRun], why_not_on_gpus: str | None) -> Iterator[Event]:
+    """Yield the choices that the configuration left open, and how its local steps go."""
+    topology, config = parts.topology, parts.config
+    if why_not_on_gpus is not None or topology.world.arrays is not np:
+        yield events.on_gpus(topology.world.size, config.transport, why_not_on_gpus)
+    yield from map(events.reducer_chosen, parts.choices.keys(), parts.choices.values())
+    notes = {
+        "tables": parts.model.tables.lines(),
+        "buckets": parts.exchange.lines(),
+        "norms": parts.optimizer.lines(),
+        "variance": how_the_variance_is_frozen(config, [each.steps for each in phases]),
+        "local_steps": [line for phase in phases if (line := phase.how_rounds_go()) is not None],
+    }
+    yield from (events.note(kind, line) for kind, lines in notes.items() for line in lines)
+
+
+def how_the_variance_is_frozen(config: Config, steps: Sequence[int]) -> list[str]:
+    """Return a line on ``freeze_variance``, if it is given; ``steps``: of the phases."""
+    left = given = getattr(config.optimizer, "freeze_variance", None)
+    if left is None:
+        return []
+    for number, own in enumerate(steps, 1):
+        if left <= own:
+            return [f"the second moment is frozen after {left:,} of the {own:,} steps of phase {number}"]
+        left -= own
+    return [f"optimizer.freeze_variance={given} has no effect: the run has {sum(steps)} steps"]
+
+
+def evaluate(parts: Parts, batches: Iterable[Batch]) -> Tested:
+    """Return the metrics on the test part, each sample counted once; collective.
+
+    ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
+    """
+    world = parts.topology.world
+    with parts.waiting("a test"):  # Horovod's exchanges are not known to it
+        average_statistics(parts.model.keras, world)
+    with parts.exchange.common_weights():
+        check_equal_weights(parts.model.keras, world, "before the test")
+        with parts.model.tested():
+            return parts.model.evaluation.evaluate(batches, world)
+
+
+def add_up(
+    epoch: int,
+    phase: PhaseRun,
+    parts: Parts,
+    accumulator: EpochAccumulator,
+    tested: Tested,
+    *,
+    run_seconds: float,
+) -> EpochResult:
+    """Return the result of an epoch over all ranks, and add its bytes to the phase; collective."""
+    topology = parts.topology
+    dense = bytes_sent("dense", topology.nodes, topology.world.rank, parts.exchange.gradients.size).inter
+    sums = accumulator.over_ranks(topology.world, dense)
+    phase.result.sent += sums.sent.inter
+    phase.result.dense += sums.dense_inter_bytes
+    seconds = float(np.sum(accumulator.seconds))
+    return EpochResult(
+        epoch=epoch,
+        reducer=phase.result.reducer,
+        input=phase.result.input,
+        steps=accumulator.steps,
+        loss=sums.loss,
+        metrics=dict(tested.values),
+        tested=tested.count,
+        train_seconds=seconds,
+        run_seconds=run_seconds,
+        throughput=sums.size / seconds if seconds else 0.0,
+        sent_intra_bytes=sums.sent.intra,
+        sent_inter_bytes=sums.sent.inter,
+        dense_inter_bytes=sums.dense_inter_bytes,
+        stages=sums.stages,
+    )

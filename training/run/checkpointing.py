@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from commlib.errors import one_line
 from datacache.storage import Storage
@@ -25,22 +25,23 @@ from training.config.secrets import resolved
 from training.process.job import Preempted, all_or_raise, on_rank0, terminations
 from training.process.last_records import last_checkpoint
 from training.results import EpochAccumulator, Position, Step, Summary
+from training.run import events
 from training.run.build import Parts
-from training.run.events import CheckpointSaved, Resumed, Terminated
-from training.run.part import OtherModel, OtherOptimizer
+from training.run.lines import RunEvent
+from training.run.model import OtherModel, OtherOptimizer
 from training.run.phases import PhaseRun
 
 # Flags of a step (see commlib.Topology): this rank was sent SIGTERM; it still writes a checkpoint.
 TERMINATED, WRITING = 1, 2
 
 
-@dataclass
-class LoopState:
-    """The state of the loop: the position of the run, its results so far, the sums of its epoch so far."""
+class ResumableRun(RunView, Protocol):
+    """A run with the state that a checkpoint holds: of its parts, its callbacks and its loop."""
 
+    parts: Parts
+    callbacks: Callbacks
     phases: list[PhaseRun]
     position: Position
-    summary: Summary
     accumulator: EpochAccumulator
 
 
@@ -52,23 +53,14 @@ class Checkpointer:
     complete when the next one is due or the run ends. Ranks agree by the flags of the steps that all have
     written their files, and on SIGTERM.
 
-    ``identity``: of the run; that of rank 0 is used. ``run``: the view whose events are reported. All ranks
-    call every method together; ``ValueError`` on all ranks where the place of the checkpoints is impossible.
+    ``identity``: of the run; that of rank 0 is used. All ranks call every method together; ``ValueError`` on
+    all ranks where the place of the checkpoints is impossible. The class has more methods than others since
+    writing and resuming share the place and the run's state.
     """
 
-    def __init__(
-        self,
-        run: RunView,
-        parts: Parts,
-        loop: LoopState,
-        callbacks: Callbacks,
-        folder: Path,
-        settings: Checkpointing,
-        identity: str,
-    ) -> None:
-        self._run, self._parts, self._loop, self._callbacks = run, parts, loop, callbacks
-        self._settings, self._folder = settings, folder
-        world = parts.topology.world
+    def __init__(self, run: ResumableRun, folder: Path, settings: Checkpointing, identity: str) -> None:
+        self._run, self._settings, self._folder = run, settings, folder
+        world = run.topology.world
         identity = on_rank0(world, lambda: identity)
         self.place = all_or_raise(world, lambda: place_of(folder, settings, identity, world.host))
         self._checkpoints = Checkpoints(
@@ -85,14 +77,14 @@ class Checkpointer:
 
     @contextmanager
     def until_terminated(self) -> Iterator[None]:
-        """Let ranks agree inside the block, by the flags of steps, on SIGTERM and on what is written."""
+        """Exchange SIGTERM and unfinished writes by the flags of steps inside the block."""
         with terminations() as received:
-            self._parts.topology.flags = lambda: (TERMINATED if received else 0) | self.flags
+            self._run.topology.flags = lambda: (TERMINATED if received else 0) | self.flags
             yield
 
     def after_step(self, phase: PhaseRun, step: Step) -> None:
         """Continue a checkpoint, and begin one that is due; raise :class:`Preempted` after SIGTERM."""
-        at, flags = self._loop.position, step.report.flags
+        at, flags = self._run.position, step.report.flags
         if step.hyperparameters.round_steps and not flags & WRITING and self._checkpoints.is_under_way:
             # Within a round the flags are not those of all ranks. No rank waits for another one's disk.
             self._report(self._checkpoints.proceed(), 0.0)
@@ -104,7 +96,7 @@ class Checkpointer:
         self.save()
         if terminated:
             self.finish()
-            self._run.report(Terminated(at.steps))
+            self._run.report(events.terminated(at.steps))
             raise Preempted(at.steps)
         self._run.restart_step_clock()
 
@@ -116,12 +108,12 @@ class Checkpointer:
     def save(self, *, best: bool = False) -> None:
         """Begin to write a checkpoint."""
         self.finish()
-        start, loop = time.perf_counter(), self._loop
-        shared, own = states_of(self._parts)
+        start, run = time.perf_counter(), self._run
+        shared, own = states_of(run.parts)
         shared |= self._of_loop()
-        own["accumulator"] = loop.accumulator.as_tree()
+        own["accumulator"] = run.accumulator.as_tree()
         self._copy_seconds = time.perf_counter() - start
-        self._checkpoints.start(loop.position.steps, shared, own, best=best)
+        self._checkpoints.start(run.position.steps, shared, own, best=best)
 
     def finish(self) -> None:
         """Wait for the checkpoint that is under way, if there is one."""
@@ -131,15 +123,16 @@ class Checkpointer:
 
     def _of_loop(self) -> dict[str, Any]:
         """Return the state of loop and callbacks: that of rank 0, where other ranks save it, too."""
-        own = {"position": asdict(self._loop.position), "summary": asdict(self._loop.summary)}
-        own["callbacks"] = copy.deepcopy(self._callbacks.state_dict())
-        return on_rank0(self._parts.topology.world, lambda: own) if self._settings.per_node else own
+        run = self._run
+        own = {"position": asdict(run.position), "summary": asdict(run.summary)}
+        own["callbacks"] = copy.deepcopy(run.callbacks.state_dict())
+        return on_rank0(run.topology.world, lambda: own) if self._settings.per_node else own
 
     def _report(self, saved: Saved | None, wait_seconds: float) -> None:
         if saved is not None:
-            event = CheckpointSaved(saved.step, self._copy_seconds, saved.write_seconds, wait_seconds)
-            self._run.report(event)
-            self._callbacks.call(Callback.on_checkpoint, self._run, saved.step)
+            times = (self._copy_seconds, saved.write_seconds, wait_seconds)
+            self._run.report(events.checkpoint_saved(saved.step, *times))
+            self._run.callbacks.call(Callback.on_checkpoint, self._run, saved.step)
 
     # ----------------------------------------------------------------------------------- resuming
 
@@ -149,15 +142,15 @@ class Checkpointer:
         ``at_most``: of this step or an earlier one. A damaged one is skipped with a warning; raises
         ``ValueError`` if none is usable, and if the checkpoint is of another model or optimizer.
         """
-        rank, stored = self._parts.topology.world.rank, self._checkpoints.stored
+        rank, stored = self._run.topology.world.rank, self._checkpoints.stored
         for checkpoint in stored.complete(at_most=at_most):
             found = stored.usable(checkpoint.step, partial(_contents, checkpoint, rank))
             if found is None:
                 continue
             event = stored.usable(checkpoint.step, partial(self._restore, checkpoint, found))
             if event is not None:
-                self._loop.summary.restore(found.summary)
-                self._callbacks.load_state_dict(found.callbacks)
+                self._run.summary.restore(found.summary)
+                self._run.callbacks.load_state_dict(found.callbacks)
                 self._run.report(event)
                 return True
         if at_most is None and (count := stored.count()):
@@ -166,7 +159,7 @@ class Checkpointer:
                 f"resume: expected a checkpoint that can be used{where if self._settings.per_node else ''}, "
                 f"got none among the {count} in {self.place}; resume=never begins a new run"
             )
-        on_rank0(self._parts.topology.world, self._check_none_is_lost)
+        on_rank0(self._run.topology.world, self._check_none_is_lost)
         self._run.progress.say("resume: there is no checkpoint yet: the run begins again")
         return False
 
@@ -177,18 +170,18 @@ class Checkpointer:
             expected = f"the checkpoint of step {steps}, or one before it, in {self.place}"
             raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
 
-    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> Resumed:
+    def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> RunEvent:
         """Restore parts, position and accumulator from a checkpoint."""
-        loop, at = self._loop, found.position
-        phase = loop.phases[min(at.phase, len(loop.phases) - 1)]
-        self._parts.step.begin(phase.phase)
+        run, at = self._run, found.position
+        phase = run.phases[min(at.phase, len(run.phases) - 1)]
+        self._run.parts.step.begin(phase.phase)
         # The density is a setting of the reducer: it is set to that of the checkpoint's epoch first.
         density = phase.density(at.epoch if at.step else max(0, at.epoch - 1))
-        self._parts.step.begin_epoch(density, is_new=False)
-        lines = restore(self._parts, checkpoint)
-        loop.position = phase.converted(at)
-        loop.accumulator = found.accumulator or loop.accumulator
-        return Resumed(checkpoint.path.name, lines + _moved(at, loop.position, phase), loop.position)
+        self._run.parts.step.begin_epoch(density, is_new=False)
+        lines = restore(self._run.parts, checkpoint)
+        run.position = phase.converted(at)
+        run.accumulator = found.accumulator or run.accumulator
+        return events.resumed(checkpoint.path.name, lines + _moved(at, run.position, phase), run.position)
 
 
 def states_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -45,7 +45,7 @@ class Data:
     """The samples of a configuration, on one rank."""
 
     def __init__(self, config: Config, topology: Topology, dataset: Dataset) -> None:
-        self.config, self.topology, self.dataset = config, topology, dataset
+        self.topology, self.dataset = topology, dataset
         self.cache_dirs = replace(cache_dirs_of(config.cache), warns_when_full=topology.local_rank == 0)
         self.training = dataset.manifest("training", self.cache_dirs.disk)
         self.test = dataset.manifest("test", self.cache_dirs.disk)
@@ -67,7 +67,7 @@ class Data:
         return PhaseData(self, phase)
 
     def opened(self, caches: list[DataCache]) -> list[DataCache]:
-        """Count what these read, too."""
+        """Include these caches in ``read_so_far``."""
         self._caches += caches
         return caches
 
@@ -147,32 +147,29 @@ class PhaseData:
     """The batches of one phase, on one rank. Folders are opened at the first read."""
 
     def __init__(self, data: Data, phase: Phase) -> None:
-        topology = data.topology
-        self._data = data
+        self._data, self._topology = data, data.topology
         self._opening = threading.Lock()
         self._caches: list[DataCache] = []
-        self._world, self._rank, self._size = topology.world, topology.world.rank, topology.world.size
-        self._part, self._of = topology.local_rank, topology.node.size
         self._inputs = data.task.inputs(phase, data.samples)
         self.order = self._inputs.training.order
 
     @property
     def caches(self) -> list[DataCache]:
-        """Return the manifests of the training and of the test samples."""
+        """The caches of the training and of the test samples, opened."""
         with self._opening:
             if not self._caches:
                 self._caches = self._data.opened(self._open())
         return self._caches
 
     def _open(self) -> list[DataCache]:
-        data, topology = self._data, self._data.topology
-        ranks = next(node for node in topology.nodes if self._rank in node)
+        data, world = self._data, self._topology.world
+        ranks = next(node for node in self._topology.nodes if world.rank in node)
         return [
             DataCache(
                 source,
                 manifest=manifest,
                 preprocessing=reading.preprocessing,
-                part=reading.order.part(ranks, self._size),
+                part=reading.order.part(ranks, world.size),
                 dirs=data.cache_dirs,
             )
             for source, manifest, reading in (
@@ -183,7 +180,7 @@ class PhaseData:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """Steps of an epoch."""
         return self.order.steps()
 
     def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -191,22 +188,21 @@ class PhaseData:
 
         Collective: nodes exchange the samples that this epoch needs.
         """
-        training, _ = self.caches
-        order, collation = self.order, self._inputs.training.collation
+        order, world, (training, _) = self.order, self._topology.world, self.caches
         if isinstance(order, Order) and order.exchange:
-            training.exchange(order, self._world, epoch, start=start)
-        return training.batches(order, collation, self._rank, self._size, epoch, start=start)
+            training.exchange(order, world, epoch, start=start)
+        collation = self._inputs.training.collation
+        return training.batches(order, collation, world.rank, world.size, epoch, start=start)
 
     def test_batches(self) -> Iterator[Batch]:
         """Return this rank's part of the test samples: over all ranks each counts once."""
-        _, test = self.caches
-        reading = self._inputs.test
-        return test.batches(reading.order, reading.collation, self._rank, self._size, epoch=0)
+        world, reading = self._topology.world, self._inputs.test
+        return self.caches[1].batches(reading.order, reading.collation, world.rank, world.size, epoch=0)
 
     def fill(self, report: ProgressCallback) -> None:
         """Read the samples that the node has not cached yet; each of its ranks reads a part."""
         for cache in self.caches:
-            cache.fill(report, part=self._part, of=self._of)
+            cache.fill(report, part=self._topology.local_rank, of=self._topology.node.size)
 
     def repair(self) -> int:
         """Verify all cached samples, at every level, and repair the damaged ones; return their number."""

@@ -10,7 +10,7 @@ from typing import Any
 from training.config.config import Config
 from training.config.records import Cache, Phase
 from training.config.reducers import AUTO
-from training.config.schedules import Linear, Span
+from training.config.schedules import Linear, Schedule, Span
 from training.datasets.synthetic import STAND_INS
 from training.tasks.task import EpochSize
 
@@ -66,16 +66,20 @@ def checked(path: str, config: Config) -> Iterator[str]:
     yield f"dry run of {path}: all is built, and each phase took a step"
 
 
+def resolved_rate(number: int, phase: Phase, span: Span) -> Schedule:
+    """Return the learning rate of phase ``number``; ``ValueError`` with the key where it does not fit."""
+    assert phase.learning_rate is not None  # of a resolved configuration
+    try:
+        return phase.learning_rate.resolved(span)
+    except ValueError as error:
+        raise ValueError(f"phases[{number}].learning_rate.{error}") from error
+
+
 def _tiny(config: Config, number: int, phase: Phase, epoch: EpochSize, ranks: int) -> Phase:
     """Return one step of a phase, after a check of the whole of its schedule."""
     if config.reducer_name(phase) == AUTO and ranks > 1:
         raise ValueError(f"phases[{number}].reducer: expected a name in a dry run of {ranks} ranks, got auto")
     steps = phase.steps or (phase.epochs or 0) * epoch.steps
-    assert phase.learning_rate is not None  # of a resolved configuration
-    try:
-        schedule = phase.learning_rate.resolved(Span(steps, epoch.steps, epoch.global_batch))
-    except ValueError as error:
-        raise ValueError(f"phases[{number}].learning_rate.{error}") from error
-    rate = schedule.at(0, steps)
+    rate = resolved_rate(number, phase, Span(steps, epoch.steps, epoch.global_batch)).at(0, steps)
     once = {"epochs": None, "steps": 1, "density_warmup": None}
     return phase.model_copy(update={**once, "learning_rate": Linear(start=rate, end=rate)})

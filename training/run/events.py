@@ -1,250 +1,133 @@
 """The events of a run: their lines for the user, and their records in ``metrics.jsonl``.
 
-Those of steps are in :mod:`training.run.step_reports`. :mod:`training.process.progress` shows the lines,
-:class:`training.run_folder.RunFolder` writes the records.
+Each function returns an event; those of steps are in :mod:`training.run.lines`.
+:mod:`training.process.progress` shows the lines, :class:`training.run_folder.RunFolder` writes the records.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from commlib.errors import one_line
-from training.callbacks.callback import Event
+from commlib.tuning.tuner import Choice
 from training.config.config import Config
 from training.config.records import Target
 from training.results import EpochResult, Position, Ranks
 from training.run.data import Reads
-from training.run.lines import epoch_line
+from training.run.lines import RunEvent, epoch_line
 from training.run.phases import PhaseRun
 from training.run.provenance import command, now, versions
 from training.tasks import Task
 
 
-@dataclass(frozen=True)
-class Reasoned(Event):
-    """An event that one line tells."""
+def note(kind: str, reason: str) -> RunEvent:
+    """Return the event of a line on how the run works.
 
-    reason: str
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield self.reason
-
-
-@dataclass(frozen=True)
-class RunBegun(Event):
-    """A process begins a run, or resumes one.
-
-    ``transport``: ``nccl``, ``nccl+mpi`` or ``mpi``, the transport of gradients; ``none`` on one rank.
-    ``reducers``: of the phases, with their options.
+    ``kind``: ``tables``, ``buckets``, ``norms``, ``variance``, ``local_steps`` or ``settle``.
     """
-
-    kind = "run"
-    identity: str
-    command: str
-    started: str
-    versions: dict[str, str]
-    ranks: Ranks
-    transport: str
-    reducers: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> "RunBegun":
-        """Return the beginning of a run by this process; ``on_gpus``: gradients stay on GPUs."""
-        transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
-        return cls(
-            identity=identity,
-            command=command(),
-            started=now(),
-            versions=versions(),
-            ranks=ranks,
-            transport=transport if ranks.count > 1 else "none",
-            reducers=[config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
-        )
-
-    def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
-        ranks = {"ranks": self.ranks.count, "nodes": self.ranks.nodes, "hosts": self.ranks.hosts}
-        return {name: value for name, value in asdict(self).items() if name != "ranks"} | ranks
+    return RunEvent(kind, {"reason": reason}, [reason])
 
 
-@dataclass(frozen=True)
-class ReducerChosen(Event):
-    """The reducer that ``reducer: auto`` chose for a phase."""
+def run_begun(identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> RunEvent:
+    """Return the event of a process that begins a run, or resumes one; ``on_gpus``: gradients stay on GPUs.
 
-    kind = "choice"
-    phase: int
-    reducer: str
-    options: dict[str, str]
-    predicted_seconds: float
-    predicted_dense_seconds: float
-    reason: str
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield f"phase {self.phase + 1}: auto picks {self.reason}"
-
-
-class NormsShared(Reasoned):
-    """How ranks share the computation of norms."""
-
-    kind = "norms"
+    Its ``transport`` is that of gradients: ``nccl``, ``nccl+mpi`` or ``mpi``; ``none`` on one rank. Its
+    ``reducers`` are those of the phases, with their options.
+    """
+    transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
+    fields = {
+        "identity": identity,
+        "command": command(),
+        "started": now(),
+        "versions": versions(),
+        "transport": transport if ranks.count > 1 else "none",
+        "reducers": [config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
+        "ranks": ranks.count,
+        "nodes": ranks.nodes,
+        "hosts": ranks.hosts,
+    }
+    return RunEvent("run", fields)
 
 
-class InBuckets(Reasoned):
-    """How the gradient is divided into buckets."""
-
-    kind = "buckets"
-
-
-class SparseTables(Reasoned):
-    """Which tables travel as rows."""
-
-    kind = "tables"
-
-
-class VarianceFrozen(Reasoned):
-    """When the second moment of Adam is frozen."""
-
-    kind = "variance"
+def reducer_chosen(phase: int, choice: Choice) -> RunEvent:
+    """Return the event of the reducer that ``reducer: auto`` chose for a phase."""
+    fields = {
+        "phase": phase,
+        "reducer": choice.reducer,
+        "options": choice.options,
+        "predicted_seconds": choice.seconds,
+        "predicted_dense_seconds": choice.dense_seconds,
+        "reason": choice.reason,
+    }
+    return RunEvent("choice", fields, [f"phase {phase + 1}: auto picks {choice.reason}"])
 
 
-class LocalRounds(Reasoned):
-    """How many local steps a phase has."""
-
-    kind = "local_steps"
-
-
-@dataclass(frozen=True)
-class OnGPUs(Event):
-    """Whether gradients stay on the GPUs of ``ranks``; ``why_not``: the reason if not."""
-
-    kind = "gpus"
-    ranks: int
-    transport: str
-    why_not: str | None
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        if self.why_not is not None:
-            yield self.why_not
-        elif self.ranks > 1:
-            by = "NCCL inside nodes and MPI between them" if self.transport == "nccl+mpi" else "NCCL"
-            yield f"gradients stay on the GPUs, one for each rank, and travel by {by}"
+def on_gpus(ranks: int, transport: str, why_not: str | None) -> RunEvent:
+    """Return whether gradients stay on the GPUs of so many ranks; ``why_not``: the reason if not."""
+    lines = [] if why_not is None else [why_not]
+    if why_not is None and ranks > 1:
+        by = "NCCL inside nodes and MPI between them" if transport == "nccl+mpi" else "NCCL"
+        lines = [f"gradients stay on the GPUs, one for each rank, and travel by {by}"]
+    return RunEvent("gpus", {"ranks": ranks, "transport": transport, "why_not": why_not}, lines)
 
 
-@dataclass(frozen=True)
-class Resumed(Event):
-    """The run resumes ``at`` the position of a checkpoint. ``changes``: a line for each difference."""
-
-    kind = "resume"
-    checkpoint: str
-    changes: list[str]
-    at: Position
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        at = self.at
-        position = f"step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
-        yield f"resumed from {self.checkpoint}: {position}"
-        yield from self.changes
-
-    def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
-        return {"checkpoint": self.checkpoint, "changes": self.changes, **asdict(self.at)}
+def resumed(checkpoint: str, changes: Sequence[str], at: Position) -> RunEvent:
+    """Return the event of a resumption from a checkpoint; ``changes``: a line for each difference."""
+    place = f"step {at.steps}, phase {at.phase + 1}, epoch {at.run_epoch + 1}"
+    fields = {"checkpoint": checkpoint, "changes": list(changes), **asdict(at)}
+    return RunEvent("resume", fields, [f"resumed from {checkpoint}: {place}", *changes])
 
 
-@dataclass(frozen=True)
-class Prepared(Event):
-    """The steps of all phases to come are compiled."""
-
-    kind = "prepare"
-    compile_seconds: float
+def prepared(seconds: float) -> RunEvent:
+    """Return the event of the steps of all phases to come, which are compiled."""
+    return RunEvent("prepare", {"compile_seconds": seconds})
 
 
-@dataclass(frozen=True)
-class Switched(Event):
-    """A phase has another reducer, which takes over the residual of the previous one."""
-
-    kind = "switch"
-    before: str
-    after: str
-    residual_norm: float
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        residual = f"the residual (norm {self.residual_norm:.3g} on rank 0) goes into the next step"
-        yield f"switch from {self.before} to {self.after}: {residual}"
+def switched(before: str, after: str, residual_norm: float) -> RunEvent:
+    """Return the event of a phase with another reducer, which takes over the residual of the previous one."""
+    residual = f"the residual (norm {residual_norm:.3g} on rank 0) goes into the next step"
+    fields = {"before": before, "after": after, "residual_norm": residual_norm}
+    return RunEvent("switch", fields, [f"switch from {before} to {after}: {residual}"])
 
 
-class Settled(Reasoned):
-    """The ranks apply the residual before a phase that begins, or ends, local steps."""
+def settled(phase: PhaseRun, residual_norm: float) -> RunEvent:
+    """Return the event of ranks that apply the residual before a phase that begins, or ends, local steps.
 
-    kind = "settle"
-
-    @classmethod
-    def of(cls, phase: PhaseRun, residual_norm: float) -> "Settled":
-        """Return it; ``residual_norm``: of what the reducer of the phase before holds back."""
-        residual = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
-        if phase.phase.local_steps is not None:
-            return cls(f"phase {phase.number + 1} begins local steps: {residual}")
-        together = "ranks take the mean of their optimizers' states"
-        return cls(f"phase {phase.number + 1} ends local steps: {residual}, {together}")
+    ``residual_norm``: of the residual of the phase before.
+    """
+    residual = f"what was held back (norm {residual_norm:.3g} on rank 0) is applied first"
+    if phase.phase.local_steps is not None:
+        return note("settle", f"phase {phase.number + 1} begins local steps: {residual}")
+    together = "ranks take the mean of their optimizers' states"
+    return note("settle", f"phase {phase.number + 1} ends local steps: {residual}, {together}")
 
 
-@dataclass(frozen=True)
-class Stalled(Event):
-    """The ranks stalled before the first step of a phase."""
-
-    kind = "stall"
-    phase: int
-    stall_seconds: float
+def stalled(phase: int, seconds: float) -> RunEvent:
+    """Return the event of ranks that stalled before the first step of a phase."""
+    return RunEvent("stall", {"phase": phase, "stall_seconds": seconds})
 
 
-@dataclass(frozen=True)
-class EpochEnded(Event):
-    """An epoch of ``epochs``; ``width``: of the reducers' names."""
+def epoch_ended(result: EpochResult, task: Task, phases: Sequence[PhaseRun], at: Position) -> RunEvent:
+    """Return the event of the epoch that ends ``at``; later epochs are counted by the current phases.
 
-    kind = "epoch"
-    result: EpochResult
-    task: Task
-    epochs: int
-    width: int
-
-    @classmethod
-    def of(cls, result: EpochResult, task: Task, phases: Sequence[PhaseRun], at: Position) -> "EpochEnded":
-        """Return the event of the epoch that ends ``at``; later epochs are counted by the current phases."""
-        now, *later = phases[at.phase :]
-        to_come = -(-(now.steps - at.phase_steps) // now.epoch_steps) + sum(phase.epochs for phase in later)
-        width = max(len(phase.result.reducer or "") for phase in phases)
-        return cls(result, task, result.epoch + 1 + to_come, width)
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield epoch_line(self.result, self.task, epochs=self.epochs, width=self.width)
-
-    def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`: metrics by name, ``None`` where the epoch was not tested."""
-        values: dict[str, Any] = asdict(self.result)
-        stages: dict[str, Any] = values.pop("stages")
-        metrics: dict[str, Any] = dict.fromkeys(self.task.metrics) | values.pop("metrics")
-        throughput = {f"{self.task.unit}_per_second": values.pop("throughput")}
-        return metrics | values | throughput | stages
+    Its record has the metrics by name, ``None`` where the epoch was not tested.
+    """
+    this, *later = phases[at.phase :]
+    to_come = -(-(this.steps - at.phase_steps) // this.epoch_steps) + sum(phase.epochs for phase in later)
+    width = max(len(phase.result.reducer or "") for phase in phases)
+    line = epoch_line(result, task, epochs=result.epoch + 1 + to_come, width=width)
+    values = asdict(result)
+    stages, metrics = values.pop("stages"), dict.fromkeys(task.metrics) | values.pop("metrics")
+    throughput = {f"{task.unit}_per_second": values.pop("throughput")}
+    return RunEvent("epoch", metrics | values | throughput | stages, [line])
 
 
-@dataclass(frozen=True)
-class Examples(Event):
-    """Answers of the model in the test of an epoch: each a few texts, by what they are."""
-
-    kind = "examples"
-    epoch: int
-    examples: Sequence[Mapping[str, str]]
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        for example in self.examples:
-            width = max(map(len, example), default=0)
-            yield from (f"  {name:<{width}}  {one_line(text)}" for name, text in example.items())
+def examples_shown(epoch: int, examples: Sequence[Mapping[str, str]]) -> RunEvent:
+    """Return the event of answers of the model in a test: each a few texts, by what they are."""
+    lines = []
+    for example in examples:
+        width = max(map(len, example), default=0)
+        lines += [f"  {name:<{width}}  {one_line(text)}" for name, text in example.items()]
+    return RunEvent("examples", {"epoch": epoch, "examples": [dict(each) for each in examples]}, lines)
 
 
 def target_line(result: EpochResult, task: Task, target: Target) -> str:
@@ -254,58 +137,29 @@ def target_line(result: EpochResult, task: Task, target: Target) -> str:
     return f"{target.metric} {reached} reaches the target of {goal} after {result.run_seconds:.1f} s"
 
 
-@dataclass(frozen=True)
-class Stopped(Event):
-    """A callback ends the run after an epoch, the number of which is ``epoch``."""
-
-    kind = "stop"
-    epoch: int
-    reason: str
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield f"{self.reason}: the run ends after epoch {self.epoch + 1}"
+def stopped(epoch: int, reason: str) -> RunEvent:
+    """Return the event of a callback that ends the run after an epoch."""
+    fields = {"epoch": epoch, "reason": reason}
+    return RunEvent("stop", fields, [f"{reason}: the run ends after epoch {epoch + 1}"])
 
 
-@dataclass(frozen=True)
-class CheckpointSaved(Event):
-    """The checkpoint after ``steps`` of the run is complete.
+def checkpoint_saved(steps: int, copy_seconds: float, write_seconds: float, wait_seconds: float) -> RunEvent:
+    """Return the event of a complete checkpoint of step ``steps`` of the run.
 
-    ``copy_seconds``: in which the loop stood still for a copy of the state. ``write_seconds``: from then
-    until all files were there, in the background. ``wait_seconds``: of these, in which the loop stood still,
-    since the next checkpoint was due or the run ended.
+    ``copy_seconds``: the loop waited for a copy of the state. ``write_seconds``: from then until all files
+    were written, in the background. ``wait_seconds``: of these, the loop waited since the next checkpoint was
+    due or the run ended.
     """
-
-    kind = "checkpoint"
-    steps: int
-    copy_seconds: float
-    write_seconds: float
-    wait_seconds: float
+    seconds = {"copy_seconds": copy_seconds, "write_seconds": write_seconds, "wait_seconds": wait_seconds}
+    return RunEvent("checkpoint", {"steps": steps, **seconds})
 
 
-@dataclass(frozen=True)
-class Terminated(Event):
-    """The run ends before its time, after ``steps``, because a rank was sent SIGTERM."""
-
-    kind = "terminated"
-    steps: int
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        yield f"SIGTERM: stopped after step {self.steps}, with a checkpoint of it; resume=auto goes on"
+def terminated(steps: int) -> RunEvent:
+    """Return the event of a run that ends after ``steps``, because a rank was sent SIGTERM."""
+    line = f"SIGTERM: stopped after step {steps}, with a checkpoint of it; resume=auto goes on"
+    return RunEvent("terminated", {"steps": steps}, [line])
 
 
-@dataclass(frozen=True)
-class CacheRead(Event):
-    """The reads of all ranks, from the levels of the cache and from storage."""
-
-    kind = "cache"
-    reads: Reads
-
-    def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
-        return self.reads.lines()
-
-    def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
-        return {**self.reads.counts, "stand_ins": self.reads.stand_ins}
+def cache_read(reads: Reads) -> RunEvent:
+    """Return the event of the reads of all ranks, from the levels of the cache and from storage."""
+    return RunEvent("cache", {**reads.counts, "stand_ins": reads.stand_ins}, reads.lines())

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib import Exchange, Report, Topology
+from commlib import Topology
 from commlib.arrays import to_host, zeros
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
@@ -15,15 +15,15 @@ from training.checkpoint.stored import Checkpoint, merged
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
-from training.run.model import Model
-from training.run.part import OtherModel, PartState
+from training.run.model import Model, OtherModel, Part, PartState
 
 
-class PhaseExchange(Exchange):
+class PhaseExchange(Part):
     """Exchanges the gradients of ``model`` with the reducer of each phase.
 
     ``gradients``: the exchange of all ranks. ``local``: that of a phase with local steps, else ``None``.
-    ``current``: the one that a step uses.
+    ``current``: the one that a step uses. The class has more methods than others since it changes the
+    exchange between phases, and restores residuals of other reducers and numbers of ranks.
     """
 
     def __init__(self, config: Config, topology: Topology, model: Model) -> None:
@@ -43,14 +43,6 @@ class PhaseExchange(Exchange):
     def current(self) -> "LocalSteps | DistributedGradients":
         """The exchange that a step uses."""
         return self.gradients if self.local is None else self.local
-
-    def submit(self, bucket: int, gradient: Any) -> None:
-        """See :meth:`Exchange.submit`."""
-        self.current.submit(bucket, gradient)
-
-    def wait(self) -> tuple[Float32, Report]:
-        """See :meth:`Exchange.wait`."""
-        return self.current.wait()
 
     def begin(self, phase: Phase, optimizer: Any) -> float | None:
         """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.
@@ -167,11 +159,8 @@ class PhaseExchange(Exchange):
         return []
 
     def _load_of_another_world(self, checkpoint: Checkpoint, local_steps: Any) -> list[str]:
-        def reducer_state(rank: int) -> Any:
-            own: Any = checkpoint.own_of(rank)
-            return own["reducer"]
-
-        self._add_residuals(reducer_state, checkpoint.world_size)
+        owns: Any = checkpoint.own_of
+        self._add_residuals(lambda rank: owns(rank)["reducer"], checkpoint.world_size)
         now = self.gradients.topology.world.size
         lines = [
             f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "

@@ -1,8 +1,15 @@
-"""The lines that a run prints of its results."""
+"""The lines that a run prints of its results: the live line, the line of an epoch, those at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
 
-from training.results import EpochResult, PhaseResult, Ranks, Summary, shown
+import numpy as np
+
+from training.callbacks.callback import Callback, Event, PhaseView, RunView
+from training.process.progress import TimeLeft
+from training.results import EpochResult, PhaseResult, Position, Ranks, Slowest, Step, Summary, shown
 from training.tasks.task import Task
 
 STALL_SECONDS = 0.1  # a shorter stop between phases is not worth a line: a step's own time varies by as much
@@ -80,3 +87,93 @@ def closing_lines(summary: Summary, task: Task, ranks: Ranks, folder: str) -> It
         norm = f"{summary.residual_norm:.3g}"
         yield f"held back at the end, and not in the weights: a residual of norm {norm} on rank 0"
     yield f"files: {folder} (metrics.jsonl, config.yaml, model.weights.h5)"
+
+
+def live_line(
+    phases: Sequence[PhaseView], at: Position, loss: float, seconds_left: float | None, times: str = ""
+) -> str:
+    """Return the live line after a step.
+
+    ``seconds_left``: until the end of the phase, if known; ``times``: see :func:`training.results.shown`.
+    """
+    phase = phases[at.phase]
+    reducer = "" if phase.result.reducer is None else f" of {phase.result.reducer}"
+    left = ""
+    if seconds_left is not None:
+        of_phase = "" if len(phases) == 1 else f" of phase {at.phase + 1}/{len(phases)}"
+        left = f"  {timedelta(seconds=round(seconds_left))} left{of_phase}"
+    return (
+        f"epoch {at.run_epoch + 1}  step {at.phase_steps}/{phase.steps}{reducer}"
+        f" at {phase.result.input}  loss {loss:.3f} (rank 0){times}{left}"
+    )
+
+
+@dataclass(frozen=True)
+class RunEvent(Event):
+    """An event of the loop. ``fields``: of its record. ``text``: its lines."""
+
+    kind: str  # type: ignore[misc]  # one class for all kinds
+    fields: Mapping[str, Any]
+    text: Sequence[str] = ()
+
+    def lines(self) -> Sequence[str]:
+        """See :meth:`Event.lines`."""
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        """See :meth:`Event.record`."""
+        return dict(self.fields)
+
+
+def step_taken(at: Position, step: Step) -> RunEvent:
+    """Return the event of the step of rank 0 that led to ``at``, with the loss scale of the next step.
+
+    Fields: ``step``: of its phase. ``loss``: of its samples, ``None`` unless it was finite. ``step_seconds``:
+    since the end of the step before. ``stage_seconds``: by :class:`training.results.LoopSeconds` and
+    :class:`commlib.reducers.report.StageSeconds`. ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in
+    :class:`commlib.Report`.
+    """
+    report = step.report
+    fields = {
+        "epoch": at.run_epoch,
+        "step": at.phase_steps,
+        "loss": step.loss if np.isfinite(step.loss) else None,
+        "learning_rate": step.hyperparameters.learning_rate,
+        "momentum": step.hyperparameters.momentum,
+        "loss_scale": step.loss_scale,
+        "finite": report.finite,
+        "selected": report.selected,
+        "applied": report.applied,
+        "traffic": asdict(report.traffic),
+        "step_seconds": step.seconds,
+        "stage_seconds": step.stage_seconds,
+        "busy_seconds": report.busy,
+        "hidden_seconds": report.hidden,
+        "forgotten": asdict(report.forgotten),
+    }
+    return RunEvent("step", fields)
+
+
+class StepReports(Callback):
+    """Shows where the run is, and reports every ``log_every``-th step."""
+
+    def __init__(self) -> None:
+        self._left = TimeLeft()
+        self._slowest: Slowest | None = None  # rank of the latest epoch
+
+    def on_phase_begin(self, run: RunView, phase: PhaseView) -> None:
+        """Forget the step times, which differ between phases."""
+        self._left = TimeLeft()
+
+    def on_step_end(self, run: RunView, step: Step) -> None:
+        """Show the step."""
+        self._left.add(step.seconds)
+        left = self._left.of(run.phase.steps - run.position.phase_steps)
+        times = shown(run.accumulator.stages.hidden_share, self._slowest)
+        run.progress.update(live_line(run.phases, run.position, step.loss, left, times))
+        if run.position.steps % run.config.log_every == 0:
+            run.report(step_taken(run.position, step))
+
+    def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
+        """Remember the slowest rank."""
+        self._slowest = result.stages.slowest

@@ -22,7 +22,7 @@ from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
 from training.config.records import Outer, Phase
-from training.run.model import assign
+from training.run.backward import assign
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
 
@@ -115,6 +115,8 @@ class LocalSteps(Exchange):
 
     It has many methods since a round has a begin, steps, an end and a state, and a phase a begin and an end.
     """
+
+    rounds: Rounds
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
-"""The model of a rank: its weights, what else a forward pass changes, and the gradient of a batch."""
+"""The parts of a run that have state, and the first of them: the model of a rank."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from commlib import Communicator, Topology
@@ -16,16 +17,62 @@ from training.checkpoint.stored import Checkpoint
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schema import ConfigurationError
+from training.run.backward import Array, Backward, Tables, assign, find_tables
 from training.run.data import Data
-from training.run.part import OtherModel, PartState
-from training.run.tables import Tables, find_tables
-
-Array = npt.NDArray[Any]
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
-class Model:
+class OtherModel(ValueError):
+    """A checkpoint is of another model; one line names the first tensor that differs."""
+
+
+class OtherOptimizer(ValueError):
+    """A checkpoint is of another optimizer; one line with what was expected."""
+
+
+@dataclass(frozen=True)
+class PartState:
+    """The state of a part, by name: ``shared`` is equal on all ranks, ``own`` is of this rank."""
+
+    shared: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+
+
+class Part(ABC):
+    """A part of a run with state: the model, the optimizer, the exchange. A checkpoint is all their states.
+
+    A context manager, which closes the part unless an exception leaves the block.
+    """
+
+    @abstractmethod
+    def state_dict(self) -> PartState:
+        """Return the state, whose names differ from those of other parts; collective."""
+
+    def check_state(self, shared: Mapping[str, Any]) -> None:  # noqa: B027 - or while the state is loaded
+        """Raise ``ValueError`` where the shared state of a checkpoint is of another run; change nothing."""
+
+    @abstractmethod
+    def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
+        """Restore the part from a checkpoint; return a line for each difference.
+
+        ``checkpoint.own`` is ``None`` where another number of ranks wrote the checkpoint.
+        """
+
+    def close(self) -> None:  # noqa: B027 - not every part has something to free
+        """Free what the part has made; all ranks call it together."""
+
+    def __enter__(self) -> "Part":
+        """Return the part, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Close the part; after an exception the other ranks may not come here."""
+        if kind is None:
+            self.close()
+
+
+class Model(Part):
     """The Keras model of a rank and its task, with the weights of rank 0.
 
     ``variables``: its trainable weights. ``tables``: those whose gradients travel as rows. ``average``: their
@@ -81,7 +128,7 @@ class Model:
     # ------------------------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> PartState:
-        """Return the weights, and of this rank random states, statistics and what is carried over batches.
+        """Return the weights, and of this rank random states, statistics and the state carried over batches.
 
         Within a round of local steps the caller sets the model to its common weights first.
         """
@@ -109,12 +156,9 @@ class Model:
             raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004
         here = {variable.path: tuple(variable.shape) for variable in self.keras.weights}
         for path in [*here, *(path for path in saved if path not in here)]:
-            there = tuple(saved[path].shape) if path in saved else "none"
-            if here.get(path, "none") != there:
-                expected = here.get(path, "none")
-                raise OtherModel(
-                    f"the checkpoint is of another model: {path}: expected {expected}, got {there}"
-                )
+            own, there = here.get(path, "none"), tuple(saved[path].shape) if path in saved else "none"
+            if own != there:
+                raise OtherModel(f"the checkpoint is of another model: {path}: expected {own}, got {there}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the model; return a line for each difference."""
@@ -144,72 +188,6 @@ class Model:
     def _identity(self) -> str:
         """Return the task of the weights, and what else they belong to."""
         return f"{self._config.task.name} {self.task.identity(self._samples.dataset)}".strip()
-
-
-class Backward:
-    """Loss and gradient of batches of one kind, one graph for them.
-
-    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``gradients``: of the model's
-    weights; where ``overlaps``, the graph submits them bucket by bucket. ``carried``: variables of the task
-    that a step changes. ``scale``: the loss scale, if any.
-
-    ``before``: the values that the latest call changed besides the weights, see :meth:`undo`.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        losses: Callable[[Sequence[Any]], Any],
-        specs: Sequence[tf.TensorSpec],
-        gradients: DistributedGradients,
-        *,
-        carried: Sequence[tf.Variable] = (),
-        scale: LossScale | None = None,
-        overlaps: bool = False,
-    ) -> None:
-        variables = [variable.value for variable in model.trainable_variables]
-        give = gradients.submit_in_graph if overlaps else gradients.inputs
-        # Moving averages of BatchNormalization: a forward pass changes them before a NaN is detected.
-        self._restorable = [*(variable.value for variable in model.non_trainable_weights), *carried]
-
-        @tf.function(input_signature=specs, autograph=False)
-        def backward(*arrays: Any) -> tuple[Any, list[Any], list[Any]]:
-            before = [tf.identity(variable) for variable in self._restorable]
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(losses(arrays))
-                scaled = loss if scale is None else scale.scaled(loss)
-            own = tape.gradient(scaled, variables)
-            return loss, give(own if scale is None else scale.unscaled(own)), before
-
-        self._backward, self._gradients, self.overlaps = backward, gradients, overlaps
-        self._specs = specs
-        self._is_prepared = False
-        self.before: list[Any] = []
-        # State that a forward pass changes: also of random generators.
-        self._changed = [*(each.value for each in model.variables if not each.trainable), *carried]
-
-    def __call__(self, *arrays: Array) -> tuple[float, list[Any]]:
-        """Return the mean loss of a batch, and its gradient, as :meth:`DistributedGradients.inputs` does.
-
-        Where it ``overlaps``, the gradient is submitted.
-        """
-        loss, gradient, self.before = self._backward(*arrays)
-        return float(loss), gradient
-
-    def undo(self, before: Sequence[Any]) -> None:
-        """Restore the values ``before`` of a call, for a step that is skipped."""
-        assign(self._restorable, before)
-
-    def prepare(self) -> None:
-        """Compile and run it once without changing any state: the first step is as fast as the others."""
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        before = [variable.numpy() for variable in self._changed]
-        zeros = [tf.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in self._specs]
-        with self._gradients.rehearsal():
-            self._backward(*zeros)
-        assign(self._changed, before)
 
 
 class Average:
@@ -246,12 +224,6 @@ class Average:
             before = variable.numpy()
             variable.assign(average)
             average.assign(before)
-
-
-def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Assign values to as many variables."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def assign_checked(name: str, variables: Sequence[Any], values: Sequence[Array]) -> None:

@@ -1,6 +1,6 @@
 """The optimizer of a rank: clipping, the norms of LARS and LAMB, the loss scale, and the update."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,15 +21,15 @@ from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Optimizer
 from training.config.records import Phase
 from training.results import StepHyperparameters
-from training.run.model import Average, assign_checked
-from training.run.part import OtherOptimizer, PartState
+from training.run.model import Average, OtherOptimizer, Part, PartState, assign_checked
 
 
-class WeightUpdate:
+class WeightUpdate(Part):
     """Updates ``variables`` by the mean gradient. ``scale``: the loss scale of float16.
 
     ``begin`` makes the optimizer of a phase, which some phases shard over ranks. ``average``: the moving
-    average of the weights, which is updated with them.
+    average of the weights, which is updated with them. The class has more attributes than others since a
+    phase makes the optimizer again, from all that the constructor was given.
     """
 
     def __init__(
@@ -42,15 +42,19 @@ class WeightUpdate:
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         has_local_steps = any(phase.local_steps for phase in config.phases)
         self._step_norms: StepNorms | None = None
-        self._norms: Norms | None = None
+        self._norms: Any = None  # that the optimizer reads
+        self._how_norms = "norms in the graph of each rank, in float32"
         if topology.world.size > 1 and not has_local_steps:  # replicas have weights of their own
             if isinstance(config.optimizer, Lars):
                 self._step_norms = StepNorms(variables, sizes, topology, config.optimizer.norms)
+                self._norms, self._how_norms = self._step_norms.given, self._step_norms.reason
             elif isinstance(config.optimizer, Lamb) and topology.world.arrays is np:
                 # on a GPU the norms of LAMB's moments are computed in the graph of its update
                 self._norms = Norms(sizes, topology.world, partition=config.optimizer.norms)
+                self._how_norms = self._norms.choice.reason
         self._size = sum(sizes)
-        self._norm_of: Callable[[Any], float] | None = None
+        clips = config.clip_norm is not None
+        self._norm_of = norm_of(self._size, topology.world.arrays) if clips else None
         self._make(sharded=self._shards(config.phases[0]))
 
     @property
@@ -93,21 +97,12 @@ class WeightUpdate:
         numbered = list(enumerate(self._config.phases, 1))
         sharded = [number for number, phase in numbered if self._shards(phase)]
         lines = [f"weights are updated in parts in phases {sharded}"] if sharded else []
-        if len(sharded) == len(numbered):
-            return lines
-        if self._step_norms is not None:
-            return [*lines, self._step_norms.reason]
-        if self._norms is not None:
-            return [*lines, self._norms.choice.reason]
-        return [*lines, "norms in the graph of each rank, in float32"]
+        return lines if len(sharded) == len(numbered) else [*lines, self._how_norms]
 
     def state_dict(self) -> PartState:
         """Return iterations and slots by name, in full, and the loss scale; collective where sharded."""
         scale = None if self.scale is None else [each.numpy() for each in self.scale.variables]
         return PartState(shared={"optimizer": dict(self._state()), "loss_scale": scale})
-
-    def check_state(self, shared: Mapping[str, Any]) -> None:
-        """See :meth:`Part.check_state`: the optimizer compares its state while it is restored."""
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore the optimizer and the loss scale; raises :class:`OtherOptimizer`."""
@@ -143,7 +138,7 @@ class WeightUpdate:
         if sharded:
             self.optimizer = ShardedUpdate(self.optimizer, self._topology.world)
         else:
-            self.optimizer.norms = self._norms if self._step_norms is None else self._step_norms.given
+            self.optimizer.norms = self._norms
         # Built before any step is traced: variables created inside a trace would be constants in it.
         self.optimizer.build(self._variables)
         self._update = self._compiled(self.optimizer)
@@ -152,7 +147,9 @@ class WeightUpdate:
         """Return the compiled update of the weights by the mean gradient, one vector."""
         shapes = [tuple(variable.shape) for variable in self._variables]
 
-        @tf.function(input_signature=[tf.TensorSpec([self._size], tf.float32)], autograph=False)
+        signature = [tf.TensorSpec([self._size], tf.float32)]
+
+        @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
         def update(mean: Any) -> None:
             optimizer.apply(cut_up(mean, shapes), self._variables)
             if self._average is not None:
@@ -162,11 +159,8 @@ class WeightUpdate:
 
     def _clip(self, mean: Any) -> None:
         """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""
-        if (most := self._config.clip_norm) is None:
-            return
-        if self._norm_of is None:
-            self._norm_of = norm_of(self._size, self._topology.world.arrays)
-        if (norm := self._norm_of(mean)) > most:
+        most = self._config.clip_norm
+        if most is not None and self._norm_of is not None and (norm := self._norm_of(mean)) > most:
             mean *= np.float32(most / norm)
 
 

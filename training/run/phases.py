@@ -7,11 +7,12 @@ from dataclasses import replace
 from commlib.tuning.tuner import Choice
 from training.config.config import Config
 from training.config.records import Phase
-from training.config.schedules import Schedule, Span, momentum_at
+from training.config.schedules import Span, momentum_at
 from training.results import PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
+from training.run.backward import Backward
 from training.run.data import Data, PhaseData
-from training.run.model import Backward
+from training.run.dry_run import resolved_rate
 
 
 class PhaseRun:
@@ -40,21 +41,13 @@ class PhaseRun:
         self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
         self.epochs = -(-self.steps // self.epoch_steps)
         check_budget(number, choice, self.steps)
-        self.rate = self._resolved_rate()
+        self.rate = resolved_rate(number, phase, Span(self.steps, self.epoch_steps, self.global_batch))
         self._check_density_warmup()
         self.momentum, self.backward = config.momentum_of(phase), backward
         reducer = None if size == 1 else str(config.reducer_config(phase)["name"])
         self.result = PhaseResult(reducer, data.task.describe(phase), self.epochs)
         self._filling: threading.Thread | None = None
         self._closing = threading.Event()
-
-    def _resolved_rate(self) -> Schedule:
-        schedule = self.phase.learning_rate
-        assert schedule is not None  # of a resolved configuration
-        try:
-            return schedule.resolved(Span(self.steps, self.epoch_steps, self.global_batch))
-        except ValueError as error:
-            raise ValueError(f"phases[{self.number}].learning_rate.{error}") from error
 
     def _check_density_warmup(self) -> None:
         warmup = self.phase.density_warmup

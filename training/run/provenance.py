@@ -1,10 +1,14 @@
-"""The provenance of a run: its command, its source tree, and the versions of the packages that it uses."""
+"""The provenance of a run, and the receipt that holds it.
+
+Provenance: the command, the source tree, and the versions of the packages that a run uses.
+"""
 
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,8 +19,13 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from commlib import __version__
+from training.callbacks.callback import Callback, RunView
+from training.callbacks.digests import digest_of
+from training.config.run_files import RECEIPT
 from training.config.secrets import mask
-from training.receipt.receipt import Source
+from training.receipt.receipt import FILES, End, Job, Part, Process, Receipt, Source, config_digest, file_of
+from training.run.data import Fingerprints
+from training.run_folder import RunFolder, unwritable
 
 TREE = Path(__file__).parents[2]  # that this module is in: a clone, or where packages are installed
 PATIENCE_SECONDS = 20
@@ -68,3 +77,55 @@ def _git(tree: Path, *words: str) -> str:
         check=True,
         timeout=PATIENCE_SECONDS,
     ).stdout
+
+
+class Receipts(Callback):
+    """Writes the receipt of a run, with digests of the files that other callbacks write before.
+
+    ``fingerprints``: of the samples.
+    """
+
+    def __init__(self, fingerprints: Fingerprints) -> None:
+        self._fingerprints = fingerprints
+        self._receipt: Receipt | None = None
+
+    def on_run_begin(self, run: RunView) -> None:
+        """Write what the run is made of; ``ValueError`` where its receipt is damaged, or has no room."""
+        if run.folder is None:
+            return
+        folder = run.folder
+        before = Receipt.read(folder.path).processes if (folder.path / RECEIPT).exists() else ()
+        self._receipt = Receipt(folder.identity, [*before, process_of(run, self._fingerprints)])
+        with unwritable(f"{folder.path / RECEIPT}: expected room for it"):
+            folder.write_file(RECEIPT, self._receipt.text())
+
+    def on_run_end(self, run: RunView) -> None:
+        """Complete it; a warning says where there is no room for that."""
+        if run.folder is not None and self._receipt is not None:
+            folder, receipt = run.folder, self._receipt
+            folder.attempt(RECEIPT, lambda: _complete(folder, receipt, run))
+
+
+def process_of(run: RunView, fingerprints: Fingerprints) -> Process:
+    """Return what a run of this process is made of."""
+    parts = fingerprints.items()
+    ranks = run.ranks
+    return Process(
+        begun=now(),
+        from_step=run.position.steps,
+        config=config_digest(run.config.to_yaml()),
+        source=source(),
+        versions=versions(),
+        job=Job(ranks.count, ranks.nodes, ranks.hosts, ranks.hardware, platform.platform()),
+        data={part: Part(samples, fingerprint) for part, (samples, fingerprint) in parts},
+        seed=run.config.seed,
+        deterministic=run.config.deterministic,
+        digest_every=run.config.digest_every,
+    )
+
+
+def _complete(folder: RunFolder, receipt: Receipt, run: RunView) -> None:
+    weights = digest_of(each.numpy() for each in run.model.trainable_variables)
+    files = {name: file_of(folder.path / name) for name in FILES if (folder.path / name).exists()}
+    end = End(now(), run.position.steps, weights, files)
+    folder.write_file(RECEIPT, replace(receipt, end=end).text())

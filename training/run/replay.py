@@ -1,4 +1,4 @@
-"""Steps of a run that are made again, from a checkpoint of it; nothing is written."""
+"""The replay of recorded steps of a run, from one of its checkpoints; nothing is written."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,11 +14,11 @@ from training.run.trainer import Trainer
 
 
 class _Done(Exception):
-    """The last of the steps was made."""
+    """The last recorded step was taken."""
 
 
 class Replay(Callback):
-    """Makes recorded steps again with a trainer that has not begun, and compares the digests of the weights.
+    """Takes recorded steps again with a trainer that has not begun, and compares the digests of the weights.
 
     ``checkpoints``: where those of the run are. Collective, but for ``say``, to which lines are given.
     """
@@ -36,13 +36,11 @@ class Replay(Callback):
         trainer.callbacks = Callbacks([self])
 
     def begin(self) -> None:
-        """Go to the newest checkpoint before the steps; ``ValueError`` if one is needed and not there."""
+        """Restore the newest checkpoint before the steps; ``ValueError`` if one is needed and missing."""
         recorded, run = self._recorded, self._trainer
         folder = recorded.folder.absolute()
         run.begin(writes=False)
-        checkpointer = Checkpointer(
-            run, run.parts, run.loop, run.callbacks, folder, self._checkpoints, recorded.identity
-        )
+        checkpointer = Checkpointer(run, folder, self._checkpoints, recorded.identity)
         checkpointer.resume(at_most=recorded.first)
         start = run.position.steps
         if start < recorded.since:
@@ -54,7 +52,7 @@ class Replay(Callback):
         self._say(f"{recorded.folder}: steps {recorded.first} to {recorded.last}, from {whence}")
 
     def run(self) -> None:
-        """Make the steps; raises :class:`training.callbacks.digests.WeightsDiffer`."""
+        """Take the steps; raises :class:`training.callbacks.digests.WeightsDiffer`."""
         if self._trainer.position.steps:
             self._compare()
         with suppress(_Done):

@@ -13,8 +13,9 @@ from commlib.trace import Recorder
 from datacache import Batch
 from training.config.records import Phase
 from training.results import LoopSeconds, StepHyperparameters
+from training.run.backward import Array, Backward
 from training.run.exchange import PhaseExchange
-from training.run.model import Array, Backward, Model
+from training.run.model import Model
 from training.run.optimizer import WeightUpdate
 
 
@@ -67,15 +68,15 @@ class TrainingStep:
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of the
         model; with local steps that holds for a round, which is skipped or not at its last step.
         """
-        local = self.exchange.local
+        exchange, local = self.exchange.current, self.exchange.local
         if local is not None:
             local.begin_step()
         with self.stopwatch.measure("forward_backward"):
             loss, inputs, before = self._gradient(backward, batch)
         with self.stopwatch.measure("exchange_wait"):
             if not backward.overlaps:
-                self.exchange.current.submit_inputs(inputs)
-            mean, report = self.exchange.wait()
+                exchange.submit_inputs(inputs)
+            mean, report = exchange.wait()
         if report.finite:
             self._apply(mean, hyperparameters)
         else:

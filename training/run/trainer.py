@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,9 @@ from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
 from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
 from training.run import events
-from training.run.beginning import choices, introduction
-from training.run.build import Build, build
-from training.run.checkpointing import Checkpointer, LoopState
+from training.run.build import NOT_TESTED, Build, add_up, build, choices, evaluate, introduction
+from training.run.checkpointing import Checkpointer
 from training.run.data import Data, load_data
-from training.run.evaluation import NOT_TESTED, add_up, evaluate
 from training.run.parts import import_parts
 from training.run.phases import PhaseRun
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
@@ -39,8 +38,9 @@ class Trainer:
     trains; ``begin`` and ``run`` are its two halves. Raises a ``ValueError`` of one line, on all ranks, if
     the run is impossible.
 
-    To callbacks it is a :class:`training.callbacks.RunView`, so it has more attributes and methods than other
-    classes. A context manager, which frees what the run has made; ``fit`` does so, too.
+    Callbacks see it as a :class:`training.callbacks.RunView`, whose members are described there; so the class
+    has more attributes and methods than others. It is a context manager, which frees what the run has made;
+    ``fit`` does so, too.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -62,19 +62,20 @@ class Trainer:
         comm = topology.world
         if comm.rank == 0:
             announce_compiling()
-        data = data or all_or_raise(comm, lambda: load_data(config, topology), names_rank=True)
+        if data is None:
+            data = all_or_raise(comm, partial(load_data, config, topology), names_rank=True)
         prepare_tensorflow(config, comm, LocalRank.of(comm))
         given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
         if topology is not given:
             self._stack.enter_context(topology)
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
         self.parts = build(config, topology, data)
-        self._stack.enter_context(self.parts.exchange)
+        for part in self.parts.stateful.values():
+            self._stack.enter_context(part)
         self.config, self.data, self.task = self.parts.config, data, data.task
         self.model = self.parts.model.keras
-        phases = self.parts.phases()
-        summary = Summary(phases=[phase.result for phase in phases])
-        self.loop = LoopState(phases, Position(), summary, EpochAccumulator())
+        self.phases, self.position, self.accumulator = self.parts.phases(), Position(), EpochAccumulator()
+        self.summary = Summary(phases=[phase.result for phase in self.phases])
         self.parts.guard_steps(lambda: self.position.steps + 1)
         self.checkpointer: Checkpointer | None = None
         self.folder: RunFolder | None = None
@@ -116,8 +117,7 @@ class Trainer:
         self._introduce()
         is_resumed = False
         if self.config.checkpoints is not None and folder is not None:
-            checkpoints = (folder, self.config.checkpoints, identity)
-            self.checkpointer = Checkpointer(self, self.parts, self.loop, self.callbacks, *checkpoints)
+            self.checkpointer = Checkpointer(self, folder, self.config.checkpoints, identity)
             if resumes:
                 is_resumed = self.checkpointer.resume()
             elif self.config.resume != "never":
@@ -157,29 +157,9 @@ class Trainer:
     # ------------------------------------------------------------------------ what callbacks see
 
     @property
-    def phases(self) -> list[PhaseRun]:
-        """The phases of the run."""
-        return self.loop.phases
-
-    @property
     def phase(self) -> PhaseRun:
         """The phase that is trained; at the end of the run, the last one."""
         return self.phases[min(self.position.phase, len(self.phases) - 1)]
-
-    @property
-    def position(self) -> Position:
-        """The position of the run, after the latest step."""
-        return self.loop.position
-
-    @property
-    def summary(self) -> Summary:
-        """The results so far."""
-        return self.loop.summary
-
-    @property
-    def accumulator(self) -> EpochAccumulator:
-        """The sums of the epoch so far, on this rank."""
-        return self.loop.accumulator
 
     @property
     def gradient_size(self) -> int:
@@ -214,7 +194,7 @@ class Trainer:
         """Report what the run is made of; only rank 0 has a folder, and records."""
         if self.folder is not None:
             on_gpus = self.topology.world.arrays is not np
-            begun = events.RunBegun.of(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
+            begun = events.run_begun(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
             self.report(begun)
         self.progress.say(introduction(self.parts))
         for line in self.task.notes(self.data.samples):
@@ -227,7 +207,7 @@ class Trainer:
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        self.report(events.Prepared(time.perf_counter() - start))
+        self.report(events.prepared(time.perf_counter() - start))
 
     # ------------------------------------------------------------------------------------- phases
 
@@ -253,18 +233,18 @@ class Trainer:
         phase.close()
         self._call(Callback.on_phase_end, phase)
         if not self.summary.is_over:
-            self.loop.position = self.position.after_phase()
+            self.position = self.position.after_phase()
 
     def _switch_to(self, phase: PhaseRun) -> None:
         if phase.number == 0 or self.position.phase_steps > 0:
             return
         before, exchange = self.phases[phase.number - 1].result.reducer, self.parts.exchange
         if (exchange.local is None) != (phase.phase.local_steps is None):
-            self.report(events.Settled.of(phase, exchange.residual_norm()))
+            self.report(events.settled(phase, exchange.residual_norm()))
             self.accumulator.sent += self.parts.step.settle(phase.hyperparameters(0)).sent
         residual = self.parts.step.begin(phase.phase)
         if residual is not None and before is not None and phase.result.reducer is not None:
-            self.report(events.Switched(before, phase.result.reducer, residual))
+            self.report(events.switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
         """Fill a phase's cache in the background, before its first epoch."""
@@ -317,7 +297,7 @@ class Trainer:
         self.accumulator.add(step)
         if at.phase_steps == 0:
             self._first_step_seconds = self._last - self._boundary
-        self.loop.position = at.after_step(phase.global_batch)
+        self.position = at.after_step(phase.global_batch)
         self._call(Callback.on_step_end, step)
         if self.checkpointer is not None:
             self.count_seconds()
@@ -332,7 +312,7 @@ class Trainer:
         waited = self._first_step_seconds - float(np.median(self.accumulator.seconds))
         seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
-        self.report(events.Stalled(phase.number, seconds))
+        self.report(events.stalled(phase.number, seconds))
 
     # --------------------------------------------------------------------- the end of an epoch, of a run
 
@@ -347,11 +327,11 @@ class Trainer:
         self.count_seconds()
         seconds = self.summary.seconds
         result = add_up(at.run_epoch, phase, self.parts, self.accumulator, tested, run_seconds=seconds)
-        self.report(events.EpochEnded.of(result, self.task, self.phases, self.position))
+        self.report(events.epoch_ended(result, self.task, self.phases, self.position))
         if tested.examples:
-            self.report(events.Examples(at.run_epoch, tested.examples))
-        self.loop.accumulator = EpochAccumulator()
-        self.loop.position = at.after_epoch()
+            self.report(events.examples_shown(at.run_epoch, tested.examples))
+        self.accumulator = EpochAccumulator()
+        self.position = at.after_epoch()
         is_best = self.summary.judge(result, self.task.metrics, config.target)
         if self.summary.reached and config.target is not None:
             self.progress.say(events.target_line(result, self.task, config.target))
@@ -366,7 +346,7 @@ class Trainer:
         reasons = self.topology.world.allgather_objects(self._reason_to_stop)
         self.summary.stopped = next((reason for reason in reasons if reason is not None), None)
         if self.summary.stopped is not None:
-            self.report(events.Stopped(epoch, self.summary.stopped))
+            self.report(events.stopped(epoch, self.summary.stopped))
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
@@ -377,7 +357,7 @@ class Trainer:
         summary.residual_norm = exchange.residual_norm()
         if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
             raise WeightsNotSaved(problem)
-        self.report(events.CacheRead(self.data.read_so_far()))
+        self.report(events.cache_read(self.data.read_so_far()))
         self._call(Callback.on_run_end)
         return summary
 
