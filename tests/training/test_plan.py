@@ -23,16 +23,14 @@ from training.commands.main import app
 from training.config.config import load
 from training.config.schema import ConfigurationError
 from training.plan.cluster import FOLDER, ClusterFile, LinkRecord, load_cluster
-from training.plan.curves import Curve
 from training.plan.exchange import Exchange
-from training.plan.memory import kept_by
-from training.plan.plan import check_room
+from training.plan.memory import Weights, kept_by, weights_of
+from training.plan.plan import Curve, check_room
 from training.plan.planner import make_plan
 from training.plan.samples import Epoch, Listing, listing_of, load_countable
 from training.plan.simulation import simulations
 from training.plan.site import Site, nodes_of, site_of
 from training.plan.step import Bucket, Workload, step_seconds
-from training.plan.weights import Weights, weights_of
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 ALONE = ("ranks_per_node=null", "cache={}")

@@ -1,13 +1,43 @@
 """The plan of a run: what each phase takes of steps, memory, bytes, seconds and money."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datacache.capacity import readable
-from training.plan.curves import Curve
 from training.plan.memory import Memory
-from training.plan.site import Room, Site
+from training.plan.site import Capacity, Site
+
+MOST_VALUES = 10_000  # of a curve, that are looked at for its largest one
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a curve over the steps of a phase.
+
+    >>> [str(Curve.of_values(values)) for values in ([0.0, 0.4, 0.01], [0.25, 0.001], [0.1])]
+    ['0 → 0.4 → 0.01', '0.25 → 0.001', '0.1']
+    """
+
+    start: float
+    peak: float
+    end: float
+
+    @classmethod
+    def of(cls, at: Callable[[int], float], steps: int, *more: int) -> "Curve":
+        """Return the curve ``at(step)``; of many steps some are looked at, and those of ``more``."""
+        seen = {*range(0, steps, -(-steps // MOST_VALUES)), *(step for step in more if 0 <= step < steps)}
+        return cls.of_values(list(map(at, sorted({*seen, steps - 1}))))
+
+    @classmethod
+    def of_values(cls, values: Sequence[float]) -> "Curve":
+        """Return the curve of all these values, one after the other."""
+        return cls(values[0], max(values), values[-1])
+
+    def __str__(self) -> str:
+        values = [self.start, self.peak, self.end]
+        kept = [each for place, each in enumerate(values) if place == 0 or each != values[place - 1]]
+        return " → ".join(f"{each:.4g}" for each in kept)
 
 
 @dataclass(frozen=True)
@@ -70,7 +100,7 @@ class Plan:
     phases: Sequence[PhasePlan]
     disk: int | None
     memory: int
-    room: Room
+    room: Capacity
     price: float | None
     missing: Sequence[str]
 

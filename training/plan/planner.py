@@ -16,15 +16,12 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
-from training.plan.curves import Curve, densities_of, rate_of
-from training.plan.exchange import Exchange
-from training.plan.memory import GRADIENTS, Memory, kept_by
-from training.plan.plan import PhasePlan, Plan, total
-from training.plan.rounds import StepExchange, exchanges_per_step
+from training.plan.exchange import Exchange, StepExchange, exchanges_per_step
+from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
+from training.plan.plan import Curve, PhasePlan, Plan, total
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
 from training.plan.step import Workload, buckets_of, step_seconds
-from training.plan.weights import Weights, slots_of
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 
 
@@ -235,3 +232,40 @@ class _Planner:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+# -------------------------------------------------------- learning rate and density
+
+
+def rate_of(phase: Phase, number: int, span: Span) -> Curve:
+    """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit."""
+    schedule = phase.learning_rate
+    assert schedule is not None  # of a resolved configuration
+    try:
+        resolved = schedule.resolved(span)
+    except ValueError as error:
+        raise ValueError(f"phases[{number}].learning_rate.{error}") from error
+    warmup = getattr(resolved, "warmup", None)
+    peaks = [warmup.steps] if warmup is not None else []
+    if (own := getattr(resolved, "warmup_steps", None)) is not None:
+        peaks.append(own - 1)
+    return Curve.of(lambda step: resolved.at(step, span.steps), span.steps, *peaks)
+
+
+def densities_of(config: Config, phase: Phase, number: int, span: Span) -> list[tuple[float, int]]:
+    """Return the densities of a phase's warm-up and of the rest, each with its steps.
+
+    Raises a ``ValueError`` that begins with the key where the warm-up is longer than the phase.
+    """
+    last, warmup = config.density_of(phase), phase.density_warmup
+    if warmup is None:
+        return [(last, span.steps)]
+    epochs = -(-span.steps // span.epoch_steps)
+    if warmup.epochs > epochs:
+        expected = f"expected at most the {epochs} of the phase"
+        raise ValueError(f"phases[{number}].density_warmup.epochs: {expected}, got {warmup.epochs}")
+    found, left = [], span.steps
+    for density in warmup.densities(last):
+        found.append((density, min(left, span.epoch_steps)))
+        left -= found[-1][1]
+    return [*found, *([(last, left)] if left else [])]
