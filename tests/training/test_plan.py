@@ -30,7 +30,6 @@ from training.plan.planner import make_plan
 from training.plan.samples import Epoch, Listing, listing_of, load_countable
 from training.plan.simulation import simulations
 from training.plan.site import Site, nodes_of, site_of
-from training.plan.step import Bucket, Workload, step_seconds
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 ALONE = ("ranks_per_node=null", "cache={}")
@@ -191,15 +190,6 @@ def test_buckets_hide_their_messages_behind_the_layers_that_come_later(cluster):
     assert dense.step == pytest.approx(computing + bucket)
     off = planned([*words, "overlap=false"], cluster=cluster, sizes=sizes).phases[1]
     assert off.step == pytest.approx(computing + 2 * bucket)
-
-
-def test_messages_wait_for_the_layers_of_their_bucket_and_for_the_bucket_before():
-    early, late = Bucket(100, share=1 / 3), Bucket(200, share=2 / 3)
-    step = step_seconds(Workload("mine", 9.0, (early, late)), whole=5.5, messages=[1.0, 5.0])
-    # forward to 3, the late layers to 7, their messages to 12, the early layers to 9, their messages to 13
-    assert step.overlapped == pytest.approx(13.0)
-    assert (step.plain, step.undivided, step.messages) == (15.0, 14.5, 6.0)
-    assert step.hidden == pytest.approx(2 / 6)
 
 
 def test_gradients_on_gpus_are_one_bucket_unless_they_go_by_mpi(tmp_path):

@@ -1,4 +1,7 @@
-"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages."""
+"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages.
+
+In a step, messages of a bucket hide behind the layers that the backward pass computes later.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,9 +9,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
+from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class, reducer_options
 from training.config.records import Phase
 from training.plan.site import Site
+
+FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
 
 
 @dataclass(frozen=True)
@@ -134,3 +140,33 @@ class StepExchange:
         """Return the seconds of its messages, where no computing hides any of them."""
         inside = 0.0 if self.inside is None else self.inside.seconds()[0]
         return inside + self.share * sum(self.exchange.seconds()[1])
+
+
+# -------------------------------------------------------- messages beside the backward pass
+
+
+def backward_shares(sizes: Sequence[int], bucket_bytes: int) -> list[float]:
+    """Return the share of the backward pass that ends with each bucket, of variables with ``sizes`` entries.
+
+    How long a layer computes is not known: its share of the weights stands for it.
+
+    >>> backward_shares([10, 30, 40], bucket_bytes=4 * 70)
+    [0.125, 0.875]
+    """
+    return [(high - low) / sum(sizes) for low, high in pairwise(bucket_bounds(sizes, bucket_bytes))]
+
+
+def overlapped_seconds(computing: float, shares: Sequence[float], messages: Sequence[float]) -> float:
+    """Return the seconds of a step in which messages of a bucket begin once its gradients are computed.
+
+    ``shares`` and ``messages``: of each bucket, in the order of the layers, the last of which is ready first.
+    Messages of buckets follow each other.
+
+    >>> overlapped_seconds(9.0, [1 / 3, 2 / 3], [1.0, 5.0])  # forward to 3, layers to 7 and 9, messages to 12
+    13.0
+    """
+    ready, end = FORWARD * computing, 0.0
+    for share, seconds in zip(reversed(shares), reversed(messages), strict=True):
+        ready += (1 - FORWARD) * computing * share
+        end = max(end, ready) + seconds
+    return end

@@ -16,12 +16,17 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
-from training.plan.exchange import Exchange, StepExchange, exchanges_per_step
+from training.plan.exchange import (
+    Exchange,
+    StepExchange,
+    backward_shares,
+    exchanges_per_step,
+    overlapped_seconds,
+)
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.plan import Curve, PhasePlan, Plan, total
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
-from training.plan.step import Workload, buckets_of, step_seconds
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 
 
@@ -198,12 +203,10 @@ class _Planner:
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
-        # How long a layer computes is not known: taken as its share of the weights.
-        sizes = self.weights.sizes
-        workload = Workload(self.config.name, computing, buckets_of(sizes, sizes, self.config.bucket_bytes))
-        step = step_seconds(workload, whole, messages)
-        overlaps = self.config.overlap and self.config.accumulate == 1
-        return step.messages, step.overlapped if overlaps else step.plain
+        if self.config.overlap and self.config.accumulate == 1:
+            shares = backward_shares(self.weights.sizes, self.config.bucket_bytes)
+            return sum(messages), overlapped_seconds(computing, shares, messages)
+        return sum(messages), computing + sum(messages)
 
     def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
         """Return the memory of a rank in the exchange of the largest density.
