@@ -21,7 +21,7 @@ FORWARD = 1 / 3  # of computing: the backward pass has two products for each of 
 class Exchange:
     """One exchange of a gradient whose buckets have ``sizes`` entries.
 
-    ``options``: of the reducer, without wrappers: they cost no message.
+    ``options``: of the reducer, without wrappers, which cost no message.
     """
 
     site: Site
@@ -38,16 +38,12 @@ class Exchange:
         """Return the same at another density."""
         return replace(self, options={**self.options, "density": density})
 
-    def resized(self, size: int) -> "Exchange":
-        """Return that of a gradient of so many entries in one piece."""
-        return replace(self, sizes=[size])
-
     def among(self, ranks: int) -> "Exchange":
-        """Return that among so many ranks, on nodes of the same size."""
+        """Return the same among another number of ranks, on nodes of the same size."""
         return replace(self, site=self.site.with_ranks(ranks))
 
     def node_bytes(self) -> list[int]:
-        """Return what each node sends over the slow link, all its ranks together; one node: inside it."""
+        """Return the bytes that all ranks of each node send over the slow link; of one node: inside it."""
         if self.site.ranks == 1:
             return [0]
         sent = [LinkBytes()] * len(self.site.nodes)
@@ -57,7 +53,7 @@ class Exchange:
         return [each.inter if len(sent) > 1 else each.intra for each in sent]
 
     def rank_bytes(self) -> LinkBytes | None:
-        """Return what a rank sends of the whole gradient, on average; ``None`` where that is not known."""
+        """Return the bytes that a rank sends of the whole gradient, on average; ``None``: not known."""
         if not self.is_known:
             return None
         nodes = self.site.nodes
@@ -87,7 +83,7 @@ class Exchange:
         speeds = site.speeds
         if speeds is not None and "wire" in reducer_options(self.reducer):
             wire = options.get("wire", reducer_options(self.reducer)["wire"])
-            if wire not in speeds.code:  # that was not measured: messages alone
+            if wire not in speeds.code:  # not measured: messages alone
                 speeds = None
         return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
 
@@ -110,25 +106,24 @@ def exchanges_per_step(counts: Sequence[int], local_steps: int | None) -> list[f
 
 @dataclass(frozen=True)
 class StepExchange:
-    """The share of an ``exchange`` between replicas that a step has, and what it exchanges within one.
+    """The exchanges of an average step of a phase: a ``share`` of the exchange between replicas.
 
-    ``inside``: the exchange of the ranks of a node that is one replica, if there is one.
+    A replica that is a whole node also averages the gradients of its ranks in each step.
     """
 
+    phase: Phase
     exchange: Exchange
     share: float
-    inside: Exchange | None
 
-    @classmethod
-    def of(cls, phase: Phase, exchange: Exchange, share: float) -> "StepExchange":
-        """Return that of a phase."""
-        ranks, size = exchange.site.ranks_of_node, sum(exchange.sizes)
-        averages = phase.replica_is_node and ranks > 1
-        inside = Exchange(exchange.site, [size], "dense").among(ranks) if averages else None
-        return cls(exchange, share, inside)
+    @property
+    def inside(self) -> Exchange | None:
+        """Return the exchange of the ranks of a replica, if there is one."""
+        ranks, size = self.exchange.site.ranks_of_node, sum(self.exchange.sizes)
+        averages = self.phase.replica_is_node and ranks > 1
+        return Exchange(self.exchange.site, [size], "dense").among(ranks) if averages else None
 
     def node_bytes(self) -> list[float] | None:
-        """Return what each node sends, as :meth:`Exchange.node_bytes`; ``None`` where that is not known."""
+        """Return the bytes of each node, as :meth:`Exchange.node_bytes`; ``None`` if they are not known."""
         if not self.exchange.is_known:
             return None
         sent = [self.share * each for each in self.exchange.node_bytes()]
@@ -137,7 +132,7 @@ class StepExchange:
         return [sent[0] + self.inside.node_bytes()[0]]
 
     def seconds(self) -> float:
-        """Return the seconds of its messages, where no computing hides any of them."""
+        """Return the seconds of the messages, none of which computing hides."""
         inside = 0.0 if self.inside is None else self.inside.seconds()[0]
         return inside + self.share * sum(self.exchange.seconds()[1])
 

@@ -46,10 +46,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank keeps for a gradient, in bytes: residual, and what the reducer works with.
+    """Bytes that a rank keeps for a gradient: the residual, and two parts that the reducer works with.
 
-    That are ``vectors``, the mean and what other ranks of the node sent to be added up, and ``entries``, what
-    is selected and messages.
+    ``vectors``: the mean, and shards of other ranks of the node. ``entries``: selected entries and messages.
     """
 
     residual: int
@@ -71,8 +70,7 @@ def kept_by(
 ) -> Kept:
     """Return what a reducer keeps for a gradient of ``size`` entries on the ranks of ``nodes``.
 
-    ``sent``: by one rank in a step, ``None`` where that is not known. The reducer's part is an estimate: the
-    mean, what is selected from, the shards of the other ranks of the node, and messages.
+    ``sent``: by one rank in a step, ``None``: not known. The reducer's part is an estimate.
     """
     kind: type[Any] = reducer_class(reducer)
     vector = VALUE_BYTES * size

@@ -144,9 +144,9 @@ class _Planner:
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
         shares = exchanges_per_step(counts, phase.local_steps)
-        each_step = [StepExchange.of(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
+        each_step = [StepExchange(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
         computing = self._computing(number, task.describe(phase), epoch)
-        seconds = [self._seconds(phase, each, computing) for each in each_step]
+        seconds = [self._seconds(each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
         return PhasePlan(
             number=number + 1,
@@ -188,18 +188,16 @@ class _Planner:
         )
         return None if per_second is None else epoch.global_batch / self.site.ranks / per_second
 
-    def _seconds(
-        self, phase: Phase, step_exchange: StepExchange, computing: float | None
-    ) -> tuple[float | None, float | None]:
+    def _seconds(self, given: StepExchange, computing: float | None) -> tuple[float | None, float | None]:
         """Return the seconds of the messages of a step, and of the step."""
-        exchange = step_exchange.exchange
+        exchange = given.exchange
         if self.site.ranks == 1:
             return 0.0, computing
         if not exchange.is_known or self.site.network is None:
             return None, None
-        if phase.local_steps is not None:
-            messages_seconds = step_exchange.seconds()
-            return messages_seconds, None if computing is None else computing + messages_seconds
+        if given.phase.local_steps is not None:
+            sent = given.seconds()
+            return sent, None if computing is None else computing + sent
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole

@@ -27,7 +27,7 @@ NO_SPEEDS = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=dict.
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes that a node has: memory, tmpfs and disk; ``gpu``: that each rank has. ``None``: not known."""
+    """Bytes of a node's memory, tmpfs and disk, and of each rank's GPU; ``None``: not known."""
 
     memory: int | None = None
     gpu: int | None = None
@@ -37,10 +37,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Site:
-    """The ranks of a run. ``source``: where the facts are from, in words.
+    """The ranks of a run; ``nodes``: the world ranks of every node. ``source`` names file or profile.
 
-    ``nodes``: the world ranks of every node. ``profile``: of their links, if these are known; that of a
-    cluster file has no speeds.
+    ``profile``: of the links, if they are known; the profile of a cluster file has no speeds.
     """
 
     source: str
