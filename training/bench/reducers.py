@@ -43,7 +43,7 @@ Nodes = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A reducer, its codec if it is not its own, and its class if it is none of ``REDUCERS``."""
+    """A reducer; ``wire``: a codec in place of its default; ``kind``: a class that is not in ``REDUCERS``."""
 
     name: str
     wire: str | None = None
@@ -69,7 +69,7 @@ class Candidate:
 class Options:
     """The command's options; ``None`` and empty sequences stand for the defaults.
 
-    ``wires``: codecs of sparse reducers. The links are those of simulated ranks and of the cost model.
+    ``wires``: codecs of sparse reducers. Links: of simulated ranks and of the cost model.
     """
 
     ranks: int | None = None
@@ -194,10 +194,9 @@ def interleave(
     *,
     unchecked: Collection[Candidate] = (),
 ) -> dict[Candidate, Measurement]:
-    """Let each reducer reduce the gradient of each step; return the measurements of ``steps``.
+    """Reduce the gradient of each step with each reducer; return the measurements of ``steps``. Collective.
 
-    The steps before ``steps.start`` are the warm-up; the result of the very first is checked, except of
-    ``unchecked`` candidates. All ranks call it together, and all get the measurements of all ranks.
+    The steps before ``steps.start`` are the warm-up. The first result is checked but for ``unchecked``.
     """
     taken: dict[Candidate, list[Step]] = {candidate: [] for candidate in reducers}
     for number in range(steps.stop):

@@ -42,14 +42,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, numbered from 1. Of each step: what follows is at the density of the phase's end.
+    """One phase, numbered from 1; its steps at the density of the phase's end, or the mean step of rounds.
 
-    With ``local_steps`` it is the mean over the steps of rounds.
-
-    ``slow_bytes``, ``dense_bytes``: that the busiest node sends in a step over the slow link, by the phase's
-    reducer and by ``dense``. Seconds of a step: of its ``messages``, of ``computing`` on one rank, of the
-    ``step``, in which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes, to the
-    phase's end. ``auto``: what ``reducer: auto`` would pick, and why. ``None``: not known.
+    ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
+    and by ``dense``. Seconds of a step: ``messages``, ``computing`` on one rank, and the whole ``step``, in
+    which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``:
+    the pick of ``reducer: auto``, and why. ``None``: not known.
     """
 
     number: int
@@ -90,8 +88,7 @@ class PhasePlan:
 class Plan:
     """A run on a site. ``weights``: entries of the gradient. ``disk``, ``memory``: bytes of a node's cache.
 
-    ``seconds``: of all phases, without tests and checkpoints. ``missing``: a line for each thing that would
-    have to be known.
+    ``seconds``: of all phases, without tests and checkpoints. ``missing``: a line for each unknown fact.
     """
 
     name: str
@@ -130,7 +127,7 @@ def total(values: Sequence[float | None], counts: Sequence[int] | None = None) -
 
 
 def check_room(plan: Plan) -> None:
-    """Raise a ``ValueError`` of one line for a plan that a node has no room for."""
+    """Raise a ``ValueError`` of one line for a plan that does not fit a node."""
     room, where = plan.room, plan.site.source if plan.site.file is not None else "this machine"
 
     def check(what: str, needed: int | None, there: int | None) -> None:

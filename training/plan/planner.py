@@ -87,23 +87,22 @@ def _price(config: Config, site: Site) -> float | None:
 
 def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[str]:
     """Return a line for each thing that would have to be known for more."""
-    numbers = [phase.number for phase in phases if phase.computing is None]
+    numbers, in_file = (
+        [phase.number for phase in phases if phase.computing is None],
+        "in a file for --cluster",
+    )
     lines = []
     if site.profile is None and site.ranks > 1:
         lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
     elif numbers:
-        lines.append(
-            f"no computing in phases {numbers}: expected a throughput of them in a file for --cluster"
-        )
+        lines.append(f"no computing in phases {numbers}: expected a throughput of them {in_file}")
     if config.profile is not None and site.file is not None:
         lines.append(f"profile={config.profile} is not read: {site.source} has the links")
     for phase in phases:
         if phase.slow_bytes is None:
             lines.append(f"phase {phase.number}: {phase.reducer} declares no cost: no bytes and no seconds")
     if _price(config, site) is None:
-        lines.append(
-            "no cost: expected price_per_node_hour in a file for --cluster, or dawnbench.cost_per_hour"
-        )
+        lines.append(f"no cost: expected price_per_node_hour {in_file}, or dawnbench.cost_per_hour")
     return lines
 
 

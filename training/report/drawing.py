@@ -94,12 +94,11 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     axes = figure.subplots()
     values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
     is_log = chart.log and max(values) >= LOG_FROM * min(values)
-    curves = [
-        replace(each, points=[point for point in each.points if point.value > 0 or not is_log])
-        for each in chart.curves
-    ]
-    for curve in curves:
-        _draw(axes, curve, x)
+    curves = []
+    for curve in chart.curves:
+        shown = [point for point in curve.points if point.value > 0 or not is_log]
+        curves.append(replace(curve, points=shown))
+        _draw(axes, curves[-1], x)
     if is_log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
