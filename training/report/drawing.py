@@ -62,13 +62,7 @@ def dashes(run: int) -> Any:
     return DASHES[run // COLORS % len(DASHES)]
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A point of a curve in a figure, from its top left in points; ``text``: what it says."""
-
-    x: float
-    y: float
-    text: str
+Spot = tuple[float, float, str]  # a point of a curve: from the figure's top left in points, and its text
 
 
 @dataclass(frozen=True)
@@ -186,13 +180,13 @@ def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> lis
     places = axes.transData.transform(data) * POINTS_AN_INCH / figure.dpi
     height = POINTS_AN_INCH * figure.get_figheight()
     return [
-        Spot(round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
+        (round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
         for (left, above), point in zip(places.tolist(), curve.points, strict=True)
     ]
 
 
 def _where(point: Point, axis: Axis) -> str:
-    """Return the place of a point as texts say it."""
+    """Return the step or second of a point, and its epoch, as text."""
     at = f"step {point.end:,.0f}" if axis == "steps" else duration(point.seconds)
     return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
 

@@ -30,7 +30,7 @@ EXCHANGE_NOTE = (
 PREDICTED_NOTE = " Predicted: what auto expected when it chose the reducer, without such waiting."
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table of a page. ``kind``: its class in page.css; ``note``: a line below it."""
 
     header: Sequence[str]
@@ -92,12 +92,12 @@ def _total(epochs: Sequence[Epoch], key: str) -> float:
 # -------------------------------------------------------------------------------------- one column a run
 
 
-def facts_of(runs: Sequence[Run]) -> Table:
+def facts_of(runs: Sequence[Run]) -> PageTable:
     """Return the table of facts, without the lines that are empty for all runs."""
     columns = [facts(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     header = ["", *([run.name for run in runs] if len(runs) > 1 else [""])]
-    return Table(header, [row for row in rows if set(row[1:]) != {NOTHING}], "facts")
+    return PageTable(header, [row for row in rows if set(row[1:]) != {NOTHING}], "facts")
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -229,7 +229,7 @@ def _checkpoints(run: Run) -> str:
 # -------------------------------------------------------------------------------------- tables of a run
 
 
-def table_of(rows: Sequence[dict[str, str]]) -> Table:
+def table_of(rows: Sequence[dict[str, str]]) -> PageTable:
     """Return a table of rows by the names of columns, without the columns that are empty.
 
     >>> table_of([{"a": "1", "b": "–"}, {"a": "2", "c": "3"}])[:2]
@@ -237,10 +237,10 @@ def table_of(rows: Sequence[dict[str, str]]) -> Table:
     """
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if any(row.get(name, NOTHING) != NOTHING for row in rows)]
-    return Table(kept, [[row.get(name, NOTHING) for name in kept] for row in rows])
+    return PageTable(kept, [[row.get(name, NOTHING) for name in kept] for row in rows])
 
 
-def phases(run: Run) -> Table:
+def phases(run: Run) -> PageTable:
     """Return a line for each phase; predicted is what ``auto`` expected when it chose."""
     table = table_of([_phase(phase) for phase in run.phases])
     note = EXCHANGE_NOTE + (PREDICTED_NOTE if run.all_of("choice") else "")
@@ -296,7 +296,7 @@ def _exchange_seconds(phase: Phase) -> float | None:
     return median(seconds) if any(seconds) else None
 
 
-def epochs(run: Run) -> Table:
+def epochs(run: Run) -> PageTable:
     """Return a line for each epoch."""
     return table_of([_epoch(epoch) for epoch in run.epochs])
 
@@ -325,7 +325,7 @@ def _epoch(epoch: Epoch) -> dict[str, str]:
     }
 
 
-def reads(run: Run) -> Table:
+def reads(run: Run) -> PageTable:
     """Return how many samples were read from each level, by all processes that have ended."""
     records = [each.record for each in run.all_of("cache")]
     counts = {name: sum(whole(each, key) or 0 for each in records) for key, name in LEVELS.items()}
@@ -333,14 +333,14 @@ def reads(run: Run) -> Table:
     rows = [
         [name, f"{counts[name]:,}", f"{each:.1%}", BAR.format(f"{each:.1%}")] for name, each in shares.items()
     ]
-    return Table(["level", "samples", "share", ""], rows)
+    return PageTable(["level", "samples", "share", ""], rows)
 
 
-def events(run: Run) -> Table:
+def events(run: Run) -> PageTable:
     """Return what happened at which second and step, besides epochs and checkpoints."""
     found = [(each, _in_words(each.record)) for each in run.events]
     rows = [[duration(each.seconds), f"{each.end:,}", words] for each, words in found if words]
-    return Table(["after", "step", ""], rows, "events")
+    return PageTable(["after", "step", ""], rows, "events")
 
 
 def _in_words(record: Record) -> str:

@@ -70,13 +70,9 @@ class Page:
 
     def _data(self, picture: Picture) -> str:
         """Return the points of curves as the script reads them."""
-        several = len(self._runs) > 1
+        names = [run.name for run in self._runs] if len(self._runs) > 1 else [""]
         curves = [
-            [
-                drawing.page_color(run),
-                ", ".join(filter(None, (self._runs[run].name if several else "", label))),
-                [[spot.x, spot.y, spot.text] for spot in spots],
-            ]
+            [drawing.page_color(run), ", ".join(filter(None, (names[run], label))), spots]
             for run, label, spots in picture.spots
         ]
         return json.dumps(curves, separators=(",", ":"))
