@@ -145,9 +145,9 @@ def run_of(name: str, folder: Folder) -> Run:
     )
     choices = {whole(each.record, "phase"): each.record for each in run.all_of("choice")}
     for index in range(max([*configs, *results, *walk.begins], default=-1) + 1):
-        parts = (each.get(index, {}) for each in (configs, results, choices))
+        config, result, choice = (each.get(index, {}) for each in (configs, results, choices))
         own = [each for each in run.epochs if each.phase == index]
-        run.phases.append(Phase(index, *parts, walk.begins.get(index), own))
+        run.phases.append(Phase(index, config, result, choice, walk.begins.get(index), own))
     return run
 
 
