@@ -55,9 +55,8 @@ def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | N
     def change(content: Mapping[str, Any]) -> dict[str, Any]:
         given = content.get("dataset")
         keys = given if isinstance(given, Mapping) else {"name": given}
-        name = keys.get("name")
-        is_known = isinstance(name, str) and name in KNOWN and "path" not in keys
-        if not is_known or "path" not in options_of(DATASETS[name]):
+        name = str(keys.get("name"))
+        if name not in KNOWN or "path" in keys or "path" not in options_of(DATASETS[name]):
             return dict(content)
         counted.append(name)
         return generated(content)
