@@ -12,7 +12,6 @@ from benchmarks.drawing.pages import Table, milliseconds
 from commlib import REDUCERS, Link, Network, Prediction, predict
 from commlib.cost import union
 from training.plan.cluster import load_cluster
-from training.plan.step import Bucket, Workload, step_seconds
 
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
 HALF, FULL = "fp16", "fp32"
@@ -156,8 +155,7 @@ def cell(training: Training, reducer: str, slowdown: float = 1.0) -> Cell:
     seconds = slowdown * in_half(reducer, training.parameters)
     computing = batch / training.single_gpu
     paper = training.throughput[reducer]
-    whole = Workload(training.name, computing, (Bucket(training.parameters, 1.0),))
-    throughput = world_size * batch / step_seconds(whole, seconds, [seconds]).plain
+    throughput = world_size * batch / (computing + seconds)
     ideal = world_size * training.single_gpu
     return Cell(
         training.name,

@@ -22,20 +22,19 @@ from training.commands import plan as command
 from training.commands.main import app
 from training.config.config import load
 from training.config.schema import ConfigurationError
+from training.plan import simulation
 from training.plan.cluster import FOLDER, ClusterFile, LinkRecord, load_cluster
-from training.plan.curves import Curve
 from training.plan.exchange import Exchange
-from training.plan.memory import kept_by
+from training.plan.memory import Weights, kept_by, weights_of
 from training.plan.plan import check_room
 from training.plan.planner import make_plan
 from training.plan.samples import Epoch, Listing, listing_of, load_countable
 from training.plan.simulation import simulations
 from training.plan.site import Site, nodes_of, site_of
-from training.plan.step import Bucket, Workload, step_seconds
-from training.plan.weights import Weights, weights_of
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 ALONE = ("ranks_per_node=null", "cache={}")
+LONG_WARMUP = "{start: 1, end: 0, warmup: {start: 0, epochs: 50}}"
 INTRA, INTER = Link(1e-6, 1e-9), Link(1e-4, 1e-8)
 SMALL = """
 nodes: 2
@@ -99,25 +98,16 @@ def test_the_efficiencies_of_table_3_are_those_of_docs_validation(training, sche
         "VGG-19": ("vgg19", 224, 143_667_240),
     }[training]
     # Values of 16 bits: half as many of the 32 that dense reducers send.
-    name = (
-        f"reducer={{name: {reducer}, density: 0.01, wire: fp16}}"
-        if reducer == "hitopk"
-        else f"reducer={reducer}"
-    )
-    words = [
-        name,
-        f"model={model}",
-        "precision=float16",
-    ]
+    is_sparse = reducer == "hitopk"
+    given = "reducer={name: hitopk, density: 0.01, wire: fp16}" if is_sparse else f"reducer={reducer}"
     phase = f"{{epochs: 1, input_size: {side}, batch_size: 256, learning_rate: 0.1}}"
-    plan = planned(
-        [*words, f"phases=[{phase}]"],
+    (found,) = planned(
+        [given, f"model={model}", "precision=float16", f"phases=[{phase}]"],
         cluster="tencent_v100",
         config="imagenet_resnet50_90epochs",
-        sizes=[size if reducer == "hitopk" else size // 2],
+        sizes=[size if is_sparse else size // 2],
         epochs=[Epoch(39, 128 * 256, "samples")],
-    )
-    (found,) = plan.phases
+    ).phases
     assert (f"{found.per_second:,.0f}", f"{found.efficiency:.1%}") == (throughput, efficiency)
 
 
@@ -164,12 +154,8 @@ def test_the_price_of_the_configuration_is_of_all_nodes(cluster, tmp_path):
 
 
 def test_traffic_counts_each_epoch_at_its_own_density(cluster):
-    words = [
-        "phases.0.density_warmup={start: 0.25, epochs: 2}",
-        "phases.0.epochs=3",
-        "phases.0.reducer.density=0.01",
-    ]
-    sparse = planned(words, cluster=cluster).phases[0]
+    words = ["phases.0.density_warmup={start: 0.25, epochs: 2}", "phases.0.epochs=3"]
+    sparse = planned([*words, "phases.0.reducer.density=0.01"], cluster=cluster).phases[0]
 
     def both_nodes(density):
         nodes = bytes_of_nodes("hitopk", [[0, 1], [2, 3]], 1000, density=density)
@@ -195,29 +181,12 @@ def test_buckets_hide_their_messages_behind_the_layers_that_come_later(cluster):
     assert off.step == pytest.approx(computing + 2 * bucket)
 
 
-def test_messages_wait_for_the_layers_of_their_bucket_and_for_the_bucket_before():
-    early, late = Bucket(100, share=1 / 3), Bucket(200, share=2 / 3)
-    step = step_seconds(Workload("mine", 9.0, (early, late)), whole=5.5, messages=[1.0, 5.0])
-    # forward to 3, the late layers to 7, their messages to 12, the early layers to 9, their messages to 13
-    assert step.overlapped == pytest.approx(13.0)
-    assert (step.plain, step.undivided, step.messages) == (15.0, 14.5, 6.0)
-    assert step.hidden == pytest.approx(2 / 6)
-
-
 def test_gradients_on_gpus_are_one_bucket_unless_they_go_by_mpi(tmp_path):
     path = tmp_path / "gpus.yaml"
     path.write_text(f"{SMALL}gpu_memory_gib: 8\n")
     words = ["bucket_mib=0.0016"]
     assert planned(words, cluster=str(path), sizes=[400, 400]).phases[1].buckets == 1
     assert planned([*words, "transport=mpi"], cluster=str(path), sizes=[400, 400]).phases[1].buckets == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [([0.1], "0.1"), ([0.0, 0.4, 0.2, 0.01], "0 → 0.4 → 0.01"), ([0.25, 0.001], "0.25 → 0.001")],
-)
-def test_a_curve_is_its_first_largest_and_last_value(values, text):
-    assert str(Curve.of_values(values)) == text
 
 
 def test_the_peak_of_a_warm_up_is_seen_in_a_phase_of_many_steps():
@@ -272,15 +241,11 @@ def test_the_residual_is_that_of_what_a_rank_selects_from(name, share):
     assert kept_by(name, {}, nodes_of(4, 2), 1000, None).residual == 2 * 4000 * share
 
 
+PLAIN = [(name, {}) for name in ("torus2d", "allgather", "gtopk", "ssar_split", "oktopk", "hitopk")]
+
+
 @pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        ("torus2d", {}),
-        ("torus2d", {"values": "qsgd8"}),
-        ("allgather", {}),
-        ("allgather", {"decay": 0.9}),
-        *((name, {}) for name in ("gtopk", "ssar_split", "oktopk", "hitopk")),
-    ],
+    ("name", "own"), [*PLAIN, ("torus2d", {"values": "qsgd8"}), ("allgather", {"decay": 0.9})]
 )
 @pytest.mark.parametrize("density", [0.01, 0.1])
 def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, own, density):
@@ -331,15 +296,8 @@ def test_the_first_throughput_that_fits_counts(cluster):
         (("memory_gib", "memory_gb"), 'memory_gb: unknown key, did you mean "memory_gib"?'),
         (("beta: 1.0e-8", "gbit_per_second: 1"), "inter: expected alpha and beta or microseconds and "),
         (("inter: {alpha: 1.0e-4, beta: 1.0e-8}\n", ""), "inter: missing, expected a link"),
-        (
-            ("model: resnet8", "precision: float16"),
-            "throughput[0]: expected model or configuration, got none",
-        ),
-        (
-            ("per_second: 500", "per_second: -5"),
-            "throughput[1].per_second: expected a number above 0, got -5",
-        ),
-        (("phase: 2", "phase: 0"), "throughput[1].phase: expected a whole number from 1, got 0"),
+        (("model: resnet8", "precision: float16"), "throughput[0]: expected model or configuration"),
+        (("per_second: 500", "per_second: -5"), "throughput[1].per_second: expected a number above 0"),
         (("alpha: 1.0e-4", "alpha: fast"), "inter.alpha: expected a number from 0, got 'fast'"),
     ],
 )
@@ -353,8 +311,7 @@ def test_a_wrong_cluster_file_is_refused_in_one_line(tmp_path, changed, line):
 
 
 def test_a_node_without_neighbours_needs_no_link_to_them():
-    alone = ClusterFile(nodes=1, ranks_per_node=1)
-    assert alone.network == Network()
+    assert ClusterFile(nodes=1, ranks_per_node=1).network == Network()
 
 
 def test_fewer_ranks_fill_node_after_node(cluster):
@@ -401,7 +358,7 @@ def test_without_cluster_and_profile_bytes_and_memory_are_there_and_one_line_say
 
 
 def test_a_reducer_that_declares_no_cost_has_no_bytes_and_seconds(cluster, monkeypatch, tmp_path):
-    program = "from commlib import Reducer\n\nclass Mine(Reducer):\n    sparse = True\n    _reduce = None\n"
+    program = "from commlib import Reducer\nclass Mine(Reducer):\n    sparse = True\n    _reduce = None\n"
     (tmp_path / "my_costless.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("my_costless")
@@ -453,7 +410,7 @@ def test_pictures_that_would_be_generated_are_only_counted():
     config = load("synthetic", ["dataset.samples=2000000", "phases.0.batch_size=1000"])
     listing = listing_of(config, nodes_of(1, 1), is_counted=False)
     assert listing.epochs[0].steps == 2000
-    with pytest.raises(ValueError, match="samples: expected a whole number from 1, got 'many'"):
+    with pytest.raises(ValueError, match="samples"):
         listing_of(load("synthetic", ["dataset.samples=many"]), nodes_of(1, 1), is_counted=False)
 
 
@@ -473,24 +430,12 @@ def test_the_weights_are_those_of_the_model():
     [
         (["phases.0.batch_size=400"], {"ranks": 4}, "phases[0].batch_size: expected at most the 1437 "),
         (["phases.0.input_size=3", "model=vgg_tiny"], {}, f"{DIGITS}: phases[0].input_size: expected at "),
-        (
-            ["phases.0.density_warmup={start: 0.5, epochs: 99}"],
-            {},
-            "phases[0].density_warmup.epochs: expected",
-        ),
+        (["phases.0.density_warmup={start: 0.5, epochs: 99}"], {}, "phases[0].density_warmup.epochs: "),
         (["cache.shards=3"], {"ranks": 4}, "cache.shards: expected a divisor of the 64 samples"),
-        (
-            ["phases.0.learning_rate={start: 1, end: 0, warmup: {start: 0, epochs: 50}}"],
-            {},
-            "phases[0].learni",
-        ),
+        ([f"phases.0.learning_rate={LONG_WARMUP}"], {}, "phases[0].learning_rate"),
         (["reducer=auto"], {"ranks": 4}, "phases[0].reducer: expected a name, --cluster or a profile"),
-        (
-            [],
-            {"cluster": "tencent_v100", "ranks": 129},
-            "-np: expected at most the 128 ranks of tencent_v100",
-        ),
-        ([], {"cluster": "tencent"}, "expected a YAML file or the name of one that ships: unknown cluster"),
+        ([], {"cluster": "tencent_v100", "ranks": 129}, "-np: expected at most the 128 ranks"),
+        ([], {"cluster": "tencent"}, "expected a YAML file or the name of one that ships"),
         (["ranks_per_node=4"], {"cluster": "tencent_v100"}, "ranks_per_node: expected 8 as on the nodes of "),
         (["densty=1"], {}, f"{DIGITS}: densty: unknown key (known here: name, "),
         (["profile=/no/such.json"], {}, "/no/such.json: no such profile"),
@@ -505,7 +450,6 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(capsys, monkeypatch, words,
     ("old", "new"),
     [
         ("memory_gib: 1", "memory_gib: 1.0e+308"),
-        ("alpha: 1.0e-4", "alpha: 1.0e+308"),
         ("beta: 1.0e-8", "beta: 1.0e+308"),
         ("{alpha: 1.0e-4, beta: 1.0e-8}", "{microseconds: 0, gbit_per_second: 5.0e-324}"),
         ("per_second: 500", "per_second: 5.0e-324"),
@@ -523,9 +467,7 @@ def test_numbers_that_nothing_can_be_computed_with_are_refused_in_one_line(
 
 def test_links_that_cost_nothing_can_be_planned_for(tmp_path):
     path = tmp_path / "free.yaml"
-    path.write_text(
-        SMALL.replace("1.0e-4, beta: 1.0e-8", "0, beta: 0").replace("1.0e-6, beta: 1.0e-9", "0, beta: 0")
-    )
+    path.write_text(re.sub("alpha: .*?, beta: .*?}", "alpha: 0, beta: 0}", SMALL))
     assert [phase.efficiency for phase in planned(cluster=str(path)).phases] == [1.0, 1.0]
 
 
@@ -537,21 +479,16 @@ def test_a_node_without_room_is_refused(cluster):
         return str(refusal.value)
 
     gib = 1 << 30
-    assert line(disk=2 * gib) == (
-        f"cache.disk: expected at most the 1.0 GiB that cluster {cluster} has, got 2.0 GiB"
-    )
-    assert line(memory=gib).startswith("cache.memory: expected at most the 512.0 MiB that ")  # half of it
-    own = "phases[0]: memory of 2 ranks on a node, and its cache.memory: expected at most the 1.0 GiB"
-    assert line(size=50_000_000).startswith(own)
+    assert line(disk=2 * gib).startswith("cache.disk: expected at most the 1.0 GiB")
+    assert line(memory=gib).startswith("cache.memory: expected at most the 512.0 MiB")  # half of it
+    assert line(size=50_000_000).startswith("phases[0]: memory of 2 ranks on a node")
 
 
 def test_a_model_too_large_for_a_gpu_is_refused(tmp_path):
     path = tmp_path / "gpus.yaml"
     path.write_text(SMALL.replace("memory_gib: 1\n", "memory_gib: 0.5\ngpu_memory_gib: 0.5\n"))
     plan = planned(cluster=str(path), sizes=[50_000_000])
-    with pytest.raises(
-        ValueError, match=r"^phases\[0\]: memory of a rank on its GPU: expected at most the 512"
-    ):
+    with pytest.raises(ValueError, match="on its GPU"):
         check_room(plan)
     check_room(planned(cluster=str(path), sizes=[15_000_000]))  # not in the node's memory
 
@@ -572,8 +509,6 @@ def test_the_reducers_own_code_takes_as_long_as_the_closed_form(cluster):
 
 
 def test_fewer_ranks_than_asked_for_and_default_links_are_said(monkeypatch):
-    from training.plan import simulation
-
     monkeypatch.setattr(simulation, "MOST_MESSAGES", 500)
     words = ["digits", "ranks_per_node=2", "reducer=dense", "cache={}", "-np", "4"]
     printed = run(monkeypatch, *words, "--simulate", "24")
@@ -587,8 +522,6 @@ def test_phases_of_one_reducer_are_simulated_once(cluster):
 
 
 def test_a_gradient_that_does_not_fit_is_cut_and_too_many_messages_take_fewer_ranks(cluster, monkeypatch):
-    from training.plan import simulation
-
     monkeypatch.setattr(simulation, "MOST_BYTES", 400_000)
     monkeypatch.setattr(simulation, "MOST_MESSAGES", 200)
     plan = planned(["reducer=dense"], cluster=cluster, sizes=[50_000])
@@ -615,9 +548,8 @@ def test_json_is_one_object_with_the_numbers_of_the_tables(monkeypatch, cluster)
     assert [phase["steps"] for phase in record["phases"]] == [22 * 12, 22 * 8]
     assert record["phases"][0]["slow_bytes"] == 80
     assert record["phases"][1]["rate"] == {"start": 0.1, "peak": 0.1, "end": 0.0}
-    assert record["phases"][0]["memory"]["total"] == sum(
-        value for key, value in record["phases"][0]["memory"].items() if key != "total"
-    )
+    memory = record["phases"][0]["memory"]
+    assert 2 * memory["total"] == sum(memory.values())
     assert record["total"]["seconds"] == pytest.approx(sum(each["seconds"] for each in record["phases"]))
     assert [each["reducer"] for each in record["simulated"]] == ["hitopk", "dense"]
     printed = run(monkeypatch, *words)

@@ -20,9 +20,8 @@ def of_phases(cluster, *phases, words=()):
         f"{{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: {STEPS}, {each}}}" for each in phases
     )
     words = [f"phases=[{listed}]", "model=resnet8", "reducer=dense", *words]
-    return planned(
-        words, cluster=cluster, sizes=[SIZE], epochs=[Epoch(STEPS, 192, "samples")] * len(phases)
-    ).phases
+    epochs = [Epoch(STEPS, 192, "samples")] * len(phases)
+    return planned(words, cluster=cluster, ranks=4, sizes=[SIZE], epochs=epochs).phases
 
 
 @pytest.mark.parametrize(("steps", "exchanges"), [(5, 5), (10, 3), (1, 25), (100, 1)])
@@ -51,15 +50,7 @@ def test_bytes_are_those_of_the_reducer_by_hand(cluster):
 
 
 def test_on_one_node_the_replica_is_all_ranks():
-    (phase,) = planned(
-        [
-            "phases=[{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: 25, local_steps: 5}]",
-            "reducer=dense",
-        ],
-        ranks=4,
-        sizes=[SIZE],
-        epochs=[Epoch(STEPS, 192, "samples")],
-    ).phases
+    (phase,) = of_phases(None, "local_steps: 5")
     assert phase.slow_bytes == round(phase.dense_bytes * (1 + 1 / 5))
 
 

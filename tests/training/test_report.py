@@ -1,5 +1,7 @@
 """Reports: what a run has left, where it is in steps and seconds, what is said of it, and the page."""
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -15,12 +17,12 @@ from tests.training.recorded import RECORDED, begun, checkpoint, epoch, folder, 
 from tests.training.small import phase, trainer
 from training.commands.main import app
 from training.config import run_files
-from training.report import facts, tables
+from training.report import facts
 from training.report.curves import charts, thinned
 from training.report.drawing import MOST_RUNS
 from training.report.page import Page
 from training.report.reading import read
-from training.report.timeline import run_of
+from training.report.run import run_of
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
 VOID = {"meta", "input"}
@@ -28,6 +30,15 @@ VOID = {"meta", "input"}
 
 def run_in(path, name="run"):
     return run_of(name, read(path))
+
+
+def rows_of(table):
+    """Return the rows of a table as dictionaries."""
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def happened(run):
+    return [words for _, _, words in facts.events(run).rows]
 
 
 def report(*words: object):
@@ -55,8 +66,7 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
+        self._open += [tag] * (tag not in VOID)
 
     def handle_startendtag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
@@ -65,7 +75,7 @@ class Elements(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        if self._open and self._open[-1] not in ("style", "script"):
+        if self._open and self._open[-1] not in ("style", "script") and data.strip():
             self.words.append(data)
 
 
@@ -176,9 +186,7 @@ def test_a_run_that_was_stopped_anywhere_has_a_page(tmp_path, kept):
     lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (path / "metrics.jsonl").write_bytes(b"".join(lines[:kept])[:-7])
     if kept == 1:
-        assert refusal(path) == (
-            f"cloudtrain: report: {path}/metrics.jsonl: expected the records of a run, found none"
-        )
+        assert "expected the records of a run, found none" in refusal(path)
         return
     words = Elements(Page([run_in(path)]).text).words
     assert "unfinished" in words
@@ -194,22 +202,15 @@ def test_a_run_of_one_rank_is_read_as_the_trainer_records_it(tmp_path):
     assert list(ended.metrics) == ["top1", "top5"]
     assert (ended.unit, ended.end, run.end) == ("images", 3, 3)
     assert [each.end for each in run.steps] == [1, 2, 3]
-    assert [chart.name for chart in charts([run])] == [
-        "loss",
-        "top1",
-        "top5",
-        "throughput",
-        "learning-rate",
-    ]
+    drawn = [chart.name for chart in charts([run])]
+    assert drawn == ["loss", "top1", "top5", "throughput", "learning-rate"]
     told = facts.facts(run)
     assert told["target"].startswith("top1 of at least 1.00 %: reached in epoch 1, after ")
     assert told["reducers"] == "none: one rank"
     assert told["ranks"].startswith("1 rank on 1 node (")
     assert told["checkpoints"].startswith("2, ")
     assert facts.state(run) == facts.REACHED
-    assert (path / "summary.json").exists()
     files = (run_files.METRICS, run_files.SUMMARY, run_files.CONFIG, run_files.DAWNBENCH)
-    assert files == ("metrics.jsonl", "summary.json", "config.yaml", "dawnbench.json")
     assert all((path / name).exists() for name in files)
     assert told["hardware"].startswith("1 rank on ")
 
@@ -222,19 +223,10 @@ def test_a_run_without_tests_shows_its_loss(tmp_path):
 
 
 def test_a_run_of_an_older_format_is_shown(tmp_path):
-    older = {"accuracy": 0.5, "accuracy_of_five": 0.75}, {"input_size": 6, "correct": 180, "samples": 360}
-    record = {
-        "kind": "epoch",
-        "seconds": 1.0,
-        **older[0],
-        "epoch": 0,
-        "reducer": "hitopk",
-        "steps": 4,
-        **older[1],
-    }
-    run = run_in(folder(tmp_path / "a", [*begun(), record | {"images_per_second": 10.0}]))
-    header, rows = tables.epochs(run)
-    shown = dict(zip(header, rows[0], strict=True))
+    record = {"kind": "epoch", "seconds": 1.0, "accuracy": 0.5, "accuracy_of_five": 0.75, "epoch": 0}
+    record |= {"reducer": "hitopk", "steps": 4, "input_size": 6, "images_per_second": 10.0}
+    run = run_in(folder(tmp_path / "a", [*begun(), record]))
+    (shown,) = rows_of(facts.epochs(run))
     assert shown["input"] == "6 px"
     assert (shown["accuracy"], shown["accuracy_of_five"], shown["images/s"]) == ("50.00 %", "0.75", "10")
 
@@ -244,17 +236,11 @@ def test_a_run_of_an_older_format_is_shown(tmp_path):
 
 def test_density_follows_its_warm_up(tmp_path):
     reducer = {"name": "hitopk", "density": 0.01}
-    phases = [
-        {"epochs": 3, "reducer": reducer, "density_warmup": {"start": 0.16, "epochs": 2}},
-        {"epochs": 1},
-    ]
+    warmup = {"start": 0.16, "epochs": 2}
+    phases = [{"epochs": 3, "reducer": reducer, "density_warmup": warmup}, {"epochs": 1}]
     records = [*begun(), *(epoch(number) for number in range(3)), epoch(3, reducer="dense")]
-    (density,) = [
-        each
-        for each in charts([run_in(folder(tmp_path / "a", records, phases=phases))])
-        if each.name == "density"
-    ]
-    (curve,) = density.curves
+    found = {each.name: each for each in charts([run_in(folder(tmp_path / "a", records, phases=phases))])}
+    (curve,) = found["density"].curves
     found = [(point.end, pytest.approx(point.value)) for point in curve.points]
     # from 0.16 in two equal ratios to 0.01: a quarter each; then all
     expected = [(0, 0.16), (4, 0.16), (4, 0.04), (8, 0.04), (8, 0.01), (12, 0.01), (12, 1.0), (16, 1.0)]
@@ -264,12 +250,12 @@ def test_density_follows_its_warm_up(tmp_path):
 def test_bytes_are_those_of_a_step_and_dense_ones_stand_beside_them(tmp_path):
     sent = {"sent_inter_bytes": 400, "sent_intra_bytes": 80, "dense_inter_bytes": 4000}
     run = run_in(folder(tmp_path / "a", [*begun(), epoch(0, steps=4, **sent)]))
-    found = {
-        chart.name: [[point.value for point in curve.points] for curve in chart.curves]
-        for chart in charts([run])
-    }
-    assert found["bytes-inter"] == [[100.0, 100.0], [1000.0, 1000.0]]
-    assert found["bytes-intra"] == [[20.0, 20.0]]
+    curves = {chart.name: chart.curves for chart in charts([run])}
+    inter, intra = (
+        [[point.value for point in each.points] for each in curves[f"bytes-{link}"]]
+        for link in ("inter", "intra")
+    )
+    assert (inter, intra) == ([[100.0, 100.0], [1000.0, 1000.0]], [[20.0, 20.0]])
     assert ("sent between nodes", "400 B", "10% of the 4.00 kB of dense") in list(facts.tiles(run))
 
 
@@ -279,29 +265,22 @@ def test_the_exchange_is_set_beside_what_auto_predicted(tmp_path):
     stages = [{"select": 0.5, "forward_backward": 9.0}, {"select": 0.001, "inter": 0.002}, {"combine": 0.003}]
     records = [*begun(), choice, *(epoch(place, stage_seconds=each) for place, each in enumerate(stages))]
     run = run_in(folder(tmp_path / "a", records, phases=[{"epochs": 3}]))
-    header, (row,) = tables.phases(run)
-    told = dict(zip(header, row, strict=True))
+    (told,) = rows_of(facts.phases(run))
     # the first epoch, in which kernels may be compiled, does not move a median
     assert (told["exchange a step"], told["predicted"], told["predicted, dense"]) == ("3 ms", "2 ms", "25 ms")
-    assert (0.0, 0, "phase 1: auto picks hitopk: 2 ms expected") in list(tables.events(run))
+    assert ["0.0 s", "0", "phase 1: auto picks hitopk: 2 ms expected"] in facts.events(run).rows
 
 
 def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     late = [{"rank": 1, "excess": 0.1}, {"rank": 1, "excess": 0.3}, {"rank": 0, "excess": 0.9}]
     records = [*begun(), *(epoch(place, slowest=each) for place, each in enumerate(late))]
-    records += [
-        {"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25},
-        checkpoint(4, 1.0, copied=0.1),
-    ]
-    records += [
-        checkpoint(8, 1.0, copied=0.1, written=5.0, waited=0.2),
-        {"kind": "stop", "seconds": 2.0, "reason": "loss no better"},
-    ]
+    records.append({"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25})
+    records += [checkpoint(4, 1.0, copied=0.1), checkpoint(8, 1.0, copied=0.1, written=5.0, waited=0.2)]
+    records.append({"kind": "stop", "seconds": 2.0, "reason": "loss no better"})
     path = folder(tmp_path / "a", records)
-    (path / "summary.json").write_text(
-        '{"seconds": 4.0, "phases": [{"skipped_steps": 2}, {"skipped_steps": 1}]}'
-    )
-    assert [words for _, _, words in tables.events(run_in(path))] == [
+    summary = {"seconds": 4.0, "phases": [{"skipped_steps": 2}, {"skipped_steps": 1}]}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert happened(run_in(path)) == [
         "steps compiled in 0.0 s",
         "ranks stood still for 250 ms before phase 2",
         "loss no better: the run ended early",
@@ -317,8 +296,8 @@ def test_samples_are_counted_by_level_over_all_processes(tmp_path):
     counts = [{"memory": 5, "storage": 1}, {"memory": 1, "storage": 1, "damaged_on_disk": 2}]
     records = [record for each in counts for record in (*begun(), {"kind": "cache", "seconds": 1.0, **each})]
     run = run_in(folder(tmp_path / "a", records))
-    assert [(count, share) for _, count, share in tables.reads(run)] == [(6, 0.75), (2, 0.25)]
-    assert "2 damaged records of the cache were read again" in [words for _, _, words in tables.events(run)]
+    assert [row[1:3] for row in facts.reads(run).rows] == [["6", "75.0%"], ["2", "25.0%"]]
+    assert "2 damaged records of the cache were read again" in happened(run)
 
 
 def test_of_many_points_means_remain_and_none_is_left_out(tmp_path):
@@ -346,7 +325,9 @@ def test_a_page_is_one_file_that_refers_to_nothing_outside(page):
     assert all(each.startswith("#") for each in links)
     assert not re.search(r"\ssrc=|@import|url\((?!#)", page.text)
     policy = re.search(r'Content-Security-Policy" content="(.*?)"', page.text)[1]
-    assert policy.startswith("default-src &#x27;none&#x27;")
+    assert policy.startswith("default-src 'none'")
+    script = re.search("<script>(.*)</script>", page.text, re.DOTALL)[1]
+    assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert len(page.text) < 400_000
 
 
@@ -408,24 +389,17 @@ def test_runs_share_axes_and_are_told_apart_by_name(tmp_path):
 
 
 def test_names_are_text_wherever_they_come_from(tmp_path):
+    names = {"command": HOSTILE, "hosts": [HOSTILE], "versions": {HOSTILE: HOSTILE}, "transport": HOSTILE}
     records = [
-        *begun(
-            command=HOSTILE,
-            hosts=[HOSTILE],
-            ranks=2,
-            nodes=[2],
-            versions={HOSTILE: HOSTILE},
-            transport=HOSTILE,
-        ),
+        *begun(ranks=2, nodes=[2], **names),
         {"kind": "choice", "seconds": 0.0, "phase": 0, "reason": HOSTILE},
         {"kind": "switch", "seconds": 0.0, "before": HOSTILE, "after": HOSTILE},
         epoch(0, reducer=HOSTILE, input=HOSTILE, metrics={HOSTILE: 0.5}, **{f"{HOSTILE}_per_second": 5.0}),
         epoch(1, reducer=HOSTILE, input=HOSTILE, metrics={HOSTILE: 0.5}, stage_seconds={"select": 1.0}),
     ]
     parts = dict.fromkeys(("name", "model", "dataset", "optimizer"), HOSTILE)
-    path = folder(
-        tmp_path / "a", records, **parts, phases=[{"epochs": 1}, {"epochs": 1, "learning_rate": HOSTILE}]
-    )
+    phases = [{"epochs": 1}, {"epochs": 1, "learning_rate": HOSTILE}]
+    path = folder(tmp_path / "a", records, **parts, phases=phases)
     plain = Elements(Page([run_in(path, "run")] * 2).text)
     hostile = Elements(Page([run_in(path, HOSTILE)] * 2).text)
     assert [tag for tag, _ in hostile.found] == [tag for tag, _ in plain.found]
@@ -476,22 +450,15 @@ def test_the_report_of_several_runs_is_here_and_names_them_apart(tmp_path, monke
 
 
 def test_what_is_no_run_is_one_line(tmp_path):
-    line = refusal(tmp_path)
-    assert line == (
-        f"cloudtrain: report: {tmp_path}: expected the folder of a run, which has a file metrics.jsonl: "
-        "No such file or directory"
-    )
     (tmp_path / "file").touch()
-    assert "expected the folder of a run" in refusal(tmp_path / "file")
+    for path in (tmp_path, tmp_path / "file"):
+        assert f"{path}: expected the folder of a run" in refusal(path)
     assert r"no\x1b[2J: expected" in refusal(tmp_path / "no\x1b[2J")
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
     path = folder(tmp_path / "a", [*begun(), epoch(0)])
-    expected = f"cloudtrain: report: --output: expected a file that ends in .html, got {tmp_path}/x.pdf"
-    assert refusal(path, "--output", tmp_path / "x.pdf") == expected
+    assert "--output: expected a file that ends in .html" in refusal(path, "--output", tmp_path / "x.pdf")
     line = refusal(path, "--output", tmp_path / "no" / "x.html")
     assert line.endswith("no/x.html: expected a file that can be written: No such file or directory")
-    assert refusal(*[path] * (MOST_RUNS + 1)).endswith(
-        f"expected at most {MOST_RUNS} runs, got {MOST_RUNS + 1}"
-    )
+    assert f"at most {MOST_RUNS} runs" in refusal(*[path] * (MOST_RUNS + 1))

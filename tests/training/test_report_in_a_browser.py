@@ -42,18 +42,12 @@ def browse(chromium, tmp_path):
     def opened(page: Path, *words: str) -> str:
         command = [
             *(chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-            *(
-                "--disable-background-networking",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                "--hide-scrollbars",
-            ),
+            *("--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={tmp_path}/profile"),
             *("--enable-logging=stderr", "--log-level=0", f"--window-size={WIDTH},{HEIGHT}", *words),
             page.as_uri(),
         ]
-        environment = os.environ | {"HOME": str(tmp_path)}
-        result = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        own = {"env": os.environ | {"HOME": str(tmp_path)}, "capture_output": True, "text": True}
+        result = subprocess.run(command, **own, timeout=120, check=False)
         assert result.returncode == 0, tail(result)
         assert [line for line in result.stderr.splitlines() if "CONSOLE" in line] == []
         return result.stdout
@@ -72,11 +66,8 @@ def two(tmp_path_factory):
     here = tmp_path_factory.mktemp("two")
     shutil.copytree(RECORDED / "small", here / "other")
     lines = (here / "other" / "metrics.jsonl").read_text()
-    lower = re.sub(
-        r'"(loss|top1|top5|images_per_second)": ([\d.]+)',
-        lambda found: f'"{found[1]}": {0.8 * float(found[2])}',
-        lines,
-    )
+    values = r'"(loss|top1|top5|images_per_second)": ([\d.]+)'
+    lower = re.sub(values, lambda found: f'"{found[1]}": {0.8 * float(found[2])}', lines)
     (here / "other" / "metrics.jsonl").write_text(lower)
     return page_of(here / "two.html", (RECORDED / "small", "small"), (here / "other", "other"))
 
@@ -116,12 +107,8 @@ def test_values_are_shown_where_the_pointer_is(browse, two, tmp_path):
     pointed.write_text(page.replace("</body>", f"{POINT}</body>"))
     (tip,) = re.findall(r'<div class="tip"(?! hidden)[^>]*>(.*?)</div></div>', browse(pointed, "--dump-dom"))
     words = re.findall(r"<span>(.*?)</span>", tip)
-    assert [word.partition(":")[0] for word in words] == [
-        "small, rank 0",
-        "other, rank 0",
-        "small",
-        "other",
-    ]
+    names = [word.partition(":")[0] for word in words]
+    assert names == ["small, rank 0", "other, rank 0", "small", "other"]
     value = {word.partition(":")[0]: float(re.search(r": ([\d.]+) at step", word)[1]) for word in words}
     assert value["other"] == pytest.approx(0.8 * value["small"], rel=2e-3)  # four digits are shown
 

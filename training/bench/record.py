@@ -67,13 +67,11 @@ class Seconds:
         return Seconds(self.median / count, self.min / count, self.max / count, self.runs)
 
 
-def elapsed(
-    candidate: Callable[[Input], object], given: Input, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def elapsed(candidate: Callable[[Input], object], given: Input) -> float:
     """Return the seconds of one call."""
-    start = clock()
+    start = time.perf_counter()
     result = candidate(given)
-    seconds = clock() - start
+    seconds = time.perf_counter() - start
     del result  # only now: freeing memory is not part of the work
     return seconds
 
@@ -86,10 +84,10 @@ def alternate(
     *,
     limit_seconds: float = math.inf,
 ) -> dict[str, Seconds]:
-    """Return the seconds of each candidate; in every run each is called once, in the order given.
+    """Return the seconds of each candidate; candidates alternate, so that other load affects all of them.
 
-    So other load of the machine affects all of them. Each call gets the next of ``inputs``, round and round.
-    The first runs are not counted. A candidate that would take more than ``limit_seconds`` has fewer runs.
+    Each call gets the next of ``inputs``, round and round. The first runs are not counted. A candidate that
+    would take more than ``limit_seconds`` has fewer runs.
     """
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     left = dict.fromkeys(candidates, WARM_UP_RUNS + runs)
@@ -105,7 +103,7 @@ def alternate(
 
 
 def rotations(vector: Float32) -> list[Float32]:
-    """Return ``vector`` and rotated copies of it: two or more, together twice as large as the caches."""
+    """Return two or more rotations of ``vector`` that together are twice as large as the caches."""
     count = min(MOST_INPUTS, max(2, -(-2 * cache_bytes() // vector.nbytes)))
     return [np.roll(vector, number * len(vector) // count) for number in range(count)]
 
@@ -128,8 +126,8 @@ class WrongResult(Exception):
 class Record:
     """A subject measured in a case, against one peer or none.
 
-    ``missing``: why the peer could not be measured. ``bytes``: what the busiest rank sends in one step,
-    ``None`` where it is not known. ``more``: keys of this bench alone.
+    ``missing``: why the peer could not be measured. ``bytes``: of the busiest rank in one step, ``None``: not
+    known. ``more``: keys of this bench alone.
     """
 
     bench: str

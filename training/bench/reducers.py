@@ -4,11 +4,10 @@ Reducers alternate on the same gradients, and the result of the first step is ch
 """
 
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from statistics import fmean, median, median_low
 from typing import Any
 
@@ -44,7 +43,7 @@ Nodes = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A reducer, its codec if it is not its own, and its class if it is none of ``REDUCERS``."""
+    """A reducer; ``wire``: a codec in place of its default; ``kind``: a class that is not in ``REDUCERS``."""
 
     name: str
     wire: str | None = None
@@ -70,7 +69,7 @@ class Candidate:
 class Options:
     """The command's options; ``None`` and empty sequences stand for the defaults.
 
-    ``wires``: codecs of sparse reducers. The links are those of simulated ranks and of the cost model.
+    ``wires``: codecs of sparse reducers. Links: of simulated ranks and of the cost model.
     """
 
     ranks: int | None = None
@@ -119,20 +118,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Clock:
-    """How the seconds of a step are read on a rank, and combined over ranks; a barrier ``closes`` a step."""
+    """The clock of a transport; a step takes as long as its slowest rank. A barrier ``closes`` a step."""
 
     name: str
-    read: Callable[[Communicator], float]
-    over_ranks: Callable[[Iterable[float]], float]
     closes: bool
     meaning: str
 
 
-NOW = methodcaller("now")
-VIRTUAL = Clock("virtual", NOW, max, False, "of the messages, as the α-β model predicts, slowest rank")
-WALL = Clock("wall", NOW, max, True, "from barrier to barrier, slowest rank")
-CPU = Clock("cpu", lambda comm: time.thread_time(), fmean, False, "processor time, mean over ranks")
-CLOCKS = {clock.name: clock for clock in (VIRTUAL, WALL, CPU)}
+VIRTUAL = Clock("virtual", False, "of the messages, as the α-β model predicts, slowest rank")
+WALL = Clock("wall", True, "from barrier to barrier, slowest rank")
+CLOCKS = {clock.name: clock for clock in (VIRTUAL, WALL)}
 
 
 @dataclass(frozen=True)
@@ -148,12 +143,11 @@ class Measurement:
     """The steps of one reducer, ``[step][rank]``."""
 
     steps: Sequence[Sequence[Step]]
-    clock: Clock
 
     @property
     def seconds(self) -> Seconds:
         """Return the seconds of the steps."""
-        return Seconds.of([self.clock.over_ranks([rank.seconds for rank in step]) for step in self.steps])
+        return Seconds.of([max(rank.seconds for rank in step) for step in self.steps])
 
     @property
     def bytes(self) -> LinkBytes:
@@ -200,28 +194,27 @@ def interleave(
     *,
     unchecked: Collection[Candidate] = (),
 ) -> dict[Candidate, Measurement]:
-    """Let each reducer reduce the gradient of each step; return the measurements of ``steps``.
+    """Reduce the gradient of each step with each reducer; return the measurements of ``steps``. Collective.
 
-    The steps before ``steps.start`` are the warm-up; the result of the very first is checked, except of
-    ``unchecked`` candidates. All ranks call it together, and all get the measurements of all ranks.
+    The steps before ``steps.start`` are the warm-up. The first result is checked but for ``unchecked``.
     """
     taken: dict[Candidate, list[Step]] = {candidate: [] for candidate in reducers}
     for number in range(steps.stop):
         gradient = gradients.of(comm.rank, number)
         for candidate, reducer in reducers.items():
             comm.barrier()
-            start = clock.read(comm)
+            start = comm.now()
             mean = reducer.reduce(gradient)
             if clock.closes:
                 comm.barrier()
-            seconds = clock.read(comm) - start
+            seconds = comm.now() - start
             if number == 0 and candidate not in unchecked:
                 check_first_step(str(candidate), comm, reducer, mean, gradients)
             if number in steps:
                 assert reducer.last is not None
                 taken[candidate].append(Step(seconds, reducer.last))
     reported = {candidate: comm.allgather_objects(own) for candidate, own in taken.items()}
-    return {name: Measurement(list(zip(*each, strict=True)), clock) for name, each in reported.items()}
+    return {name: Measurement(list(zip(*each, strict=True))) for name, each in reported.items()}
 
 
 def check_first_step(
@@ -269,18 +262,22 @@ def _loss(accounted: npt.NDArray[np.float64], world_size: int, gradients: Gradie
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``options`` ask for, on the ranks of ``comm``, or on simulated ones without it."""
+    """A bench with ``options`` on the ranks of ``comm``, or on simulated ranks without it."""
 
     options: Options
     comm: Communicator | None
-    clock: Clock
 
     @classmethod
-    def of(cls, options: Options, comm: Communicator | None, clock: Clock = VIRTUAL) -> "Plan":
-        """Return the plan; real ranks have the wall clock, whatever ``clock`` is given."""
+    def of(cls, options: Options, comm: Communicator | None) -> "Plan":
+        """Return the plan; ``InvalidArgument`` if other ranks are asked for than those of the job."""
         if comm is not None and options.ranks not in (None, comm.size):
             raise InvalidArgument(f"-np: expected the {comm.size} ranks of this job, got {options.ranks}")
-        return cls(options, comm, clock if comm is None else WALL)
+        return cls(options, comm)
+
+    @property
+    def clock(self) -> Clock:
+        """Return the wall clock of real ranks, the virtual clock of simulated ones."""
+        return VIRTUAL if self.comm is None else WALL
 
     def run(self, function: Callable[[Communicator], Any]) -> Any:
         """Call a function on all ranks; return rank 0's result, or on real ranks each its own."""
@@ -311,16 +308,13 @@ class Plan:
 
         def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
             topology = self.topology(comm)
-            reducers = {each: self.make(each, topology) for each in candidates}
+            size, density = self.gradients.size, self.options.density
+            reducers = {each: each.make(topology, size, density) for each in candidates}
             taken = interleave(comm, reducers, self.gradients, self.steps, self.clock, unchecked=unchecked)
             return topology.nodes, taken
 
         found: tuple[Nodes, dict[Candidate, Measurement]] = self.run(body)
         return found
-
-    def make(self, candidate: Candidate, topology: Topology) -> Reducer:
-        """Return a reducer of the plan's size and density."""
-        return candidate.make(topology, self.gradients.size, self.options.density)
 
     def record(self, candidate: Candidate, nodes: Nodes, taken: Measurement, **case: Any) -> Record:
         """Return the record of a candidate; ``case``: further keys of its case."""
@@ -337,8 +331,7 @@ class Plan:
         more = {
             "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
             "entries": taken.entries,
-            # Stages are of the transport's clock: next to the processor's they would not add up.
-            "stages": None if self.clock is CPU else taken.stages,
+            "stages": taken.stages,
         }
         return Record("reducers", own, candidate.name, taken.seconds, bytes=taken.bytes, more=more)
 
@@ -350,23 +343,20 @@ def has_ranks() -> bool:
 
 def bench(as_json: bool, **options: Any) -> int:
     """Print the records of all reducers, on rank 0, and return the exit status."""
-
-    def show(records: list[Record]) -> None:
-        table_of(records).print()
-
     if not has_ranks():
         try:
             plan = Plan.of(Options(**options), None)
         except ValueError as error:
             usage_error(str(error))
-        return report([measure(plan)], as_json=as_json, show=show)
+        return report([measure(plan)], as_json=as_json, show=_show)
     with as_rank() as comm:
         plan = all_or_exit(comm, lambda: Plan.of(Options(**options), comm))
-        return report([measure(plan)], as_json=as_json, show=show, comm=comm)
+        return report([measure(plan)], as_json=as_json, show=_show, comm=comm)
 
 
-def measure(plan: Plan, peer: Candidate = Candidate(BASELINE)) -> Iterator[Record]:  # noqa: B008 - frozen
-    """Yield the record of one reducer after the other, each beside its peer."""
+def measure(plan: Plan) -> Iterator[Record]:
+    """Yield the record of one reducer after the other, each beside dense."""
+    peer = Candidate(BASELINE)
     for candidate in plan.options.candidates():
         nodes, taken = plan.interleave(dict.fromkeys((candidate, peer)))
         record = plan.record(candidate, nodes, taken[candidate], network=asdict(plan.options.network))
@@ -389,19 +379,22 @@ def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any
 # ---- The table ----
 
 
+def _show(records: list[Record]) -> None:
+    table_of(records).print()
+
+
 def table_of(records: Sequence[Record]) -> Table:
     """Return the table of records of one size and the same ranks: a line a reducer."""
     first = records[0]
     case, clock = first.case, CLOCKS[first.case["clock"]]
-    peer = next((record.peer for record in records if record.peer), BASELINE)
-    header = ["reducer", "density", "ms", f"× {peer}", "intra\nms", "inter\nms", "predicted\nms"]
+    header = ["reducer", "density", "ms", f"× {BASELINE}", "intra\nms", "inter\nms", "predicted\nms"]
     header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
     links = [
         f"{each['alpha'] * 1e6:g} µs and {8 / each['beta'] / 1e9:g} Gbit/s {where}"
         for each, where in zip(case["network"].values(), ("inside nodes", "between them"), strict=True)
     ]
     notes = [
-        f"ms: {clock.meaning}; median of {first.seconds.runs} steps. × {peer}: how many times as fast.",
+        f"ms: {clock.meaning}; median of {first.seconds.runs} steps. × {BASELINE}: how many times as fast.",
         f"predicted: by the cost model, messages only. Links: {', '.join(links)}.",
         "sent: payload of the busiest rank",
     ]

@@ -1,9 +1,8 @@
 """``cloudtrain bench selection``: every selector against torch.topk, np.partition and a bare read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ LAWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]] =
     "gaussian": lambda generator, size: generator.standard_normal(size),
     "student-t, 2 degrees": lambda generator, size: generator.standard_t(2, size),
 }
-# The state of a selector while it is timed, which its first calls, before the check, have brought about.
+# The state that the first calls leave a selector in, and in which it is timed.
 STATES = {"reused": {"state": "reused threshold"}}
 
 Candidate = Callable[[Float32], Any]
@@ -72,18 +71,11 @@ def records_of(
     cases: Mapping[str, dict[str, Any]], peers: Mapping[str, object], seconds: Mapping[str, Seconds]
 ) -> list[Record]:
     """Return the records of all subjects, the keys of ``cases``, against all peers: texts, where missing."""
+    missing = {name: peer for name, peer in peers.items() if isinstance(peer, str)}
     return [
-        Record(
-            bench="selection",
-            case=case,
-            subject=subject,
-            seconds=seconds[subject],
-            peer=name,
-            peer_seconds=seconds.get(name),
-            missing=peer if isinstance(peer, str) else None,
-        )
+        Record("selection", case, subject, seconds[subject], peer, seconds.get(peer), missing.get(peer))
         for subject, case in cases.items()
-        for name, peer in peers.items()
+        for peer in peers
     ]
 
 
@@ -105,11 +97,10 @@ def ranking(vector: Float32, k: int) -> Order:
     return order.copy()
 
 
-@dataclass(frozen=True)
-class Promise:
+class Promise(NamedTuple):
     """The promise of a selector that is not exact: it selects ``least·k`` to ``most·k`` entries.
 
-    Of every ``bucket`` entries, or of all, none that is left out is larger than one that is selected.
+    Of every ``bucket`` entries, or of all, no entry that is left out is larger than one that is selected.
     """
 
     least: float
@@ -128,18 +119,18 @@ def check_selection(name: str, vector: Float32, largest: Order, selected: Sparse
     if not np.array_equal(vector[selected.indices_or_range], selected.values):
         raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
     if name in INEXACT:
-        _check_inexact(name, INEXACT[name], vector, len(largest), selected)
+        _check_inexact(name, vector, len(largest), selected)
     elif not np.array_equal(np.sort(largest), selected.indices_or_range):
         k, others = len(largest), len(np.setdiff1d(selected.indices_or_range, largest))
         found = f"{selected.nnz} entries, {others} of them others"
         raise WrongResult(f"{name}: expected the {k} largest entries, got {found}")
 
 
-def _check_inexact(name: str, promise: Promise, vector: Float32, k: int, selected: SparseVector) -> None:
-    least, most = promise.least * k, promise.most * k
-    if not least <= selected.nnz <= most:
-        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {selected.nnz}")
-    bucket = promise.bucket or len(vector)
+def _check_inexact(name: str, vector: Float32, k: int, selected: SparseVector) -> None:
+    least, most, bucket = INEXACT[name]
+    if not least * k <= selected.nnz <= most * k:
+        raise WrongResult(f"{name}: expected {least * k:g} to {most * k:g} entries, got {selected.nnz}")
+    bucket = bucket or len(vector)
     magnitudes, starts = np.abs(vector), np.arange(0, len(vector), bucket)
     is_selected = np.zeros(len(vector), bool)
     is_selected[selected.indices_or_range] = True

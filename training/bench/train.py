@@ -24,9 +24,9 @@ LINKS = ("intra", "inter")
 
 
 class TimedSteps:
-    """Steps of a phase of a trainer on one rank: several turns, which alternate with those of others.
+    """Steps of a phase of a trainer on one rank, in turns that alternate with the turns of other trainers.
 
-    ``batches``: of the phase, without an end. ``counter``: is read before and after the steps that count.
+    ``batches``: of the phase, endless. ``counter``: read before and after the steps that count.
     """
 
     def __init__(
@@ -40,10 +40,7 @@ class TimedSteps:
         self._reports: list[Report] = []
 
     def turn(self, warm_up: int, counted: int) -> None:
-        """Take steps, of which the last ones count, or as many rounds as have them; collective.
-
-        Reports are those of exchanges.
-        """
+        """Take ``warm_up`` steps and ``counted`` steps, or whole rounds of local steps; collective."""
         step = self._trainer.parts.step
         step.begin(self._phase.phase)
         local_steps = self._phase.phase.local_steps or 1
@@ -61,7 +58,7 @@ class TimedSteps:
         self._counts.append((self._counter() - before) / counted)
 
     def _hyperparameters(self, number: int, warm_up: int) -> Any:
-        """Return those of a step of a turn; with local steps, the warm-up is a round."""
+        """Return the hyperparameters of a step of a turn; with local steps, the warm-up is one round."""
         first = self._phase.hyperparameters(0)
         if self._phase.phase.local_steps is None:
             return first

@@ -8,12 +8,12 @@ from typing import Any
 from commlib.errors import one_line
 from datacache.capacity import readable
 from training.commands.printing import Table, milliseconds, times
+from training.plan.memory import weights_of
 from training.plan.plan import PhasePlan, Plan, check_room
 from training.plan.planner import make_plan
 from training.plan.samples import listing_of, load_countable
 from training.plan.simulation import Simulation, simulations
 from training.plan.site import site_of
-from training.plan.weights import weights_of
 from training.process.job import log_error, usage_error
 from training.run.parts import import_parts
 

@@ -9,7 +9,7 @@ from training.process.job import usage_error
 from training.report.drawing import MOST_RUNS
 from training.report.page import Page
 from training.report.reading import read
-from training.report.timeline import run_of
+from training.report.run import run_of
 from training.run_folder import holder_of
 
 DEFAULT = "report.html"

@@ -14,7 +14,7 @@ from training.config.reading import folder_of, located, problems_in_one_line, re
 from training.config.schema import Count, Positive, Rate, Record, expect, is_number, problem
 
 FOLDER = folder_of("clusters")
-MOST_RANKS = 4096  # what each sends is added up
+MOST_RANKS = 4096  # the bytes of each rank are added up
 PAIRS = (("alpha", "beta"), ("microseconds", "gbit_per_second"))
 
 Incast = Annotated[float, expect("a number from 1", lambda value: is_number(value) and value >= 1)]
@@ -105,13 +105,9 @@ class ClusterFile(Record):
     """In any currency."""
 
     @model_validator(mode="after")
-    def _can_be_planned_for(self) -> "ClusterFile":
+    def _is_complete(self) -> "ClusterFile":
         if self.ranks > MOST_RANKS:
             raise problem(f"expected at most {MOST_RANKS:,} ranks in all, got {self.ranks:,}", key="nodes")
-        return self
-
-    @model_validator(mode="after")
-    def _has_the_links_that_it_uses(self) -> "ClusterFile":
         for key, count in (("intra", self.ranks_per_node), ("inter", self.nodes)):
             if count > 1 and getattr(self, key) is None:
                 raise problem("missing, expected a link", key=key)
@@ -119,11 +115,9 @@ class ClusterFile(Record):
 
     @property
     def network(self) -> Network:
-        """Return both links; one that nothing uses is that of ``Network``."""
-        default = Network()
-        return Network(
-            self.intra.link if self.intra else default.intra, self.inter.link if self.inter else default.inter
-        )
+        """Return both links; a link that nothing uses has the default of ``Network``."""
+        given = {"intra": self.intra, "inter": self.inter}
+        return Network(**{name: each.link for name, each in given.items() if each is not None})
 
     @property
     def ranks(self) -> int:

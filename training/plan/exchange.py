@@ -1,19 +1,27 @@
-"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages."""
+"""What the exchange of one gradient costs on a site: bytes on the slow link, and seconds of its messages.
+
+In a step, messages of a bucket hide behind the layers that the backward pass computes later.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
+from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class, reducer_options
+from training.config.records import Phase
 from training.plan.site import Site
+
+FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One exchange of a gradient whose buckets have ``sizes`` entries.
 
-    ``options``: of the reducer, without wrappers: they cost no message.
+    ``options``: of the reducer, without wrappers, which cost no message.
     """
 
     site: Site
@@ -30,16 +38,12 @@ class Exchange:
         """Return the same at another density."""
         return replace(self, options={**self.options, "density": density})
 
-    def resized(self, size: int) -> "Exchange":
-        """Return that of a gradient of so many entries in one piece."""
-        return replace(self, sizes=[size])
-
     def among(self, ranks: int) -> "Exchange":
-        """Return that among so many ranks, on nodes of the same size."""
+        """Return the same among another number of ranks, on nodes of the same size."""
         return replace(self, site=self.site.with_ranks(ranks))
 
     def node_bytes(self) -> list[int]:
-        """Return what each node sends over the slow link, all its ranks together; one node: inside it."""
+        """Return the bytes that all ranks of each node send over the slow link; of one node: inside it."""
         if self.site.ranks == 1:
             return [0]
         sent = [LinkBytes()] * len(self.site.nodes)
@@ -49,7 +53,7 @@ class Exchange:
         return [each.inter if len(sent) > 1 else each.intra for each in sent]
 
     def rank_bytes(self) -> LinkBytes | None:
-        """Return what a rank sends of the whole gradient, on average; ``None`` where that is not known."""
+        """Return the bytes that a rank sends of the whole gradient, on average; ``None``: not known."""
         if not self.is_known:
             return None
         nodes = self.site.nodes
@@ -79,6 +83,85 @@ class Exchange:
         speeds = site.speeds
         if speeds is not None and "wire" in reducer_options(self.reducer):
             wire = options.get("wire", reducer_options(self.reducer)["wire"])
-            if wire not in speeds.code:  # that was not measured: messages alone
+            if wire not in speeds.code:  # not measured: messages alone
                 speeds = None
         return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
+
+
+# -------------------------------------------------------- rounds of local steps
+
+
+def exchanges_per_step(counts: Sequence[int], local_steps: int | None) -> list[float]:
+    """Return the mean exchanges of a step in each run of ``counts`` steps of a phase; its last step has one.
+
+    >>> exchanges_per_step([10, 5], 4)  # after the steps 4, 8, 12 and 15
+    [0.2, 0.4]
+    >>> exchanges_per_step([10, 5], None)
+    [1.0, 1.0]
+    """
+    length, steps = local_steps or 1, sum(counts)
+    ended = [-(-end // length) if end == steps else end // length for end in accumulate(counts, initial=0)]
+    return [(after - before) / count for (before, after), count in zip(pairwise(ended), counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class StepExchange:
+    """The exchanges of an average step of a phase: a ``share`` of the exchange between replicas.
+
+    A replica that is a whole node also averages the gradients of its ranks in each step.
+    """
+
+    phase: Phase
+    exchange: Exchange
+    share: float
+
+    @property
+    def inside(self) -> Exchange | None:
+        """Return the exchange of the ranks of a replica, if there is one."""
+        ranks, size = self.exchange.site.ranks_of_node, sum(self.exchange.sizes)
+        averages = self.phase.replica_is_node and ranks > 1
+        return Exchange(self.exchange.site, [size], "dense").among(ranks) if averages else None
+
+    def node_bytes(self) -> list[float] | None:
+        """Return the bytes of each node, as :meth:`Exchange.node_bytes`; ``None`` if they are not known."""
+        if not self.exchange.is_known:
+            return None
+        sent = [self.share * each for each in self.exchange.node_bytes()]
+        if self.inside is None or len(sent) > 1:
+            return sent
+        return [sent[0] + self.inside.node_bytes()[0]]
+
+    def seconds(self) -> float:
+        """Return the seconds of the messages, none of which computing hides."""
+        inside = 0.0 if self.inside is None else self.inside.seconds()[0]
+        return inside + self.share * sum(self.exchange.seconds()[1])
+
+
+# -------------------------------------------------------- messages beside the backward pass
+
+
+def backward_shares(sizes: Sequence[int], bucket_bytes: int) -> list[float]:
+    """Return the share of the backward pass that ends with each bucket, of variables with ``sizes`` entries.
+
+    How long a layer computes is not known: its share of the weights stands for it.
+
+    >>> backward_shares([10, 30, 40], bucket_bytes=4 * 70)
+    [0.125, 0.875]
+    """
+    return [(high - low) / sum(sizes) for low, high in pairwise(bucket_bounds(sizes, bucket_bytes))]
+
+
+def overlapped_seconds(computing: float, shares: Sequence[float], messages: Sequence[float]) -> float:
+    """Return the seconds of a step in which messages of a bucket begin once its gradients are computed.
+
+    ``shares`` and ``messages``: of each bucket, in the order of the layers, the last of which is ready first.
+    Messages of buckets follow each other.
+
+    >>> overlapped_seconds(9.0, [1 / 3, 2 / 3], [1.0, 5.0])  # forward to 3, layers to 7 and 9, messages to 12
+    13.0
+    """
+    ready, end = FORWARD * computing, 0.0
+    for share, seconds in zip(reversed(shares), reversed(messages), strict=True):
+        ready += (1 - FORWARD) * computing * share
+        end = max(end, ready) + seconds
+    return end

@@ -1,4 +1,7 @@
-"""The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with."""
+"""The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with.
+
+The model of a configuration is built to count its weights.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,6 +12,9 @@ from commlib.reducers import SelectingReducer, reducer_class, reducer_options
 from commlib.selection import EVERYTHING
 from commlib.vectors import VALUE_BYTES
 from commlib.wire import VALUE_CODECS
+from pto import rules
+from training.config.config import Config
+from training.process.tf_logging import import_tensorflow
 
 GRADIENTS = 2  # the layers' tensors, and the flat vector of them
 RESIDUALS = 2  # that of the step before, and the next one, which is made in it
@@ -40,10 +46,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank keeps for a gradient, in bytes: residual, and what the reducer works with.
+    """Bytes that a rank keeps for a gradient: the residual, and two parts that the reducer works with.
 
-    That are ``vectors``, the mean and what other ranks of the node sent to be added up, and ``entries``, what
-    is selected and messages.
+    ``vectors``: the mean, and shards of other ranks of the node. ``entries``: selected entries and messages.
     """
 
     residual: int
@@ -65,8 +70,7 @@ def kept_by(
 ) -> Kept:
     """Return what a reducer keeps for a gradient of ``size`` entries on the ranks of ``nodes``.
 
-    ``sent``: by one rank in a step, ``None`` where that is not known. The reducer's part is an estimate: the
-    mean, what is selected from, the shards of the other ranks of the node, and messages.
+    ``sent``: by one rank in a step, ``None``: not known. The reducer's part is an estimate.
     """
     kind: type[Any] = reducer_class(reducer)
     vector = VALUE_BYTES * size
@@ -93,3 +97,44 @@ def kept_by(
 
 def _density(reducer: str, options: Mapping[str, Any]) -> float:
     return float((reducer_options(reducer) | dict(options)).get("density", 0.0))
+
+
+# -------------------------------------------------------- weights and optimizer
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Entries of each trainable variable, in the order of the layers; ``others``: of those not trained."""
+
+    sizes: Sequence[int]
+    others: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return the entries of the gradient."""
+        return sum(self.sizes)
+
+
+def weights_of(config: Config, dataset: Any) -> Weights:
+    """Return the weights of the model for a data set; ``ValueError`` of one line if it cannot be built."""
+    import_tensorflow()
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # they may belong to a run
+    model = config.task.make().make_model(config, dataset)
+    trained = [_entries(variable) for variable in model.trainable_variables]
+    return Weights(trained, sum(map(_entries, model.variables)) - sum(trained))
+
+
+def _entries(variable: Any) -> int:
+    return int(variable.shape.num_elements())
+
+
+def slots_of(config: Config) -> int:
+    """Return how many numbers the optimizer keeps for each weight."""
+    settings = config.optimizer
+    rule = getattr(rules, type(settings).__name__)
+    if not hasattr(settings, "momentum"):
+        return len(rule().slots)
+    has_momentum = settings.momentum or any(phase.momentum for phase in config.phases)
+    return len(rule(momentum=0.9 if has_momentum else 0.0).slots)

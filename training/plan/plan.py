@@ -1,25 +1,53 @@
 """The plan of a run: what each phase takes of steps, memory, bytes, seconds and money."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datacache.capacity import readable
-from training.plan.curves import Curve
 from training.plan.memory import Memory
-from training.plan.site import Room, Site
+from training.plan.site import Capacity, Site
+
+MOST_VALUES = 10_000  # of a curve, that are looked at for its largest one
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a curve over the steps of a phase.
+
+    >>> [str(Curve.of_values(values)) for values in ([0.0, 0.4, 0.01], [0.25, 0.001], [0.1])]
+    ['0 → 0.4 → 0.01', '0.25 → 0.001', '0.1']
+    """
+
+    start: float
+    peak: float
+    end: float
+
+    @classmethod
+    def of(cls, at: Callable[[int], float], steps: int, *more: int) -> "Curve":
+        """Return the curve ``at(step)``; of many steps some are looked at, and those of ``more``."""
+        seen = {*range(0, steps, -(-steps // MOST_VALUES)), *(step for step in more if 0 <= step < steps)}
+        return cls.of_values(list(map(at, sorted({*seen, steps - 1}))))
+
+    @classmethod
+    def of_values(cls, values: Sequence[float]) -> "Curve":
+        """Return the curve of all these values, one after the other."""
+        return cls(values[0], max(values), values[-1])
+
+    def __str__(self) -> str:
+        values = [self.start, self.peak, self.end]
+        kept = [each for place, each in enumerate(values) if place == 0 or each != values[place - 1]]
+        return " → ".join(f"{each:.4g}" for each in kept)
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, numbered from 1. Of each step: what follows is at the density of the phase's end.
+    """One phase, numbered from 1; its steps at the density of the phase's end, or the mean step of rounds.
 
-    With ``local_steps`` it is the mean over the steps of rounds.
-
-    ``slow_bytes``, ``dense_bytes``: that the busiest node sends in a step over the slow link, by the phase's
-    reducer and by ``dense``. Seconds of a step: of its ``messages``, of ``computing`` on one rank, of the
-    ``step``, in which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes, to the
-    phase's end. ``auto``: what ``reducer: auto`` would pick, and why. ``None``: not known.
+    ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
+    and by ``dense``. Seconds of a step: ``messages``, ``computing`` on one rank, and the whole ``step``, in
+    which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``:
+    the pick of ``reducer: auto``, and why. ``None``: not known.
     """
 
     number: int
@@ -60,8 +88,7 @@ class PhasePlan:
 class Plan:
     """A run on a site. ``weights``: entries of the gradient. ``disk``, ``memory``: bytes of a node's cache.
 
-    ``seconds``: of all phases, without tests and checkpoints. ``missing``: a line for each thing that would
-    have to be known.
+    ``seconds``: of all phases, without tests and checkpoints. ``missing``: a line for each unknown fact.
     """
 
     name: str
@@ -70,7 +97,7 @@ class Plan:
     phases: Sequence[PhasePlan]
     disk: int | None
     memory: int
-    room: Room
+    room: Capacity
     price: float | None
     missing: Sequence[str]
 
@@ -100,7 +127,7 @@ def total(values: Sequence[float | None], counts: Sequence[int] | None = None) -
 
 
 def check_room(plan: Plan) -> None:
-    """Raise a ``ValueError`` of one line for a plan that a node has no room for."""
+    """Raise a ``ValueError`` of one line for a plan that does not fit a node."""
     room, where = plan.room, plan.site.source if plan.site.file is not None else "this machine"
 
     def check(what: str, needed: int | None, there: int | None) -> None:

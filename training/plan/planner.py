@@ -16,15 +16,17 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
-from training.plan.curves import Curve, densities_of, rate_of
-from training.plan.exchange import Exchange
-from training.plan.memory import GRADIENTS, Memory, kept_by
-from training.plan.plan import PhasePlan, Plan, total
-from training.plan.rounds import StepExchange, exchanges_per_step
+from training.plan.exchange import (
+    Exchange,
+    StepExchange,
+    backward_shares,
+    exchanges_per_step,
+    overlapped_seconds,
+)
+from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
+from training.plan.plan import Curve, PhasePlan, Plan, total
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Site
-from training.plan.step import Workload, buckets_of, step_seconds
-from training.plan.weights import Weights, slots_of
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 
 
@@ -85,23 +87,22 @@ def _price(config: Config, site: Site) -> float | None:
 
 def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[str]:
     """Return a line for each thing that would have to be known for more."""
-    numbers = [phase.number for phase in phases if phase.computing is None]
+    numbers, in_file = (
+        [phase.number for phase in phases if phase.computing is None],
+        "in a file for --cluster",
+    )
     lines = []
     if site.profile is None and site.ranks > 1:
         lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
     elif numbers:
-        lines.append(
-            f"no computing in phases {numbers}: expected a throughput of them in a file for --cluster"
-        )
+        lines.append(f"no computing in phases {numbers}: expected a throughput of them {in_file}")
     if config.profile is not None and site.file is not None:
         lines.append(f"profile={config.profile} is not read: {site.source} has the links")
     for phase in phases:
         if phase.slow_bytes is None:
             lines.append(f"phase {phase.number}: {phase.reducer} declares no cost: no bytes and no seconds")
     if _price(config, site) is None:
-        lines.append(
-            "no cost: expected price_per_node_hour in a file for --cluster, or dawnbench.cost_per_hour"
-        )
+        lines.append(f"no cost: expected price_per_node_hour {in_file}, or dawnbench.cost_per_hour")
     return lines
 
 
@@ -142,9 +143,9 @@ class _Planner:
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
         shares = exchanges_per_step(counts, phase.local_steps)
-        each_step = [StepExchange.of(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
+        each_step = [StepExchange(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
         computing = self._computing(number, task.describe(phase), epoch)
-        seconds = [self._seconds(phase, each, computing) for each in each_step]
+        seconds = [self._seconds(each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
         return PhasePlan(
             number=number + 1,
@@ -186,27 +187,23 @@ class _Planner:
         )
         return None if per_second is None else epoch.global_batch / self.site.ranks / per_second
 
-    def _seconds(
-        self, phase: Phase, step_exchange: StepExchange, computing: float | None
-    ) -> tuple[float | None, float | None]:
+    def _seconds(self, given: StepExchange, computing: float | None) -> tuple[float | None, float | None]:
         """Return the seconds of the messages of a step, and of the step."""
-        exchange = step_exchange.exchange
+        exchange = given.exchange
         if self.site.ranks == 1:
             return 0.0, computing
         if not exchange.is_known or self.site.network is None:
             return None, None
-        if phase.local_steps is not None:
-            messages_seconds = step_exchange.seconds()
-            return messages_seconds, None if computing is None else computing + messages_seconds
+        if given.phase.local_steps is not None:
+            sent = given.seconds()
+            return sent, None if computing is None else computing + sent
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
-        # How long a layer computes is not known: taken as its share of the weights.
-        sizes = self.weights.sizes
-        workload = Workload(self.config.name, computing, buckets_of(sizes, sizes, self.config.bucket_bytes))
-        step = step_seconds(workload, whole, messages)
-        overlaps = self.config.overlap and self.config.accumulate == 1
-        return step.messages, step.overlapped if overlaps else step.plain
+        if self.config.overlap and self.config.accumulate == 1:
+            shares = backward_shares(self.weights.sizes, self.config.bucket_bytes)
+            return sum(messages), overlapped_seconds(computing, shares, messages)
+        return sum(messages), computing + sum(messages)
 
     def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
         """Return the memory of a rank in the exchange of the largest density.
@@ -235,3 +232,40 @@ class _Planner:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+# -------------------------------------------------------- learning rate and density
+
+
+def rate_of(phase: Phase, number: int, span: Span) -> Curve:
+    """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit."""
+    schedule = phase.learning_rate
+    assert schedule is not None  # of a resolved configuration
+    try:
+        resolved = schedule.resolved(span)
+    except ValueError as error:
+        raise ValueError(f"phases[{number}].learning_rate.{error}") from error
+    warmup = getattr(resolved, "warmup", None)
+    peaks = [warmup.steps] if warmup is not None else []
+    if (own := getattr(resolved, "warmup_steps", None)) is not None:
+        peaks.append(own - 1)
+    return Curve.of(lambda step: resolved.at(step, span.steps), span.steps, *peaks)
+
+
+def densities_of(config: Config, phase: Phase, number: int, span: Span) -> list[tuple[float, int]]:
+    """Return the densities of a phase's warm-up and of the rest, each with its steps.
+
+    Raises a ``ValueError`` that begins with the key where the warm-up is longer than the phase.
+    """
+    last, warmup = config.density_of(phase), phase.density_warmup
+    if warmup is None:
+        return [(last, span.steps)]
+    epochs = -(-span.steps // span.epoch_steps)
+    if warmup.epochs > epochs:
+        expected = f"expected at most the {epochs} of the phase"
+        raise ValueError(f"phases[{number}].density_warmup.epochs: {expected}, got {warmup.epochs}")
+    found, left = [], span.steps
+    for density in warmup.densities(last):
+        found.append((density, min(left, span.epoch_steps)))
+        left -= found[-1][1]
+    return [*found, *([(last, left)] if left else [])]

@@ -1,4 +1,4 @@
-"""What is known of a run's samples from their list alone: the steps of an epoch, the room of the cache."""
+"""The steps of an epoch and the bytes of a node's cache, from the list of samples alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,22 +45,20 @@ class Listing:
 
 
 def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | None]:
-    """Return a configuration; one whose images are not given, but known to be how many, counts with those.
+    """Return a configuration; a well-known data set without a path is counted by its published size.
 
-    Also the line that says so, if it does.
+    The second value is a line that says so, or ``None``.
     """
     counted: list[str] = []
 
     def change(content: Mapping[str, Any]) -> dict[str, Any]:
         given = content.get("dataset")
         keys = given if isinstance(given, Mapping) else {"name": given}
-        name = keys.get("name")
-        if not isinstance(name, str) or name not in KNOWN or "path" in keys:
+        name = str(keys.get("name"))
+        if name not in KNOWN or "path" in keys or "path" not in options_of(DATASETS[name]):
             return dict(content)
-        if "path" in options_of(DATASETS[name]):
-            counted.append(name)
-            return generated(content)
-        return dict(content)
+        counted.append(name)
+        return generated(content)
 
     loaded = load_with_warnings(path, overrides, change)
     if not counted:
@@ -117,7 +115,7 @@ def _stand_ins(config: Config, *, is_counted: bool) -> tuple[Manifest, Manifest]
 
 
 def _manifest(samples: int, shape: tuple[int, ...] | None) -> Manifest:
-    """Return the list of so many pictures of a shape, or of any."""
+    """Return a list of pictures of one shape, or of unknown shapes and sizes."""
     zeros = np.zeros(samples, np.int64)
     return Manifest(
         payload="image" if shape is None else "array",

@@ -4,7 +4,7 @@ The ranks are threads of this process, and messages take virtual time; computing
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,9 @@ def _fitting(exchange: Exchange, ranks: int) -> Exchange:
         exchange = exchange.among(ranks)
     room = min(MOST_BYTES, int(SHARE * free_memory_bytes()))
     size = sum(exchange.sizes)
-    while size > LEAST_SIZE and exchange.site.ranks * _rank_bytes(exchange.resized(size)) > room:
+    while size > LEAST_SIZE and exchange.site.ranks * _rank_bytes(replace(exchange, sizes=[size])) > room:
         size = max(LEAST_SIZE, size * 9 // 10)
-    return exchange.resized(size)
+    return replace(exchange, sizes=[size])
 
 
 def _rank_bytes(exchange: Exchange) -> int:

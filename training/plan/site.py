@@ -26,8 +26,8 @@ NO_SPEEDS = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=dict.
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that a node has: memory, tmpfs and disk; ``gpu``: that each rank has. ``None``: not known."""
+class Capacity:
+    """Bytes of a node's memory, tmpfs and disk, and of each rank's GPU; ``None``: not known."""
 
     memory: int | None = None
     gpu: int | None = None
@@ -37,10 +37,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Site:
-    """The ranks of a run. ``source``: where the facts are from, in words.
+    """The ranks of a run; ``nodes``: the world ranks of every node. ``source`` names file or profile.
 
-    ``nodes``: the world ranks of every node. ``profile``: of their links, if these are known; that of a
-    cluster file has no speeds.
+    ``profile``: of the links, if they are known; the profile of a cluster file has no speeds.
     """
 
     source: str
@@ -79,15 +78,15 @@ class Site:
         """Return a site of so many ranks with the same links, on nodes as large as the largest one."""
         return replace(self, nodes=nodes_of(ranks, self.ranks_of_node))
 
-    def room(self, dirs: CacheDirs) -> Room:
+    def room(self, dirs: CacheDirs) -> Capacity:
         """Return what a node has: by the cluster file, or what is free here, with what is cached here."""
         if self.file is None:
             shm, disk = (None if path is None else _room_in(path) for path in (dirs.memory, dirs.disk))
-            return Room(memory=free_memory_bytes(), shm=shm, disk=disk)
+            return Capacity(memory=free_memory_bytes(), shm=shm, disk=disk)
         file = self.file
         shm_gib = file.shm_gib or (file.memory_gib and SHM_SHARE * file.memory_gib)
         given = (file.memory_gib, file.gpu_memory_gib, shm_gib, file.disk_gib)
-        return Room(*(None if each is None else int(each * GIB) for each in given))
+        return Capacity(*(None if each is None else int(each * GIB) for each in given))
 
 
 def _room_in(folder: Path) -> int:

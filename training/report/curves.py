@@ -14,7 +14,7 @@ MOST_METRICS = 6
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve; ``epoch``: its number in the run, where it is of a whole one."""
+    """A point of a curve; ``epoch``: the number of the epoch whose value this is."""
 
     end: float
     seconds: float
@@ -24,10 +24,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of one run, its number is ``run``. ``label``: what it is besides, where a chart has several.
+    """A curve of the run with the number ``run``; ``label`` tells several curves of a run apart.
 
-    ``faint``: drawn behind the others. ``dashed``: what would have been. ``stepped``: its points are the
-    begins and ends of epochs, between which nothing changes.
+    ``faint``: in the background. ``dashed``: hypothetical. ``stepped``: constant during each epoch.
     """
 
     run: int
@@ -40,10 +39,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: ``name`` for files, ``title`` for people, ``shown`` writes a value.
+    """A chart: ``name`` of its files, ``title``, ``shown`` formats a value; ``goal``: a line across it.
 
-    ``goal``: a line across it. ``log``: whether its axis is logarithmic where values are far apart.
-    ``from_zero``: whether a linear one begins there.
+    ``log``: a logarithmic axis where values are far apart. ``from_zero``: a linear axis begins at 0.
     """
 
     name: str
@@ -66,7 +64,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _of_runs(runs: Sequence[Run], value: Callable[[Epoch], float | None]) -> list[Curve]:
-    """Return a curve of each run: what each of its epochs has."""
+    """Return a curve of each run: one value of each epoch."""
     return [Curve(place, _of_epochs(run, value)) for place, run in enumerate(runs)]
 
 
@@ -76,19 +74,16 @@ def _loss(runs: Sequence[Run]) -> Chart:
     return Chart("loss", "Training loss", [*steps, *epochs], plain)
 
 
-def _metrics(runs: Sequence[Run]) -> list[Chart]:
+def _metrics(runs: Sequence[Run]) -> Iterator[Chart]:
     names = dict.fromkeys(name for run in runs for epoch in run.epochs for name in epoch.metrics)
-    return [_metric(runs, place, name) for place, name in enumerate(list(names)[:MOST_METRICS], 1)]
-
-
-def _metric(runs: Sequence[Run], place: int, name: str) -> Chart:
-    """Return the chart of a metric; what a task of one's own calls it may be no name for a file."""
-    curves = _of_runs(runs, lambda epoch: epoch.metrics.get(name))
-    label = METRICS[name].label.capitalize() if name in METRICS else text(name)
-    goals = {goal for run in runs if (goal := goal_of(run, name)) is not None}
-    goal = goals.pop() if len(goals) == 1 else None
-    file = name if name in METRICS else f"metric-{place}"
-    return Chart(file, label, curves, shown_by(name), goal)
+    for place, name in enumerate(list(names)[:MOST_METRICS], 1):
+        curves = _of_runs(runs, lambda epoch, name=name: epoch.metrics.get(name))  # type: ignore[misc]
+        goals = {goal for run in runs if (goal := goal_of(run, name)) is not None}
+        goal = goals.pop() if len(goals) == 1 else None
+        if name in METRICS:
+            yield Chart(name, METRICS[name].label.capitalize(), curves, shown_by(name), goal)
+        else:  # a user's own metric: the name may not fit a file
+            yield Chart(f"metric-{place}", text(name), curves, shown_by(name), goal)
 
 
 def _throughput(runs: Sequence[Run]) -> Chart:
@@ -115,7 +110,7 @@ def _density(run: Run, epoch: Epoch) -> float | None:
 
 
 def _bytes(runs: Sequence[Run]) -> Iterator[Chart]:
-    """Yield what all ranks together send in a step, by link; beside it what the dense reducer would send."""
+    """Yield the bytes of a step of all ranks by link, beside the bytes of the dense reducer."""
     inter = _stepped(runs, lambda _, epoch: epoch.a_step("sent_inter_bytes"))
     intra = _stepped(runs, lambda _, epoch: epoch.a_step("sent_intra_bytes"))
     dense = _stepped(runs, lambda _, epoch: epoch.a_step("dense_inter_bytes"))
@@ -139,33 +134,31 @@ def _hidden(runs: Sequence[Run]) -> Chart:
 
 
 def _of_epochs(run: Run, value: Callable[[Epoch], float | None]) -> list[Point]:
-    told = [(epoch, value(epoch)) for epoch in run.epochs]
-    points = [Point(each.end, each.seconds, found, each.number) for each, found in told if found is not None]
-    return thinned(points)
+    found = [(epoch, value(epoch)) for epoch in run.epochs]
+    return thinned([Point(at.end, at.seconds, each, at.number) for at, each in found if each is not None])
 
 
 def _stepped(runs: Sequence[Run], value: Callable[[Run, Epoch], float | None]) -> list[Curve]:
-    """Return a curve of each run that has the same value from the begin of an epoch to its end."""
-    points = [thinned(list(_begins_and_ends(run, value)), 2 * MOST_POINTS) for run in runs]
-    return [Curve(place, each, stepped=True) for place, each in enumerate(points)]
-
-
-def _begins_and_ends(run: Run, value: Callable[[Run, Epoch], float | None]) -> Iterator[Point]:
-    end, seconds = 0, 0.0
-    for epoch in run.epochs:
-        if (found := value(run, epoch)) is not None:
-            yield Point(end, seconds, found, epoch.number)
-            yield Point(epoch.end, epoch.seconds, found, epoch.number)
-        end, seconds = epoch.end, epoch.seconds
+    """Return a curve of each run that is constant from the begin of an epoch to its end."""
+    curves = []
+    for place, run in enumerate(runs):
+        points, end, seconds = [], 0, 0.0
+        for epoch in run.epochs:
+            if (found := value(run, epoch)) is not None:
+                points.append(Point(end, seconds, found, epoch.number))
+                points.append(Point(epoch.end, epoch.seconds, found, epoch.number))
+            end, seconds = epoch.end, epoch.seconds
+        curves.append(Curve(place, thinned(points, 2 * MOST_POINTS), stepped=True))
+    return curves
 
 
 def _of_steps(run: Run, key: str) -> list[Point]:
-    told = [(step, number(step.record, key)) for step in run.steps]
-    return thinned([Point(each.end, each.seconds, found) for each, found in told if found is not None])
+    found = [(step, number(step.record, key)) for step in run.steps]
+    return thinned([Point(at.end, at.seconds, each) for at, each in found if each is not None])
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Return at most so many points: means of equally many that follow each other.
+    """Return at most ``most`` points: means over equally many successive points.
 
     >>> [each.value for each in thinned([Point(end, 0.0, end) for end in (1, 2, 3, 4, 5)], most=3)]
     [1.5, 3.5, 5.0]
@@ -175,11 +168,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     size = -(-len(points) // most)
     parts = [points[place : place + size] for place in range(0, len(points), size)]
     return [
-        Point(
-            sum(each.end for each in part) / len(part),
-            sum(each.seconds for each in part) / len(part),
-            sum(each.value for each in part) / len(part),
-        )
+        Point(*(sum(getattr(each, key) for each in part) / len(part) for key in ("end", "seconds", "value")))
         for part in parts
     ]
 

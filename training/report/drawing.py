@@ -1,21 +1,30 @@
-"""Charts as figures of matplotlib, on white; :mod:`training.report.svg` makes of them what a page shows."""
+"""Charts and stages as figures of matplotlib on white, as PNG files, and as SVG in the colours of a page."""
 
+import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from datacache.escaping import escaped
 from training.report.curves import Chart, Curve, Point, boundaries
+from training.report.reading import mapping
 from training.report.run import Run
-from training.report.style import PALETTE, STYLE, WAITING, WHOLE, open_up
+from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
 from training.report.texts import duration, plain
 
 Axis = Literal["steps", "time"]
@@ -26,6 +35,14 @@ MOST_RUNS = len(DASHES) * COLORS  # that can be told apart
 MOST_NAMED_PHASES, MOST_DOTS = 4, 40
 LOG_FROM = 10  # the largest value over the smallest
 POINTS_AN_INCH = 72  # of an SVG
+OUTLIER = 4  # times the median of epochs
+PNG_DPI = 150
+_SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
+_COLOR = re.compile(r"#[0-9a-f]{6}")
+# Names of colours in page.css, which are others on a dark screen.
+_NAMES = {each: f"var(--run-{place})" for place, each in enumerate(PALETTE[:-1])}
+_NAMES |= {PALETTE[-1]: "currentColor", WAITING: "var(--line)", WHOLE: "var(--quiet)"}
+_URL = re.compile(r"url\(#([^)]+)\)")
 # Names of runs are no mathematics.
 OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
 
@@ -35,26 +52,25 @@ def color(run: int) -> str:
     return PALETTE[run % COLORS]
 
 
+def page_color(run: int) -> str:
+    """Return the colour of a run by its name in page.css."""
+    return _NAMES[color(run)]
+
+
 def dashes(run: int) -> Any:
     """Return how its lines are dashed."""
     return DASHES[run // COLORS % len(DASHES)]
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A point of a curve in a figure, from its top left in points; ``text``: what it says."""
-
-    x: float
-    y: float
-    text: str
+Spot = tuple[float, float, str]  # a point of a curve: from the figure's top left in points, and its text
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, and what can be pointed at in it, by the curve: the number of its run, and its label."""
+    """A figure, and of each curve its run's number, its label and its points."""
 
     figure: Figure
-    spots: Sequence[tuple[int, str, Sequence[Spot]]] = ()
+    spots: Sequence[tuple[int, str, Sequence[Spot]]]
 
 
 @contextmanager
@@ -68,16 +84,15 @@ def styled() -> Iterator[None]:
 
 def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     """Return a chart over steps or time."""
-    figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white", layout="constrained")
-    axes, x = figure.subplots(), _X.of(runs, axis)
+    figure, x = _figure(WIDTH), _X.of(runs, axis)
+    axes = figure.subplots()
     values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
     is_log = chart.log and max(values) >= LOG_FROM * min(values)
-    curves = [
-        replace(each, points=[point for point in each.points if point.value > 0 or not is_log])
-        for each in chart.curves
-    ]
-    for curve in curves:
-        _draw(axes, curve, x)
+    curves = []
+    for curve in chart.curves:
+        shown = [point for point in curve.points if point.value > 0 or not is_log]
+        curves.append(replace(curve, points=shown))
+        _draw(axes, curves[-1], x)
     if is_log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -95,12 +110,16 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     axes.grid(axis="y", color=WAITING, linewidth=0.5)
     axes.set_axisbelow(True)
     open_up(axes)
-    lay_out(figure)  # only now points have their places
+    _lay_out(figure)  # only now points have their places
     spots = [(curve.run, curve.label, _spots(figure, axes, curve, chart, x)) for curve in curves]
     return Picture(figure, [each for each in spots if each[2]])
 
 
-def lay_out(figure: Figure) -> None:
+def _figure(width: float) -> Figure:
+    return Figure(figsize=(width, HEIGHT), facecolor="white", layout="constrained")
+
+
+def _lay_out(figure: Figure) -> None:
     """Lay a figure out once, instead of whenever it is saved."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -161,24 +180,135 @@ def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> lis
     places = axes.transData.transform(data) * POINTS_AN_INCH / figure.dpi
     height = POINTS_AN_INCH * figure.get_figheight()
     return [
-        Spot(round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
+        (round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
         for (left, above), point in zip(places.tolist(), curve.points, strict=True)
     ]
 
 
 def _where(point: Point, axis: Axis) -> str:
-    """Return the place of a point as texts say it."""
+    """Return the step or second of a point, and its epoch, as text."""
     at = f"step {point.end:,.0f}" if axis == "steps" else duration(point.seconds)
     return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
 
 
-def complete(figure: Figure, title: str, runs: Sequence[Run]) -> None:
-    """Put a title over a figure and a legend of runs below it, for a file of its own; a page has both."""
+# -------------------------------------------------------------------------------- the stages of a step
+
+
+def stages(run: Run) -> Figure | None:
+    """Return where the time of a step goes, epoch by epoch: in the loop, and in the exchange."""
+    epochs = [epoch for epoch in run.epochs if mapping(epoch.record.get("stage_seconds"))]
+    if not epochs:
+        return None
+    figure = _figure(2 * WIDTH)
+    exchanges = any(epoch.stage(name) for epoch in epochs for name in STAGES)
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    edges = [epoch.number + 0.5 for epoch in epochs] + [epochs[-1].number + 1.5]
+    if any(after - before != 1 for before, after in pairwise(edges)):
+        edges = [place + 0.5 for place in range(len(epochs) + 1)]  # lines of some are missing
+    titles = ("The loop, ms a step", "The exchange, ms a step")
+    for axes, colors, title in zip(panels, (LOOP_STAGES, STAGES), titles, strict=True):
+        if colors is STAGES and not exchanges:
+            axes.axis("off")  # on one rank nothing is exchanged
+            continue
+        _stack(axes, edges, [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors], colors)
+        axes.set_title(title, loc="left", pad=14)  # above the heights of what is cut off
+    whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
+    panels[0].stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None)
+    _explain(panels[0], {**LOOP_STAGES, "whole step": None})
+    _lay_out(figure)
+    return figure
+
+
+def _stack(
+    axes: Axes, edges: Sequence[float], rows: Sequence[Sequence[float]], colors: dict[str, str]
+) -> None:
+    below = np.zeros(len(edges) - 1)
+    _cut(axes, edges, np.sum(rows, axis=0))
+    for row, one in zip(rows, colors.values(), strict=True):
+        axes.stairs(below + row, edges, baseline=below, fill=True, color=one, linewidth=0)
+        below = below + row
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel("epoch")
+    _explain(axes, dict(colors))
+    open_up(axes)
+
+
+def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
+    """Cut off epochs that are far above the others, as a first one can be, and say how high they are."""
+    usual = OUTLIER * np.median(heights) or np.inf
+    axes.set_ylim(0, 1.1 * heights[heights <= usual].max() or None)
+    for begin, height in zip(edges, heights, strict=False):
+        if height > usual:
+            above = axes.get_xaxis_transform()
+            axes.annotate(f"↑ {height:,.4g}", (begin, 1), (0, 1), above, "offset points", fontsize=7)
+
+
+def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
+    """Put a legend beside the axes, in the order of the stack; a line for what has no colour."""
+    handles = [
+        Line2D([], [], color=WHOLE, linewidth=0.8, label=name)
+        if one is None
+        else Patch(color=one, label=name.replace("_", " "))
+        for name, one in reversed(colors.items())
+    ]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def png(figure: Figure, title: str, runs: Sequence[Run]) -> bytes:
+    """Return a figure as a picture on white, with a title over it and a legend of several runs below it."""
     figure.set_layout_engine("constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=9)
-    if len(runs) == 1:
-        return
+    if len(runs) > 1:
+        _add_legend(figure, runs)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
     handles = [Line2D([], [], color=color(place), linestyle=dashes(place)) for place, _ in enumerate(runs)]
     legend = figure.legend(handles, [""] * len(runs), loc="outside lower left", frameon=False, ncols=1)
     for label, run in zip(legend.get_texts(), runs, strict=True):
         label.set_text(run.name)  # as a label, one that begins with "_" would be left out
+
+
+def inline(figure: Figure, name: str, title: str) -> Markup:
+    """Return a figure as an SVG element of a page; each figure has another ``name``, which is one word."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for child in list(root):
+        if child.tag == f"{{{_SVG}}}metadata":
+            root.remove(child)
+    _rename(root, name)
+    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title"}
+    for size in ("width", "height", "version"):
+        root.attrib.pop(size, None)
+    heading = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{name}-title"})
+    heading.text = escaped(title)
+    root.insert(0, heading)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _rename(root: ElementTree.Element, name: str) -> None:
+    """Make the ids of elements unique in the page, and replace colours by their names in page.css."""
+    used = {link.removeprefix("#") for each in root.iter() if (link := each.get(_LINK))}
+    for each in root.iter():
+        used.update(_URL.findall(" ".join(each.attrib.values())))
+    for each in root.iter():
+        own = each.attrib.pop("id", None)
+        if own in used:
+            each.set("id", f"{name}-{own}")
+        if link := each.get(_LINK):
+            each.set(_LINK, f"#{name}-{link.removeprefix('#')}")
+        for key, value in list(each.attrib.items()):
+            if "url(#" in value:
+                each.set(key, _URL.sub(lambda found: f"url(#{name}-{found[1]})", value))
+        if style := each.get("style"):
+            each.set("style", _COLOR.sub(lambda found: _NAMES.get(found[0], found[0]), style))

@@ -1,16 +1,42 @@
-"""What a run is and came to, as short texts."""
+"""What a run is and came to: short texts, and a table of each of its parts."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from statistics import fmean, median
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from training.report.curves import goal_of
-from training.report.reading import mapping, mappings, named, number, text, whole
-from training.report.run import Phase, Run
+from training.report.reading import Record, mapping, mappings, named, number, text, whole
+from training.report.run import Epoch, Phase, Run
+from training.report.style import STAGES
 from training.report.texts import METRICS, NOTHING, bytes_shown, duration, percent, plain, shown_by
 
 HOSTS_SHOWN = 8
 ENDED = FINISHED, REACHED = "finished", "target reached"
+LEVELS = {
+    "memory": "memory of the node (level 2)",
+    "disk": "disk of the node (level 1)",
+    "remote": "other nodes",
+    "storage": "central storage",
+}
+EXCHANGE = "exchange a step"
+BAR = Markup('<div class="bar"><div class="part" style="width: {}"></div></div>')
+EXCHANGE_NOTE = (
+    "Exchange: time of a step in the reducer, median of epochs; waiting for later ranks is a part of it."
+)
+PREDICTED_NOTE = " Predicted: what auto expected when it chose the reducer, without such waiting."
+
+
+class PageTable(NamedTuple):
+    """A table of a page. ``kind``: its class in page.css; ``note``: a line below it."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kind: str = ""
+    note: str = ""
 
 
 def state(run: Run) -> str:
@@ -25,74 +51,82 @@ def state(run: Run) -> str:
 def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     """Yield the largest facts of a run: what it is, the value, and what belongs to it."""
     tested = next((epoch.metrics for epoch in reversed(run.epochs) if epoch.metrics), None)
+    losses = [number(each.record, "loss") for each in (*run.steps, *run.epochs)]
+    loss = next((each for each in reversed(losses) if each is not None), None)
     if tested is not None:
-        aim = text(mapping(run.folder.config.get("target")).get("metric"))
-        name = aim if aim in tested else next(iter(tested))
+        wanted = text(mapping(run.folder.config.get("target")).get("metric"))
+        name = wanted if wanted in tested else next(iter(tested))
         label = METRICS[name].label if name in METRICS else name
-        yield label, shown_by(name)(tested[name]), best(run, name)
-    elif (loss := _last_loss(run)) is not None:
+        yield label, shown_by(name)(tested[name]), _best(run, name)
+    elif loss is not None:
         yield "training loss", plain(loss), "not tested"
     epochs = f"{len(run.epochs)} epochs" if len(run.epochs) != 1 else "1 epoch"
     yield "training", duration(run.seconds), f"{run.end:,} steps, {epochs}"
     rates = [epoch.throughput for epoch in run.epochs if epoch.throughput is not None]
     if rates:
         yield "throughput", plain(median(rates)), f"{run.epochs[-1].unit} a second, median of epochs"
-    sent, dense = (total(run, f"{key}_inter_bytes") for key in ("sent", "dense"))
+    sent, dense, inside = (
+        _total(run.epochs, f"{key}_bytes") for key in ("sent_inter", "dense_inter", "sent_intra")
+    )
     if dense:
         share = f"1/{dense / sent:,.0f}" if 0 < 10 * sent < dense else f"{sent / dense:.0%}"
         yield "sent between nodes", bytes_shown(sent), f"{share} of the {bytes_shown(dense)} of dense"
-    elif total(run, "sent_intra_bytes"):
-        yield "sent inside the node", bytes_shown(total(run, "sent_intra_bytes")), "all ranks"
+    elif inside:
+        yield "sent inside the node", bytes_shown(inside), "all ranks"
 
 
-def _last_loss(run: Run) -> float | None:
-    told = [number(each.record, "loss") for each in (*run.steps, *run.epochs)]
-    return next((each for each in reversed(told) if each is not None), None)
-
-
-def best(run: Run, metric: str) -> str:
+def _best(run: Run, metric: str) -> str:
     """Return the best value of a metric, and when it was reached."""
-    told = [(epoch.metrics[metric], epoch) for epoch in run.epochs if metric in epoch.metrics]
+    tested = [(epoch.metrics[metric], epoch) for epoch in run.epochs if metric in epoch.metrics]
     known = METRICS.get(metric)
     is_lower = known is not None and known.better == "lower"
-    value, epoch = (min if is_lower else max)(told, key=lambda each: each[0])
+    value, epoch = (min if is_lower else max)(tested, key=lambda each: each[0])
     word = "highest" if known is None else "best"
     return f"{word} {shown_by(metric)(value)} in epoch {epoch.number + 1}"
 
 
-def total(run: Run, key: str) -> float:
-    """Return the sum of a number over epochs."""
-    return sum(number(epoch.record, key) or 0.0 for epoch in run.epochs)
+def _total(epochs: Sequence[Epoch], key: str) -> float:
+    return sum(number(epoch.record, key) or 0.0 for epoch in epochs)
 
 
 # -------------------------------------------------------------------------------------- one column a run
 
 
+def facts_of(runs: Sequence[Run]) -> PageTable:
+    """Return the table of facts, without the lines that are empty for all runs."""
+    columns = [facts(run) for run in runs]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    header = ["", *([run.name for run in runs] if len(runs) > 1 else [""])]
+    return PageTable(header, [row for row in rows if set(row[1:]) != {NOTHING}], "facts")
+
+
 def facts(run: Run) -> dict[str, str]:
-    """Return what a run is and came to, by what that is called."""
+    """Return the facts of a run by their names."""
     config, begun = run.folder.config, run.begun
     resumed = len(run.all_of("resume"))
-    return {
+    reducers = [name for name, _ in groupby(_reducer(phase) for phase in run.phases if phase.reducer)]
+    found = {
         "state": _state_in_words(run),
-        "configuration": text(config.get("name")) or NOTHING,
-        "model": named(config.get("model")) or NOTHING,
-        "data set": named(config.get("dataset")) or NOTHING,
-        "optimizer": named(config.get("optimizer")) or NOTHING,
+        "configuration": text(config.get("name")),
+        "model": named(config.get("model")),
+        "data set": named(config.get("dataset")),
+        "optimizer": named(config.get("optimizer")),
         "ranks": _ranks(run),
-        "hardware": run.folder.hardware or NOTHING,
-        "reducers": ", then ".join(_reducers(run)) or "none: one rank",
-        "target": target(run) or NOTHING,
-        "slowest rank": slowest(run) or NOTHING,
-        "exchange hidden": _hidden(run) or NOTHING,
+        "hardware": run.folder.hardware,
+        "reducers": ", then ".join(reducers) or "none: one rank",
+        "target": _target(run),
+        "slowest rank": _slowest(run),
+        "exchange hidden": _hidden(run),
         "stalls between phases": _stalls(run) or "none",
         "steps skipped": _skipped(run) or "none",
-        "checkpoints": checkpoints(run) or "none",
+        "checkpoints": _checkpoints(run) or "none",
         "resumed": f"{resumed} times" if resumed > 1 else "once" if resumed else "never",
-        "begun": text(next((each.record.get("started") for each in run.all_of("run")), None)) or NOTHING,
+        "begun": text(next((each.record.get("started") for each in run.all_of("run")), None)),
         "versions": ", ".join(f"{key} {text(each)}" for key, each in mapping(begun.get("versions")).items()),
-        "command": text(begun.get("command")) or NOTHING,
+        "command": text(begun.get("command")),
         "folder": str(run.folder.path),
     }
+    return {name: value or NOTHING for name, value in found.items()}
 
 
 def _state_in_words(run: Run) -> str:
@@ -110,7 +144,7 @@ def _ranks(run: Run) -> str:
     source = run.begun if whole(run.begun, "ranks") else run.folder.summary
     count, nodes, hosts = whole(source, "ranks"), source.get("nodes"), source.get("hosts")
     if count is None:
-        return NOTHING
+        return ""
     on = f" on {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}" if isinstance(nodes, list) else ""
     names = [text(each) for each in hosts] if isinstance(hosts, list) else []
     more = f" and {len(names) - HOSTS_SHOWN} more" if len(names) > HOSTS_SHOWN else ""
@@ -120,31 +154,23 @@ def _ranks(run: Run) -> str:
     return f"{count} rank{'s' * (count > 1)}{on}{at}{by}"
 
 
-def _reducers(run: Run) -> list[str]:
-    """Return the reducers of phases, equal ones that follow each other once."""
-    told = [reducer(phase) for phase in run.phases if phase.reducer]
-    return [each for place, each in enumerate(told) if not place or told[place - 1] != each]
-
-
-def reducer(phase: Phase) -> str:
+def _reducer(phase: Phase) -> str:
     """Return the reducer of a phase with what matters most of its options."""
     options = mapping(phase.config.get("reducer"))
-    density = number(options, "density")
-    sparse = [f"{100 * density:.3g} %"] if density is not None else []
-    wire = text(options.get("wire"))
-    more = [*sparse, *([wire] if wire not in ("", "fp32") else [])]
+    density, wire = number(options, "density"), text(options.get("wire"))
+    more = [] if density is None else [f"{100 * density:.3g} %"]
+    more += [wire] if wire not in ("", "fp32") else []
     return f"{phase.reducer} ({', '.join(more)})" if more else phase.reducer
 
 
-def target(run: Run) -> str:
+def _target(run: Run) -> str:
     """Return the target of a run, and when it was reached."""
-    name = text(mapping(run.folder.config.get("target")).get("metric"))
-    goal = goal_of(run, name)
-    if goal is None:
+    target = mapping(run.folder.config.get("target"))
+    name = text(target.get("metric"))
+    if (goal := goal_of(run, name)) is None:
         return ""
-    is_at_most = number(mapping(run.folder.config.get("target")), "at_most") is not None
-    write = shown_by(name)
-    wanted = f"{name} of {'at most' if is_at_most else 'at least'} {write(goal)}"
+    is_at_most = number(target, "at_most") is not None
+    wanted = f"{name} of {'at most' if is_at_most else 'at least'} {shown_by(name)(goal)}"
     for epoch in run.epochs:
         value = epoch.metrics.get(name)
         if value is not None and (value <= goal if is_at_most else value >= goal):
@@ -153,10 +179,10 @@ def target(run: Run) -> str:
     return f"{wanted}: not reached"
 
 
-def slowest(run: Run) -> str:
+def _slowest(run: Run) -> str:
     """Return which rank kept the others waiting in most epochs."""
-    told = [mapping(epoch.record.get("slowest")) for epoch in run.epochs]
-    excesses = [(whole(each, "rank"), number(each, "excess") or 0.0) for each in told]
+    records = [mapping(epoch.record.get("slowest")) for epoch in run.epochs]
+    excesses = [(whole(each, "rank"), number(each, "excess") or 0.0) for each in records]
     ranks = [(rank, excess) for rank, excess in excesses if rank is not None]
     if not ranks:
         return ""
@@ -167,14 +193,15 @@ def slowest(run: Run) -> str:
 
 def _hidden(run: Run) -> str:
     shares = [number(epoch.record, "hidden_share") for epoch in run.epochs]
-    told = [share for share in shares if share is not None]
-    return f"{percent(fmean(told))} on average of epochs" if told else ""
+    known = [share for share in shares if share is not None]
+    return f"{percent(fmean(known))} on average of epochs" if known else ""
 
 
 def _stalls(run: Run) -> str:
-    told = {whole(each.record, "phase"): number(each.record, "stall_seconds") for each in run.all_of("stall")}
-    stalls = [f"{duration(each)} before phase {phase + 1}" for phase, each in told.items() if phase and each]
-    return ", ".join(stalls)
+    stalls = {
+        whole(each.record, "phase"): number(each.record, "stall_seconds") for each in run.all_of("stall")
+    }
+    return ", ".join(f"{duration(each)} before phase {at + 1}" for at, each in stalls.items() if at and each)
 
 
 def _skipped(run: Run) -> str:
@@ -185,15 +212,158 @@ def _skipped(run: Run) -> str:
     return f"{count} of {run.end:,}, for a NaN or an infinity" if count else ""
 
 
-def checkpoints(run: Run) -> str:
-    """Return how many checkpoints were written, and what they cost the loop."""
-    told = [each.record for each in run.all_of("checkpoint")]
+def _checkpoints(run: Run) -> str:
+    """Return how many checkpoints were written, and how long the loop stood still for them."""
+    records = [each.record for each in run.all_of("checkpoint")]
     costs = [
-        copied + (number(record, "wait_seconds") or 0.0)  # in which the loop stood still
-        for record in told
+        copied + (number(record, "wait_seconds") or 0.0)
+        for record in records
         if (copied := number(record, "copy_seconds")) is not None
     ]
-    if not told or not costs:
-        return f"{len(told)}" if told else ""
+    if not costs:
+        return f"{len(records)}" if records else ""
     share = f", {sum(costs) / run.seconds:.1%} of the time" if run.seconds else ""
-    return f"{len(told)}, {duration(median(costs))} each (median), {duration(sum(costs))} together{share}"
+    return f"{len(records)}, {duration(median(costs))} each (median), {duration(sum(costs))} together{share}"
+
+
+# -------------------------------------------------------------------------------------- tables of a run
+
+
+def table_of(rows: Sequence[dict[str, str]]) -> PageTable:
+    """Return a table of rows by the names of columns, without the columns that are empty.
+
+    >>> table_of([{"a": "1", "b": "–"}, {"a": "2", "c": "3"}])[:2]
+    (['a', 'c'], [['1', '–'], ['2', '3']])
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if any(row.get(name, NOTHING) != NOTHING for row in rows)]
+    return PageTable(kept, [[row.get(name, NOTHING) for name in kept] for row in rows])
+
+
+def phases(run: Run) -> PageTable:
+    """Return a line for each phase; predicted is what ``auto`` expected when it chose."""
+    table = table_of([_phase(phase) for phase in run.phases])
+    note = EXCHANGE_NOTE + (PREDICTED_NOTE if run.all_of("choice") else "")
+    return table._replace(note=note) if EXCHANGE in table.header else table
+
+
+def _phase(phase: Phase) -> dict[str, str]:
+    planned = whole(phase.config, "epochs")
+    of = f" of {planned}" if planned is not None and planned != len(phase.epochs) else ""
+    sent, dense = (_total(phase.epochs, f"{key}_inter_bytes") for key in ("sent", "dense"))
+    return {
+        "phase": str(phase.number + 1),
+        "reducer": _reducer(phase) or NOTHING,
+        "input": _input(phase.epochs[0].record if phase.epochs else phase.result),
+        "epochs": f"{len(phase.epochs)}{of}",
+        "steps": f"{sum(epoch.steps for epoch in phase.epochs):,}",
+        "learning rate": _rate(phase.config.get("learning_rate")),
+        "between nodes": bytes_shown(sent) if dense else NOTHING,
+        "were it dense": bytes_shown(dense) if dense else NOTHING,
+        "stall before": _cell(duration, number(phase.result, "stall_seconds")),
+        "steps skipped": _cell(str, whole(phase.result, "skipped_steps")),
+        EXCHANGE: _cell(duration, _exchange_seconds(phase)),
+        "predicted": _cell(duration, number(phase.choice, "predicted_seconds")),
+        "predicted, dense": _cell(duration, number(phase.choice, "predicted_dense_seconds")),
+    }
+
+
+def _cell(shown: Callable[..., str], value: float | None) -> str:
+    return NOTHING if value is None else shown(value)
+
+
+def _input(record: Record) -> str:
+    size = whole(record, "input_size")  # of older records
+    return text(record.get("input")) or (f"{size} px" if size is not None else NOTHING)
+
+
+def _rate(schedule: object) -> str:
+    """Return a learning rate's schedule in short."""
+    given = mapping(schedule)
+    start, end = number(given, "start"), number(given, "end")
+    if start is None:
+        return text(schedule) or NOTHING
+    is_constant = end is None or start == end
+    return f"{start:g}" if is_constant else f"{start:g} → {end:g}, {text(given.get('schedule'))}"
+
+
+def _exchange_seconds(phase: Phase) -> float | None:
+    """Return the seconds of a step in the reducer, of all stages together: the median of its epochs.
+
+    The first epoch of a process can be far longer, as where kernels are compiled in it.
+    """
+    seconds = [sum(epoch.stage(name) for name in STAGES) for epoch in phase.epochs]
+    return median(seconds) if any(seconds) else None
+
+
+def epochs(run: Run) -> PageTable:
+    """Return a line for each epoch."""
+    return table_of([_epoch(epoch) for epoch in run.epochs])
+
+
+def _epoch(epoch: Epoch) -> dict[str, str]:
+    record, late = epoch.record, mapping(epoch.record.get("slowest"))
+    inter, intra, dense = (
+        number(record, f"{key}_bytes") or None for key in ("sent_inter", "sent_intra", "dense_inter")
+    )
+    return {
+        "epoch": str(epoch.number + 1),
+        "phase": str(epoch.phase + 1),
+        "reducer": text(record.get("reducer")) or NOTHING,
+        "input": _input(record),
+        "steps": f"{epoch.steps:,}",
+        "loss": _cell(plain, number(record, "loss")),
+        **{name: shown_by(name)(value) for name, value in epoch.metrics.items()},
+        "training": _cell(duration, number(record, "train_seconds")),
+        "since begin": duration(epoch.seconds),
+        f"{epoch.unit or 'units'}/s": _cell(plain, epoch.throughput),
+        "between nodes": _cell(bytes_shown, inter),
+        "were it dense": _cell(bytes_shown, dense),
+        "inside nodes": _cell(bytes_shown, intra),
+        "hidden": _cell(percent, number(record, "hidden_share")),
+        "slowest rank": f"{whole(late, 'rank')} (+{number(late, 'excess') or 0.0:.0%})" if late else NOTHING,
+    }
+
+
+def reads(run: Run) -> PageTable:
+    """Return how many samples were read from each level, by all processes that have ended."""
+    records = [each.record for each in run.all_of("cache")]
+    counts = {name: sum(whole(each, key) or 0 for each in records) for key, name in LEVELS.items()}
+    shares = {name: count / sum(counts.values()) for name, count in counts.items() if count}
+    rows = [
+        [name, f"{counts[name]:,}", f"{each:.1%}", BAR.format(f"{each:.1%}")] for name, each in shares.items()
+    ]
+    return PageTable(["level", "samples", "share", ""], rows)
+
+
+def events(run: Run) -> PageTable:
+    """Return what happened at which second and step, besides epochs and checkpoints."""
+    found = [(each, _in_words(each.record)) for each in run.events]
+    rows = [[duration(each.seconds), f"{each.end:,}", words] for each, words in found if words]
+    return PageTable(["after", "step", ""], rows, "events")
+
+
+def _in_words(record: Record) -> str:
+    reason, phase = text(record.get("reason")), (whole(record, "phase") or 0) + 1
+    match record["kind"]:
+        case "choice":
+            return f"phase {phase}: auto picks {reason}"
+        case "resume":
+            changes = record.get("changes")
+            more = [text(each) for each in changes] if isinstance(changes, list) else []
+            return "; ".join([f"resumed from {text(record.get('checkpoint'))}", *more])
+        case "switch":
+            norm = number(record, "residual_norm")
+            kept = "" if norm is None else f"; a residual of norm {norm:.3g} goes into the next step"
+            return f"switch from {text(record.get('before'))} to {text(record.get('after'))}{kept}"
+        case "stall":
+            seconds = duration(number(record, "stall_seconds") or 0.0)
+            return f"ranks stood still for {seconds} before phase {phase}"
+        case "cache":
+            damaged = sum(whole(record, f"damaged_{level}") or 0 for level in ("in_memory", "on_disk"))
+            return f"{damaged} damaged records of the cache were read again" if damaged else ""
+        case "stop":
+            return f"{reason}: the run ended early"
+        case "prepare":
+            return f"steps compiled in {duration(number(record, 'compile_seconds') or 0.0)}"
+    return reason or text(record.get("why_not"))

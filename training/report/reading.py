@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ from training.config.reading import parsed_file
 from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
-
-LONGEST_LINE = 1 << 20  # bytes of a record; those that are longer are none of ours
 
 Record = Mapping[str, Any]
 
@@ -42,7 +40,7 @@ def read(path: Path, *, is_alive: bool = False) -> Folder:
     """
     try:
         with (path / METRICS).open("rb") as file:
-            lines = [_record(line) for line in _bounded(file)]
+            lines = [_record(line) for line in file if line.strip()]
     except OSError as error:
         expected = f"expected the folder of a run, which has a file {METRICS}"
         raise ValueError(f"{escaped(str(path))}: {expected}: {error.strerror}") from error
@@ -61,17 +59,9 @@ def read(path: Path, *, is_alive: bool = False) -> Folder:
     )
 
 
-def _bounded(file: Any) -> Iterator[bytes]:
-    """Yield the lines of a file that are not blank; of one that is too long, what is no record."""
-    while line := file.readline(LONGEST_LINE):
-        if line.strip():
-            yield line
-
-
 def _record(line: bytes) -> Record | None:
     value = _parsed(line)
-    kind = value.get("kind")
-    if not isinstance(kind, str):
+    if not isinstance(kind := value.get("kind"), str):
         return None
     return value if kind == "step" else mask(value)  # a step has no text
 
@@ -87,20 +77,16 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(LONGEST_LINE + 1)
+        return dict(mask(_parsed(path.read_bytes())))
     except OSError:
         return {}
-    masked: dict[str, Any] = mask(_parsed(content))
-    return masked
 
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        value = mask(parsed_file(path))
+        return dict(mapping(mask(parsed_file(path))))
     except ConfigurationError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 # ------------------------------------------------------------------------------- values that may be anything

@@ -1,10 +1,14 @@
-"""A run as a report shows it: epochs, steps, phases and events, each at its step and second of the run."""
+"""A run as a report shows it: epochs, steps, phases and events, each at its step and second of the run.
 
-from collections.abc import Sequence
+They are put together from the records of all processes that trained the run.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from commlib.density import exponential
-from training.report.reading import Folder, Record, mapping, number, text, whole
+from training.report.reading import Folder, Record, mapping, mappings, number, text, whole
 
 UNIT = "_per_second"  # the end of the key of throughput; before it stands the unit of the task
 LONGEST_WARMUP = 1000  # epochs of a density warm-up that are drawn
@@ -12,10 +16,7 @@ LONGEST_WARMUP = 1000  # epochs of a density warm-up that are drawn
 
 @dataclass(frozen=True)
 class Event:
-    """What a record of a run tells, but for epochs and steps.
-
-    ``end``: steps of the run until then; ``seconds``: of training until then.
-    """
+    """A record of a run, after ``end`` steps and ``seconds`` of training."""
 
     record: Record
     end: int
@@ -29,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A step that has a record: one of rank 0, after which the run had ``end`` steps."""
+    """A step that rank 0 recorded."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Epoch(Event):
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase. ``config``, ``result`` and ``choice``: what three records tell of it, each may be empty.
+    """A phase, with its records in the configuration, the summary and of ``auto``; each may be empty.
 
     ``begin``: steps of the run before it, ``None`` while it has not begun.
     """
@@ -91,11 +92,9 @@ class Phase:
         """Return the density of one of its epochs as configured: 1 of all, ``None`` on one rank."""
         if not self.reducer:
             return None
-        last, warmup = (
-            number(mapping(self.config.get("reducer")), "density"),
-            self.config.get("density_warmup"),
-        )
-        first, epochs = number(mapping(warmup), "start"), whole(mapping(warmup), "epochs")
+        last = number(mapping(self.config.get("reducer")), "density")
+        warmup = mapping(self.config.get("density_warmup"))
+        first, epochs = number(warmup, "start"), whole(warmup, "epochs")
         if last is None or not 0 < last <= 1:
             return 1.0
         if not first or not 0 < first <= 1 or epochs is None or epoch >= min(epochs, LONGEST_WARMUP):
@@ -133,3 +132,139 @@ class Run:
     def all_of(self, kind: str) -> list[Event]:
         """Return the events of one kind, in their order."""
         return [each for each in self.events if each.kind == kind]
+
+
+def run_of(name: str, folder: Folder) -> Run:
+    """Return the run of a folder; steps that were trained again after a resumption are there once."""
+    run = Run(name, folder)
+    walk = _Walk(run)
+    for record, seconds in _survivors(folder.records):
+        walk.add(record, seconds)
+    configs, results = (
+        dict(enumerate(mappings(each.get("phases")))) for each in (folder.config, folder.summary)
+    )
+    choices = {whole(each.record, "phase"): each.record for each in run.all_of("choice")}
+    for index in range(max([*configs, *results, *walk.begins], default=-1) + 1):
+        config, result, choice = (each.get(index, {}) for each in (configs, results, choices))
+        own = [each for each in run.epochs if each.phase == index]
+        run.phases.append(Phase(index, config, result, choice, walk.begins.get(index), own))
+    return run
+
+
+# ------------------------------------------------------------------------- seconds of the run
+
+
+_Timed = tuple[Record, float]  # a record, and the second of the run at which it was written
+
+
+def _survivors(records: Sequence[Record]) -> list[_Timed]:
+    """Return the records of all processes, without steps and epochs that a later process trained again."""
+    found: list[_Timed] = []
+    for process in _processes(records):
+        start = 0.0
+        if found:
+            resumption = next((each for each in process if each["kind"] == "resume"), {})
+            start = _resumed_at(found, resumption)
+            found = [each for each in found if not _is_repeated(each[0], resumption)]
+        ahead = start - _began_at(process)
+        found += [(each, max(start, ahead + (number(each, "seconds") or 0.0))) for each in process]
+    return found
+
+
+def _processes(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    begins = [place for place, each in enumerate(records) if place and each["kind"] == "run"]
+    for begin, end in pairwise([0, *begins, len(records)]):
+        yield records[begin:end]
+
+
+def _began_at(process: Sequence[Record]) -> float:
+    """Return when training began, by the clock of a process: once its steps were compiled."""
+    seconds = {each["kind"]: number(each, "seconds") or 0.0 for each in process}
+    return seconds.get("prepare", 0.0)
+
+
+def _resumed_at(before: Sequence[_Timed], resumption: Record) -> float:
+    """Return the second of the checkpoint that a run was resumed from; 0 where it began again."""
+    steps = whole(resumption, "steps")
+    if not steps:
+        return 0.0
+    for record, seconds in reversed(before):
+        if record["kind"] == "checkpoint" and whole(record, "steps") == steps:
+            taken = sum(number(record, key) or 0.0 for key in ("copy_seconds", "write_seconds"))
+            return max(0.0, seconds - taken)
+    return max(seconds for _, seconds in before)
+
+
+def _is_repeated(record: Record, resumption: Record) -> bool:
+    """Return whether a step or an epoch is after the place where a run was resumed."""
+    epoch = whole(record, "epoch")
+    if record["kind"] not in ("step", "epoch") or epoch is None:
+        return False
+    at = whole(resumption, "run_epoch") or 0
+    if record["kind"] == "epoch" or epoch != at:
+        return epoch >= at
+    return (whole(record, "step") or 0) > (whole(resumption, "phase_steps") or 0)
+
+
+# ------------------------------------------------------------------------- steps of the run
+
+
+class _Walk:
+    """Adds records to a run in their order, and tracks the phase.
+
+    ``begins``: steps of the run before each phase that has begun. The record of a step has its number in the
+    phase, the record of an epoch the steps of that epoch. Nine attributes: the position in the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.configs = mappings(run.folder.config.get("phases"))
+        self.begins: dict[int, int] = {}
+        self._phase = self._begin = self._first_epoch = 0
+        self._next_epoch = self._epochs_end = self._end = self._step = 0
+
+    def add(self, record: Record, seconds: float) -> None:
+        """Add a record; a step or an epoch without its number is left out."""
+        kind = record["kind"]
+        if kind in ("step", "epoch"):
+            if (count := whole(record, kind)) is not None:
+                (self._add_step if kind == "step" else self._add_epoch)(count, record, seconds)
+            return
+        if kind in ("checkpoint", "resume"):
+            self._end = max(self._end, whole(record, "steps") or 0)
+        self._run.events.append(Event(record, self._end, seconds))
+
+    def _add_step(self, step: int, record: Record, seconds: float) -> None:
+        if not self.configs and step <= self._step:  # without a configuration, numbers begin again
+            self._begin_phase()
+        self._step = step
+        self._end = self._begin + step
+        self.begins.setdefault(self._phase, self._begin)
+        self._run.steps.append(Step(record, self._end, seconds))
+
+    def _add_epoch(self, epoch: int, record: Record, seconds: float) -> None:
+        steps = whole(record, "steps") or 0
+        missing = max(0, epoch - self._next_epoch)  # their records: a disk was full
+        self._epochs_end += (missing + 1) * steps
+        self._end, self._next_epoch = self._epochs_end, epoch + 1
+        self.begins.setdefault(self._phase, self._begin)
+        at = number(record, "run_seconds")
+        end = Epoch(record, self._end, seconds if at is None else at, epoch, self._phase, steps)
+        self._run.epochs.append(end)
+        if self._is_over(epoch):
+            self._begin_phase()
+
+    def _is_over(self, epoch: int) -> bool:
+        """Return whether an epoch is the last one of the phase."""
+        if self._phase + 1 >= len(self.configs):
+            return False
+        config = self.configs[self._phase]
+        epochs, steps = whole(config, "epochs"), whole(config, "steps")
+        made = self._epochs_end - self._begin
+        return (epochs is not None and epoch - self._first_epoch + 1 >= epochs) or (
+            steps is not None and made >= steps
+        )
+
+    def _begin_phase(self) -> None:
+        self._phase += 1
+        self._begin, self._first_epoch, self._step = self._epochs_end, self._next_epoch, 0
