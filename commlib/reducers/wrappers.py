@@ -22,11 +22,11 @@ import numpy as np
 from commlib.agreement import check_settings
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Options, Reducer
+from commlib.reducers.base import Options, Reducer, as_entries, as_gradient
 from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome, Report
 from commlib.trace import Recorder
-from commlib.vectors import Float32, Index
+from commlib.vectors import Float32, Index, SparseVector
 
 
 class ReducerWrapper(Reducer):
@@ -58,13 +58,18 @@ class ReducerWrapper(Reducer):
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
-    def _propose_dense(self, vector: Float32, out: Float32 | None) -> tuple[Float32, Report]:
+    def propose(self, gradient: Any, out: Float32 | None = None) -> tuple[Any, Report]:
+        """See :meth:`commlib.Reducer.propose`."""
+        is_sparse = isinstance(gradient, SparseVector)
+        if is_sparse:
+            gradient = as_entries(gradient, self.size, self.arrays, out).to_dense()
+        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
         if not self._is_synchronized:
             self.synchronize()
         mean, report = self.reducer.propose(self._before(vector), out)
         self.steps = self.reducer.steps
         self._proposed = mean if report.finite else None
-        return mean, report
+        return SparseVector.trusted(self.size, None, mean) if is_sparse else mean, report
 
     def commit(self) -> None:
         """See :meth:`commlib.Reducer.commit`."""

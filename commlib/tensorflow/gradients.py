@@ -184,11 +184,9 @@ class DistributedGradients(Exchange):
         if self._gpu is not None:
             with tf.device(self._device):
                 found = tf.py_function(self._exchange_on_gpu, self._inputs(tensors), results)
-        elif self.overlaps:
-            submitted = self._submit_in_graph(tensors)
-            found = tf.numpy_function(self._wait_in_graph, submitted, results, stateful=True)
         else:
-            found = tf.numpy_function(self._exchange, self._inputs(tensors), results, stateful=True)
+            given = self._submit_in_graph(tensors) if self.overlaps else self._inputs(tensors)
+            found = tf.numpy_function(self._exchange, given, results, stateful=True)
         mean, finite, *rows = found
         mean.set_shape([self.size])
         finite.set_shape([])
@@ -291,10 +289,6 @@ class DistributedGradients(Exchange):
 
     # ------------------------------------------------------------------- bodies of operations
 
-    def _exchange(self, *arrays: Array) -> list[Any]:
-        self.submit_inputs(arrays)
-        return self._wait_in_graph()
-
     def _submit(self, number: int, *arrays: Array) -> np.int64:
         """Submit a bucket, on a thread of TensorFlow's; an array keeps TensorFlow's memory in use."""
         if not self._is_rehearsing:
@@ -303,7 +297,10 @@ class DistributedGradients(Exchange):
                 self.exchange.submit(number, gradient)
         return np.int64(number)
 
-    def _wait_in_graph(self, *submitted: np.int64) -> list[Any]:
+    def _exchange(self, *given: Any) -> list[Any]:
+        """Exchange the gradient ``given``, or the buckets of these numbers, which were submitted already."""
+        if not self.overlaps:
+            self.submit_inputs(given)
         mean, entries, report = self.exchange.wait_sparse()
         rows = [
             array
