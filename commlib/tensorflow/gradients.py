@@ -16,8 +16,7 @@ import numpy as np
 
 from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
-from commlib.exchange import BucketExchange, Exchange, bucket_bounds, check_variables
-from commlib.exchange.exchange import ALL_ROWS
+from commlib.exchange import ALL_ROWS, BucketExchange, Exchange, bucket_bounds, check_variables
 from commlib.reducers import Report
 from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tensorflow.tensors import (

@@ -266,6 +266,62 @@ class Communicator(ABC):
         Ring(self, range(self.size)).allgather(parts)
 
 
+class ForwardingCommunicator(Communicator):
+    """The ranks of another communicator, ``inner``, which makes the exchanges that no subclass defines.
+
+    Closing it closes ``inner``. Every forwarded exchange calls ``start`` first.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner.rank, inner.size, inner.host)
+        self.arrays, self._inner = inner.arrays, inner
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def start(self) -> None:  # noqa: B027 - not every subclass queues messages
+        """Start the messages that are queued."""
+
+    def _free(self) -> None:
+        self._inner.close()
+
+    def now(self) -> float:
+        """See :meth:`Communicator.now`."""
+        return self._inner.now()
+
+    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
+        """See :meth:`Communicator.start_thread`."""
+        return self._inner.start_thread(body)
+
+    def condition(self) -> threading.Condition:
+        """See :meth:`Communicator.condition`."""
+        return self._inner.condition()
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return self._inner.watchdog(seconds)
+
+    def allgather_ints(self, values: Sequence[int]) -> Integers:
+        """See :meth:`Communicator.allgather_ints`."""
+        self.start()
+        return self._inner.allgather_ints(values)
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
+        self.start()
+        return self._inner.start_allgather_ints(values)
+
+    def alltoall_ints(self, values: Sequence[int]) -> Integers:
+        """See :meth:`Communicator.alltoall_ints`."""
+        self.start()
+        return self._inner.alltoall_ints(values)
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        self.start()
+        return self._inner.allgather_objects(value)
+
+
 class Ring:
     """The ranks of ``comm`` in a ring, in the order ``order``.
 
