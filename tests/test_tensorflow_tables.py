@@ -169,9 +169,7 @@ def test_what_tables_cannot_do_is_refused():
             DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], tf.Variable(1.0)])
         distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], own[3]])
         dense = [tf.zeros(shape) for shape in SHAPES]
-        with pytest.raises(
-            InvalidArgument, match="^gradients: expected IndexedSlices of v0.*, got a dense tensor"
-        ):
+        with pytest.raises(InvalidArgument, match="^gradients: expected IndexedSlices of v0.*, got a dense"):
             distributed.reduce(dense)
         return True
 

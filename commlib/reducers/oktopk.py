@@ -136,7 +136,7 @@ class OkTopK(SelectingReducer):
         self.state = OkTopKState(0, 0.0, partition(self.length, self.comm.size))
 
     def set_density(self, density: float) -> None:
-        """See :meth:`SparseReducer.set_density`; the global threshold is found again in the next step."""
+        """See :meth:`SelectingReducer.set_density`; the global threshold is found again in the next step."""
         super().set_density(density)
         self.state = replace(self.state, global_threshold=float("inf"))
 

@@ -208,7 +208,7 @@ class SimulatedCommunicator(Communicator):
         return thread
 
     def condition(self) -> threading.Condition:
-        """See :meth:`Communicator.condition`; who waits for it waits in virtual time."""
+        """See :meth:`Communicator.condition`; waiting takes virtual time."""
         return _Condition(self)
 
     def _transport(self) -> AbstractContextManager[None]:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.gpu import _check, paper_select
-from commlib.selection.exact import paper_search
+from benchmarks.gpu import _check, paper_search, paper_select
 from tests.gpu.vectors import normal
 from training.bench.record import WrongResult
 
