@@ -60,9 +60,9 @@ class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
 
 
 class BroadcastVariables(DistributedCallback):
-    """Gives all ranks the weights of rank 0, and its optimizer's state, before the first step.
+    """Gives all ranks the weights and the optimizer's state of rank 0, before the first step.
 
-    Not the states of random generators: with a seed of its own, each rank draws its own dropout.
+    States of random generators are not broadcast: each rank draws its own dropout.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -74,8 +74,8 @@ class BroadcastVariables(DistributedCallback):
 class SynchronizeEpochs(DistributedCallback):
     """Refuses unequal numbers of steps before an epoch begins, and ranks that end ``fit`` alone.
 
-    The number is known of arrays, of data sets with a ``cardinality``, and by ``steps_per_epoch``. Where it
-    is not, a rank that makes more steps than others waits until the optimizer's ``timeout``.
+    The number of steps is known for arrays, for data sets with a ``cardinality``, and with
+    ``steps_per_epoch``. Else a rank with more steps than the others waits until the optimizer's ``timeout``.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -143,10 +143,10 @@ def _weighted_mean(name: str, everywhere: list[tuple[Mapping[str, float], Mappin
 
 
 class AverageMovingStatistics(DistributedCallback):
-    """Averages over ranks what layers gather from their own batches, as BatchNormalization's moving averages.
+    """Averages the statistics that layers gather from batches over the ranks, as of BatchNormalization.
 
-    It does so after the last step of an epoch, so before its validation where the number of steps is known,
-    and at its end. The averages of one rank alone describe its part of the data.
+    After the last step of an epoch, if the number of steps is known (that is before the validation), and at
+    the end of the epoch. The statistics of one rank describe its part of the data alone.
     """
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -171,7 +171,7 @@ class AverageMovingStatistics(DistributedCallback):
 
 
 class _LearningRate(DistributedCallback):
-    """Base of those that set the learning rate, which they count steps for where ``_counts_steps``."""
+    """Base of callbacks that set the learning rate; ``_counts_steps``: they need the steps of an epoch."""
 
     _counts_steps = True
 
@@ -203,11 +203,11 @@ class _LearningRate(DistributedCallback):
 
 
 class LearningRateWarmup(_LearningRate):
-    """Lets the learning rate rise with every step, over some epochs, from what is right for one rank.
+    """Raises the learning rate with every step, over some epochs, from the rate of one rank.
 
     It begins at ``learning_rate/P`` and reaches ``learning_rate``, usually ``P`` times that of one rank
-    (Goyal et al. 2017, section 2.2), after ``epochs``; then it is left to others. ``steps_per_epoch`` where
-    ``fit`` does not know it.
+    (Goyal et al. 2017, section 2.2), after ``epochs``; later epochs are left to other callbacks.
+    ``steps_per_epoch``: needed where ``fit`` does not know it.
     """
 
     def __init__(self, learning_rate: float, epochs: float = 5, steps_per_epoch: int | None = None) -> None:
@@ -338,7 +338,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
 
 
 def default_callbacks() -> list[DistributedCallback]:
-    """Return those that every ``fit`` on many ranks should have, to be put before others.
+    """Return the callbacks that every ``fit`` on many ranks needs, to be put before others.
 
     ``[BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]``
     """

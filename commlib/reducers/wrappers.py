@@ -30,7 +30,7 @@ from commlib.vectors import Float32, Index, SparseVector
 
 
 class ReducerWrapper(Reducer):
-    """A reducer around a sparse ``reducer``, with the residual, report, settings and state of that reducer.
+    """A reducer around a sparse ``reducer``, with that reducer's residual, report, settings and state.
 
     Subclasses override ``_before``, and ``_after`` to update their state after a step that counts. A reducer
     has at most one wrapper of each kind. Wrappers make a ``SparseVector`` dense.
@@ -175,7 +175,7 @@ class LocalClipping(ReducerWrapper):
 
     def _before(self, gradient: Float32) -> Float32:
         largest = max(float(gradient.max()), -float(gradient.min()))
-        if not 0 < largest < float("inf"):  # what is not finite skips the step
+        if not 0 < largest < float("inf"):  # a non-finite gradient skips the step
             return gradient
         # Squares of float32 overflow at 2e19: those of the gradient over its largest entry do not.
         scaled = np.divide(gradient, np.float32(largest), out=self.workspace.get("scaled", self.size))
@@ -203,7 +203,7 @@ class MomentumCorrection(ReducerWrapper):
 
     The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
     entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
-    The reducer then loses no velocity, where it otherwise loses no gradient.
+    With momentum correction, velocities instead of gradients are never lost.
     """
 
     def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:
@@ -216,7 +216,7 @@ class MomentumCorrection(ReducerWrapper):
 
     def _before(self, gradient: Float32) -> Float32:
         velocity: Float32 = self._spare
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite skips the step
+        with np.errstate(over="ignore", invalid="ignore"):  # a non-finite velocity skips the step
             np.multiply(np.float32(self.options.momentum), self._velocity, out=velocity)
             velocity += gradient
         return velocity

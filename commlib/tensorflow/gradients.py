@@ -18,15 +18,16 @@ from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
 from commlib.exchange import ALL_ROWS, BucketExchange, Exchange, bucket_bounds, check_variables
 from commlib.reducers import Report
-from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tensorflow.tensors import (
     array_of,
     as_slices,
     check_gradients,
     cut_up,
+    entries_of_rows,
     inputs_of,
     made_dense,
     order_of,
+    rows_of_entries,
     tensor_of,
     tensorflow_device,
 )

@@ -120,7 +120,7 @@ class Communicator(ABC):
         """Start ``allgather_ints``; the call that is returned waits for its result and returns that.
 
         Other messages may travel meanwhile. All ranks start their exchanges of integers over a communicator
-        in the same order. A transport that has no way to start one waits for it here.
+        in the same order. A transport without such exchanges waits here.
         """
         rows = self.allgather_ints(values)
         return lambda: rows
@@ -332,7 +332,7 @@ class Ring:
     def __init__(self, comm: Communicator, order: Sequence[int]) -> None:
         self._comm = comm
         position = order.index(comm.rank)
-        # This rank, its left neighbour, the left neighbour of that, … its right neighbour.
+        # This rank, its left neighbour, the left neighbour's left neighbour, … its right neighbour.
         self._leftwards = [order[position - step] for step in range(comm.size)]
 
     def reduce_scatter(self, given: Sequence[Float32], sums: Sequence[Float32]) -> None:
@@ -376,7 +376,7 @@ class Ring:
     def _send(self, array: Array) -> Request:
         """Start sending to the right neighbour; an empty array is not sent.
 
-        Nobody waits for that before the last hop: else each hop would wait for both neighbours.
+        The ring waits for sends after the last hop only: else each hop would wait for both neighbours.
         """
         return self._comm.send(array, self._leftwards[-1]) if array.size else Requests([])
 
