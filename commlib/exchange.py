@@ -36,7 +36,7 @@ from commlib.reducers.mean import MeanBuffers
 from commlib.reducers.report import merged
 from commlib.topology import Topology
 from commlib.trace import Recorder
-from commlib.transport.base import Communicator
+from commlib.transport.base import Closing, Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
 Found = TypeVar("Found")
@@ -45,11 +45,8 @@ NUMBER_OF_A_LAYER = re.compile(r"_\d+(?=/|:|$)")
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
 
 
-class Exchange(ABC):
-    """Averages the gradient of each step over all ranks. ``guard``: a context in which ranks wait.
-
-    A context manager, which closes the exchange unless an exception leaves the block.
-    """
+class Exchange(Closing, ABC):
+    """Averages the gradient of each step over all ranks. ``guard``: a context in which ranks wait."""
 
     guard: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
 
@@ -68,18 +65,6 @@ class Exchange(ABC):
         The mean is all NaN where the step is skipped (``report.finite`` is false). The caller may write to
         it; its memory is used again when nobody refers to it.
         """
-
-    def close(self) -> None:  # noqa: B027 - not every exchange has something to close
-        """Free what the exchange has made; all ranks call it together, between two steps."""
-
-    def __enter__(self) -> Any:
-        """Return the exchange, to be closed at the end of the block."""
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Close the exchange; after an exception the other ranks may not come here."""
-        if kind is None:
-            self.close()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from commlib.kernels import kernels_of
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
 
-Own = TypeVar("Own", bound="Communicator")
+Own = TypeVar("Own", bound="Closing")
 Integers = npt.NDArray[np.int64]
 
 
@@ -56,16 +56,30 @@ class Requests(Request):
             request.wait()
 
 
-class Communicator(ABC):
+class Closing:
+    """A context manager that closes itself at the end of the block.
+
+    An exception that leaves the block closes nothing, since the other ranks may not come to ``close``.
+    """
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free what it holds; all ranks call it together."""
+
+
+class Communicator(Closing, ABC):
     """An ordered group of ranks that exchange arrays.
 
     ``rank`` and ``size`` are this rank's number and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
-
-    A context manager that closes it at the end of the block. An exception that leaves the block closes
-    nothing, since the other ranks may not come to ``close``.
     """
 
     arrays: ModuleType = np
@@ -77,13 +91,6 @@ class Communicator(ABC):
         self.sent_bytes = np.zeros(size, np.int64)
         self.received_bytes = np.zeros(size, np.int64)
         self._is_closed = False
-
-    def __enter__(self: Own) -> Own:
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self.close()
 
     def close(self) -> None:
         """Free the communicator; every later exchange over it raises ``UseAfterClose``.

@@ -254,15 +254,6 @@ def _with_trial(
 SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a budget of bytes
 
 
-@dataclass(frozen=True)
-class _Within:
-    """A candidate that meets a budget: the bytes of an exchange, and the local steps that it then needs."""
-
-    candidate: Candidate
-    sent: float
-    local_steps: int
-
-
 def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
     """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
 
@@ -276,25 +267,25 @@ def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: i
     ('hioktopk', {'wire': 'gap+lloyd2'}, 14)
     """
     case = Case(nodes, size, check_density(density))
-    found = [_within(bytes_per_step, case, each) for each in candidates(SHORT_WIRES)]
-    best = min(found, key=lambda each: (each.local_steps, -each.sent))
-    wire = best.candidate.wire
-    exchange = f"{best.sent / 1e3:.3g} kB a rank and exchange, one every {best.local_steps} steps"
+    sent = {each: _bytes_of_rank(case, each) for each in candidates(SHORT_WIRES)}
+    steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
+    best = min(sent, key=lambda each: (steps[each], -sent[each]))
+    exchange = f"{sent[best] / 1e3:.3g} kB a rank and exchange, one every {steps[best]} steps"
     return Choice(
-        reducer=best.candidate.reducer,
-        options={"wire": wire} if wire else {},
+        reducer=best.reducer,
+        options={"wire": best.wire} if best.wire else {},
         seconds=0.0,
         dense_seconds=0.0,
-        reason=f"{best.candidate}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
-        local_steps=best.local_steps,
+        reason=f"{best}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
+        local_steps=steps[best],
     )
 
 
-def _within(bytes_per_step: float, case: Case, candidate: Candidate) -> _Within:
+def _bytes_of_rank(case: Case, candidate: Candidate) -> float:
+    """Return the bytes that a rank of the busiest node sends in an exchange, over the slowest link."""
     sent = bytes_of_nodes(candidate.reducer, case.nodes, case.size, **settings(case, candidate))
     several = len(case.nodes) > 1
-    of_rank = max(
+    return max(
         (each.inter if several else each.intra) / len(node)
         for each, node in zip(sent, case.nodes, strict=True)
     )
-    return _Within(candidate, of_rank, max(1, ceil(of_rank / bytes_per_step)))

@@ -101,17 +101,6 @@ def test_exact_selects_all_that_reach_the_papers_upper_threshold(vector):
         assert np.isin(surely, select("exact", vector, k).indices).all()
 
 
-def test_the_papers_counts_are_those_of_its_thresholds_and_enclose_k():
-    vector = normal(9)
-    magnitudes = np.abs(vector)
-    upper, lower, above_upper, above_lower = paper_search(vector, 300, samplings=5)
-    assert lower < upper
-    assert (above_upper, above_lower) == ((magnitudes >= upper).sum(), (magnitudes >= lower).sum())
-    assert above_upper <= 300 < above_lower
-    # with all thirty, the two enclose the gap between the 300th and the 301st, and nothing else
-    assert paper_search(vector, 300)[2:] == (300, 301)
-
-
 def test_one_outlier_defeats_the_papers_search_but_not_exact():
     vector, k = with_an_outlier(10), 3000
     right = np.intersect1d(paper_selection(vector, k), largest(vector, k))
