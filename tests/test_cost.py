@@ -1,10 +1,23 @@
 """The closed forms of bytes, against numbers worked out by hand; of seconds, against the virtual clock."""
 
+import numpy as np
 import pytest
 
-from commlib import LinkBytes, bytes_sent
-from commlib.cost import sparse_bytes
+from commlib import (
+    REDUCERS,
+    InvalidArgument,
+    Link,
+    LinkBytes,
+    Network,
+    Topology,
+    UnknownName,
+    bytes_sent,
+    make_reducer,
+    predict,
+)
+from commlib.cost import Speeds, sparse_bytes
 from commlib.network import node_of_ranks
+from commlib.transport import simulated
 
 
 def layout(world_size, ranks_per_node):
