@@ -201,7 +201,7 @@ class BucketExchange(Exchange):
         return True
 
     def _gradient_of(self, number: int) -> Any:
-        """Return what was submitted for a bucket; the thread waits for it until the exchange is closed."""
+        """Return the gradient of a bucket; the thread waits for it until the exchange is closed."""
         if self.overlaps:
             return self._wait_until(lambda: self._submitted.get(number))
         if number not in self._submitted:
@@ -370,12 +370,12 @@ class BucketExchange(Exchange):
         return np.concatenate([reducer.sent_indices(mean[part]) + part.start for reducer, part in pairs])
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal on all ranks, by name; of each bucket in ``buckets``."""
+        """Return the settings that must be equal on all ranks, by name; each bucket's in ``buckets``."""
         own = {"reducer": "Buckets", "size": self.size, "nodes": self.topology.nodes}
         return own | {"buckets": [reducer.settings() for reducer in self.reducers]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the reducers: that of the only one, or of several in ``buckets``."""
+        """Return the state of the only reducer, or the states of several in ``buckets``."""
         states = [reducer.state_dict() for reducer in self.reducers]
         if len(states) == 1:
             return states[0]

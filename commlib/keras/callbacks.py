@@ -95,7 +95,7 @@ class SynchronizeEpochs(DistributedCallback):
 
 
 class AverageMetrics(DistributedCallback):
-    """Averages what ``fit`` reports of an epoch over the ranks, weighted by the samples of each.
+    """Averages the metrics of an epoch over the ranks, weighted by the samples of each.
 
     Callbacks after it, such as ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint``, then see
     the same on all ranks. What some ranks alone report (validation on rank 0) is given to all.
@@ -129,7 +129,7 @@ class AverageMetrics(DistributedCallback):
             logs[name] = _weighted_mean(name, everywhere)
 
     def _counted(self) -> float:
-        """Return the samples that the loss was averaged over; 0 where nobody counts them."""
+        """Return the samples that the loss was averaged over; 0 if they are not counted."""
         for metric in self.model.metrics:
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
                 return float(metric.count)
@@ -183,7 +183,7 @@ class _LearningRate(DistributedCallback):
         self._steps, self._epoch = steps_per_epoch, 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Refuse what has no steps to count, and a schedule."""
+        """Refuse a data set without a number of steps, and an optimizer with a schedule."""
         self._steps = self._given_steps or (self.params or {}).get("steps")  # each fit has its own
         if self._steps is None and self._counts_steps:
             raise InvalidArgument(
@@ -279,7 +279,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Restore what there is; all ranks together."""
+        """Restore the backup, if there is one; all ranks together."""
         optimizer = built_optimizer_of(self.model)
         ranks = optimizer.ranks
         is_there = ranks.rank == 0 and Path(self._weights_path).exists()

@@ -27,7 +27,7 @@ class DistributedOptimizer:
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
     :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.
     ``timeout``: the seconds that a rank waits for the others in a step before it ends the job and names them;
-    ``None``: for ever. The first step includes what others compile. ``bucket_bytes`` and ``overlap``: also as
+    ``None``: for ever. The first step includes compiling. ``bucket_bytes`` and ``overlap``: also as
     there; ``fit`` then exchanges a bucket of the gradient while it computes others.
 
     Keras sees the class, attributes and methods of ``optimizer``, except ``build`` and ``apply``. So a model
@@ -242,7 +242,7 @@ def load_model(
 ) -> Any:
     """Return the model that ``model.save`` wrote at ``path``, with its optimizer distributed again.
 
-    The optimizer's state is that of the file, the residual is zero. ``timeout``, ``bucket_bytes`` and
+    The optimizer's state comes from the file, the residual is zero. ``timeout``, ``bucket_bytes`` and
     ``overlap``: as for :class:`DistributedOptimizer`. ``options``: those of ``keras.models.load_model``.
     All ranks call it together.
     """

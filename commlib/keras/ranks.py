@@ -15,7 +15,7 @@ from commlib.transport.watchdog import Watchdog
 
 
 class Ranks(Closing):
-    """All ranks of ``world``, by a communicator of its own, apart from that of the gradients.
+    """All ranks of ``world``, by a communicator of its own, apart from the gradients'.
 
     All ranks make it together. Ranks that come to different exchanges raise ``RanksDisagree``. ``seconds``
     bounds how long a rank waits for the others; ``None``: without bound. ``close`` frees the communicator.

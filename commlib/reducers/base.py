@@ -45,7 +45,7 @@ class Reducer(ABC):
 
     A subclass defines ``sparse`` and ``_reduce``, and with state of its own ``_commit`` and ``_discard``; see
     docs/own_parts.md for an example. Its options are keyword-only parameters of its constructor, which
-    passes those of its base class on as ``**options``: ``make_reducer`` and configurations check options by
+    passes its base class's options on as ``**options``: ``make_reducer`` and configurations check options by
     this signature. It stores them as a frozen dataclass, ``options``, which is compared between ranks. The
     constructor sends nothing: ``synchronize`` does, once.
 
@@ -221,7 +221,7 @@ class Reducer(ABC):
     def sent_indices(self, mean: Float32) -> Index:
         """Return the indices of the gradient whose entries left this rank in the latest step.
 
-        ``mean`` is what that step returned.
+        ``mean``: the result of that step.
         """
         return np.flatnonzero(mean)
 
@@ -256,7 +256,7 @@ class Reducer(ABC):
         self._carried = None if carried is None else self.arrays.array(carried, np.float32)
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal on all ranks, by name."""
+        """Return the settings that must be equal on all ranks, by name."""
         own = {"reducer": type(self).__name__, "size": self.size, "nodes": self.topology.nodes}
         return own | asdict(self.options)
 

@@ -1,4 +1,4 @@
-"""Buffers for the mean of a step, used again when nobody refers to the mean of an earlier step."""
+"""Buffers for the mean of a step, used again when no array refers to an earlier step's mean."""
 
 import sys
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class MeanBuffer:
         return self.array
 
     def result(self, mean: Float32 | None, out: Float32 | None) -> Float32:
-        """Return what ``reduce`` returns for a step's ``mean``, all NaN for none: ``out``, or this array.
+        """Return the result of ``reduce`` for a step's ``mean`` (all NaN for none): ``out``, or this array.
 
         An algorithm may have made the mean in an array of its own. In host memory, a view of this array is
         read-only.

@@ -85,7 +85,7 @@ def merged(reports: Sequence[Report]) -> Report:
 class Outcome:
     """What an algorithm returns: the mean, or ``None`` for a skipped step.
 
-    If the gradient was a ``SparseVector``, the mean is what ``buffer.scatter`` returned.
+    If the gradient was a ``SparseVector``, the mean is the result of ``buffer.scatter``.
     """
 
     mean: Float32 | SparseVector | None

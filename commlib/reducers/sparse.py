@@ -112,7 +112,7 @@ class SelectingReducer(Reducer):
         self.selector = self._make_selector()
         self.codec = self.kernels.make_codec(wire)
         self._check_all_is_sent(self.density)
-        # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
+        # Final sums travel without loss: no rank could keep the rounding errors.
         self.lossless = self.kernels.make_codec("fp32")
         layout = self.layout = self.layout_type(topology, self.size)
         self.comm, self.link, self.length = layout.comm, layout.link, layout.length
@@ -231,7 +231,7 @@ class SelectingReducer(Reducer):
 
     @abstractmethod
     def _combine(self, selected: SparseVector) -> SparseVector:
-        """Return the sum of what the ranks of ``comm`` selected.
+        """Return the sum of the selections of the ranks of ``comm``.
 
         A rank whose vector is not finite has selected a NaN, and the sum has to hold one, at any index.
         Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
@@ -265,7 +265,7 @@ class SelectingReducer(Reducer):
         vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
 
     def take_off(self, vector: SparseVector, at: int = 0) -> None:
-        """Subtract entries that others apply from what ``drop`` keeps."""
+        """Subtract entries that other ranks apply from the entries that ``drop`` keeps."""
         vector.subtract_from(self._spare[at : at + vector.size])
 
     def encode(
@@ -302,7 +302,7 @@ class SelectingReducer(Reducer):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Reducer.state_dict`."""
-        # The residual is that of entries low … low + length − 1.
+        # The residual has the entries low … low + length − 1.
         own = {"low": self.layout.low, "residual": to_host(self._residual.copy())}
         return super().state_dict() | {"selector": self.selector.state_dict()} | asdict(self.state) | own
 

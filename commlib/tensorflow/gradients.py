@@ -78,7 +78,7 @@ class DistributedGradients(Exchange):
 
     ``variables``: tf.Variables or Keras variables of static shape, the same in the same order on all ranks.
     ``config``: the name of a reducer and its options, ``{"name": "hitopk", "density": 0.01}``. ``size``: the
-    entries of all variables; ``sizes``: those of each. ``exchange``: the :class:`BucketExchange` below.
+    entries of all variables; ``sizes``: the entries of each. ``exchange``: the :class:`BucketExchange` below.
 
     ``bucket_bytes``: the gradient is reduced in buckets of at most so many bytes, see
     :func:`commlib.exchange.bucket_bounds`; by default it is one bucket. ``overlap``: each bucket is exchanged
@@ -198,7 +198,7 @@ class DistributedGradients(Exchange):
         ], finite
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return what ``submit_inputs`` takes: of each bucket a float32 vector, or rows and values."""
+        """Return the arguments of ``submit_inputs``: a float32 vector a bucket, or rows and values."""
         return self._inputs(self._tensors(gradients))
 
     def submit_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
@@ -209,7 +209,7 @@ class DistributedGradients(Exchange):
         return self._submit_in_graph(self._tensors(gradients))
 
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients as dense tensors, and those of tables as IndexedSlices."""
+        """Return the gradients of tables as IndexedSlices, all others as dense tensors."""
         check_gradients(gradients, self._names)
         return [
             as_slices(gradient, name, shape) if table else made_dense(gradient, shape)
@@ -280,7 +280,7 @@ class DistributedGradients(Exchange):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Let graphs run without an exchange: what they submit is dropped."""
+        """Let graphs run without an exchange: submitted gradients are dropped."""
         self._is_rehearsing = True
         try:
             yield

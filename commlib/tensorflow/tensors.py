@@ -49,7 +49,7 @@ def tensor_of(array: Any) -> Any:
 def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """Return tensors of these shapes with the entries of ``flat`` in their order.
 
-    In ``tf.function`` those that begin at a multiple of 64 bytes are views of its memory; others are copies.
+    In ``tf.function`` a tensor at a multiple of 64 bytes is a view of its memory, any other a copy.
     """
     parts, low = [], 0
     for shape in shapes:
@@ -95,12 +95,12 @@ def flattened(tensors: Sequence[Any]) -> Any:
 
 
 def tensors_of(part: Any) -> list[Any]:
-    """Return the tensors of a bucket, which is a list of them or IndexedSlices."""
+    """Return the tensors of a bucket, which is a list of tensors or IndexedSlices."""
     return [part.indices, part.values] if isinstance(part, tf.IndexedSlices) else part
 
 
 def inputs_of(part: Any) -> list[Any]:
-    """Return what an operation takes of a bucket: its entries, or of IndexedSlices rows and their values."""
+    """Return a bucket's inputs of an operation: its entries, or the rows and values of IndexedSlices."""
     if not isinstance(part, tf.IndexedSlices):
         return [flattened(part)]
     return [tf.cast(part.indices, tf.int64), tf.cast(part.values, tf.float32)]

@@ -360,7 +360,7 @@ class Ring:
         Requests(sent).wait()
 
     def allgather(self, parts: Sequence[Array]) -> None:
-        """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all ranks know all lengths."""
+        """Fill every ``parts[r]`` with rank ``r``'s, in ``P − 1`` hops; all ranks know all lengths."""
         outgoing = [parts[rank] for rank in self._leftwards]
         sent = list[Request]()
         for own, receipt in zip(outgoing[:-1], self._receipts(outgoing[1:]), strict=True):

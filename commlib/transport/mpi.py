@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
 # and the rank that it waits for computes at a fraction of the speed: better to sleep between polls. So does a
-# thread other than the main one, such as that of an exchange with ``overlap``.
+# thread other than the main one, such as the thread of an exchange with ``overlap``.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 

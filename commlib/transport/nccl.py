@@ -235,7 +235,7 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
     """Return a communicator of all ranks of the MPI job, each with a GPU of its machine.
 
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
-    this thread. ``between``: how communicators that span machines move what is on GPUs, by ``nccl`` or, in
+    this thread. ``between``: how communicators that span machines move arrays on GPUs, by ``nccl`` or, in
     host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
     and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: NCCL sees
     each of these on a machine of its own.
@@ -246,7 +246,7 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
 
 
 def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
-    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory.
+    """Return the communicator of :func:`world` of ``control``'s ranks; ``control`` moves host memory.
 
     Closing the result closes ``control``.
     """

@@ -123,7 +123,7 @@ class _Condition(threading.Condition):
         self._comm = comm
 
     def __enter__(self) -> bool:
-        self._comm.now()  # charges what was computed, which may take virtual time
+        self._comm.now()  # charges the computing so far, which may take virtual time
         return super().__enter__()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
@@ -156,7 +156,7 @@ class _Background(threading.Thread):
             job.processors.begin(task)
         try:
             self._body()
-            self._comm.now()  # charges what was computed last
+            self._comm.now()  # charges the last computing
         except BaseException as error:  # noqa: BLE001 - raised again where the ranks were started
             job.clock.fail(error)
             return

@@ -47,7 +47,7 @@ class _BoundedWait:
 class Stall:
     """Where the ranks are, as one that has waited for ``seconds`` at ``place`` knows it.
 
-    ``elsewhere``: the places of those that wait, too, but not here; ``missing``: those that do not wait.
+    ``elsewhere``: the places of ranks that wait elsewhere; ``missing``: ranks that do not wait.
     """
 
     seconds: float
@@ -110,7 +110,7 @@ class MPIWatchdog(Watchdog):
                 self._inspect(wait)
 
     def _current(self) -> _BoundedWait | None:
-        """Return the wait of the body that is under way, else that of an exchange outside of any."""
+        """Return the wait of the body that is under way, or of an exchange outside of any body."""
         if (wait := self._wait) is not None:
             return wait
         since = self._waiting_since()
