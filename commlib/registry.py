@@ -73,7 +73,7 @@ def _entry_point(table: Mapping[str, object], kind: str, name: str) -> str:
 
 
 def _imported(kind: str, name: str, path: str) -> Any:
-    """Return the object that ``path`` names; a failure is one line that begins with the part's kind and name."""
+    """Return the object that ``path`` names; a failure is one line that begins with its kind and name."""
     module_name, _, attributes = path.partition(":")
     try:
         found = import_module(module_name)
