@@ -196,7 +196,7 @@ class SelectingReducer(Reducer):
         if self.sends_all:
             with self.measure("select"):
                 is_sparse = isinstance(collected, SparseVector)
-                return collected if is_sparse else SparseVector.from_dense(collected)  # type: ignore[no-any-return]
+                return collected if is_sparse else SparseVector.from_dense(collected)
         residual = self._decayed()
         with self.measure("select"):
             try:

@@ -316,7 +316,7 @@ class DistributedGradients(Exchange):
             return tensor_of(mean), tf.constant(report.finite)
 
     def _gradient(self, bucket: Bucket, *arrays: Array) -> Any:
-        return arrays[0] if bucket.table is None else entries_of_rows(*arrays, bucket.table)
+        return arrays[0] if bucket.table is None else entries_of_rows(arrays[0], arrays[1], bucket.table)
 
 
 def _taken(values: Iterator[Any], bucket: Bucket) -> list[Any]:
