@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from typer import Option
 
@@ -20,7 +21,7 @@ from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
-from commlib.selection.exact import paper_search
+from commlib.vectors import Float32
 from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
 from training.bench.selection import INEXACT, case_table, records_of
 from training.process.job import FAILURE, log_error, usage_error
@@ -40,6 +41,37 @@ SEED = 1
 
 Array = Any
 BenchCandidate = Callable[[Array], Any]
+
+
+def paper_search(
+    vector: Float32, k: int, samplings: int = 30, *, arrays: Any = np
+) -> tuple[float, float, int, int]:
+    """Return the paper's two thresholds and their counts (HiTopKComm, algorithm 1, lines 1–24).
+
+    ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
+    the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference for the kernels; it
+    bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
+    counts everything) where the k-th value lies below the mean. ``arrays``: NumPy, or the
+    vector's own module.
+    """
+    magnitudes = arrays.abs(vector)
+    mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())
+    low, high = 0.0, 1.0
+    upper, lower = 0.0, 0.0
+    above_upper, above_lower = 0, len(vector)
+    for _ in range(samplings):
+        ratio = low + (high - low) / 2
+        threshold = mean + ratio * (largest - mean)
+        count = int(arrays.count_nonzero(magnitudes >= threshold))
+        if count <= k:
+            high = ratio
+            if count > above_upper:
+                above_upper, upper = count, threshold
+        else:
+            low = ratio
+            if count < above_lower:
+                above_lower, lower = count, threshold
+    return upper, lower, above_upper, above_lower
 
 
 @dataclass(frozen=True)

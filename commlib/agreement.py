@@ -25,7 +25,7 @@ def digest(parts: Iterable[bytes]) -> int:
 
 
 def differing(digests: npt.NDArray[np.int64]) -> list[int]:
-    """Return the ranks whose digest is not that of rank 0.
+    """Return the ranks whose digest differs from rank 0's.
 
     >>> differing(np.array([7, 7, 8]))
     [2]
@@ -63,7 +63,7 @@ def flags_of(values: npt.NDArray[np.int64]) -> int:
     return int(np.bitwise_or.reduce(values)) & (1 << FLAG_BITS) - 1
 
 
-# Where ranks that agree in all settings do not agree in a digest of them, they compared different exchanges.
+# Equal settings with different digests: the ranks compared messages of different exchanges.
 CROSSED = (
     "their settings are equal, so ranks met in exchanges that do not belong together, as where two threads "
     "share a topology; give each loop a topology of its own: Topology(transport.mpi.world())"

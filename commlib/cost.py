@@ -174,7 +174,7 @@ class Group:
     def exchange(self, message_bytes: float) -> float:
         """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
 
-        Between nodes either the port of each rank or the card of each node is what takes longest.
+        Between nodes either the port of each rank or the card of each node takes the longest.
         """
         if message_bytes == 0:
             return 0.0
@@ -231,7 +231,7 @@ class Step:
 
     @cached_property
     def streams(self) -> int:
-        """Return how many streams exchange between nodes: as many as the smallest node has ranks."""
+        """Return the number of streams between nodes, which is the number of ranks of the smallest node."""
         return min(map(len, self.nodes))
 
     @property
@@ -275,11 +275,11 @@ class Step:
         return self.codec.message_bytes(round(count), round(size))
 
     def synchronize_step(self, values: int = 0) -> float:
-        """Return the seconds of ``Reducer.synchronize_step`` with so many values, where it is called."""
+        """Return the seconds of one ``Reducer.synchronize_step`` of ``values`` integers."""
         return self.world.allgather_ints(2 + values)
 
     def rest_of_comparison(self, seconds: float) -> LinkSeconds:
-        """Return what is left of the comparison of settings when ``seconds`` of the step have passed."""
+        """Return the seconds that the comparison of settings lasts beyond the step's ``seconds``."""
         return self.on_slowest_link(max(0.0, self.world.allgather_ints(1) - seconds))
 
     def on_slowest_link(self, seconds: float) -> LinkSeconds:
@@ -303,12 +303,12 @@ class Step:
         return Work(add=self.shard * (self.streams - 1))
 
     def selecting(self, size: float, k: float) -> Work:
-        """Return the work to select; with a decay, that of a residual is a pass of its own."""
+        """Return the work to select; a decay of the residual takes one more pass."""
         decays = self.options.get("decay", 1.0) != 1
         return Work.selecting(size, k) + Work(add=size if decays else 0.0)
 
     def rounding(self, k: float) -> Work:
-        """Return the work to find what a lossy codec rounded away of ``k`` entries, and to keep it."""
+        """Return the work to find and keep the rounding errors of ``k`` entries in a lossy codec."""
         return Work() if self.codec.lossless else Work(coded=k, place=2 * k)
 
     def placing(self, applied: float) -> Work:
@@ -316,7 +316,7 @@ class Step:
         return Work(fill=self.size, place=applied)
 
     def placing_sum(self) -> Work:
-        """Return the work of ``placing`` for the sum of what all ranks selected."""
+        """Return the work of ``placing`` for the sum of all ranks' selections."""
         return self.placing(union(self.world.size, self.k, self.size))
 
 

@@ -74,7 +74,7 @@ def _entries_of(selection: Selection) -> SparseVector:
 
 
 class ReusedOnGPU(Selector):
-    """The selector ``reused``: CuPy's functions find what reaches an earlier step's threshold."""
+    """The selector ``reused``: CuPy's functions find the entries that reach an earlier step's threshold."""
 
     at_most = Reused.at_most
 
@@ -178,7 +178,7 @@ def gpu_sum_sparse(
     dense: Callable[[int], Float32] | None = None,
     allocate: Allocate = new_array,
 ) -> SparseVector:
-    """Return what :func:`commlib.vectors.sum_sparse` does; sums of sparse vectors are always new arrays.
+    """Return the sum of :func:`commlib.vectors.sum_sparse`; sums of sparse vectors are always new arrays.
 
     Where the sum is sparse, the host waits for the GPU to learn how many entries it has.
     """
@@ -193,7 +193,7 @@ def gpu_sum_sparse(
 
 
 def gpu_sum_rows(others: Float32, own: Float32, position: int) -> Float32:
-    """Return what :func:`commlib.vectors.sum_rows` does."""
+    """Return the sum of :func:`commlib.vectors.sum_rows`."""
     return add_rows(others, own, position, engine=current_engine())  # type: ignore[no-any-return]
 
 

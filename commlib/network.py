@@ -50,8 +50,8 @@ class Link:
 class Network:
     """Links inside a node, one between each two ranks, and between nodes, where a node has one card.
 
-    A rank sends one message at a time over each kind of link. The ranks of a node share its card: what leaves
-    the node goes through it one after the other, and so does what arrives.
+    A rank sends one message at a time over each kind of link. The ranks of a node share its card: messages
+    leave the node one after the other, and arrive one after the other.
 
     The default is HiTopKComm's cluster: NVLink (its V100 takes in 150 GB/s) and 25 Gbit/s Ethernet.
     """

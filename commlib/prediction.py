@@ -41,7 +41,7 @@ def predict(
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``; where they are uneven, the largest
     counts for all. ``size``: entries of the gradient. ``reducer``, ``density`` and ``options``: as for
-    ``make_reducer``. What is sent is that of the busiest rank, the seconds are those of an average step.
+    ``make_reducer``. Bytes are those that the busiest rank sends, seconds those of an average step.
 
     A reducer that declares no cost raises ``InvalidArgument``.
 

@@ -48,7 +48,7 @@ def resolve(table: Mapping[str, Member], kind: str, name: str, subclass_of: type
 
 
 def names(table: Mapping[str, object], kind: str) -> list[str]:
-    """Return the names of the table, then those of the entry points of installed packages."""
+    """Return the names of the table, then the names of installed packages' entry points."""
     return list(dict.fromkeys([*table, *(point.name for point in _entry_points(kind))]))
 
 
@@ -73,7 +73,7 @@ def _entry_point(table: Mapping[str, object], kind: str, name: str) -> str:
 
 
 def _imported(kind: str, name: str, path: str) -> Any:
-    """Return what ``path`` names; any failure is one line that begins with the part's kind and name."""
+    """Return the object that ``path`` names; a failure is one line that begins with its kind and name."""
     module_name, _, attributes = path.partition(":")
     try:
         found = import_module(module_name)
@@ -117,7 +117,7 @@ def options_of(part: Callable[..., object], positional: int = 0) -> dict[str, An
     """Return the options of a class or function with their defaults, ``REQUIRED`` for those without one.
 
     ``positional``: how many arguments the caller gives before the options. The constructor of a class that
-    ends in ``**options`` has those of its base class as well.
+    ends in ``**options`` has the options of its base class as well.
 
     >>> options_of(sorted, positional=1)
     {'key': None, 'reverse': False}
@@ -135,7 +135,7 @@ def check_options(
 ) -> None:
     """Raise ``InvalidArgument`` unless ``part(*arguments, **options)`` fits its signature.
 
-    ``name``: what messages call the part. ``positional``: as in ``options_of``.
+    ``name``: of the part in messages. ``positional``: as in ``options_of``.
     """
     known = options_of(part, positional)
     takes_any = not isinstance(part, type) and _is_open(_parameters(part)[0])

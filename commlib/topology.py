@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from commlib.errors import InvalidArgument
 from commlib.network import node_of_ranks
-from commlib.transport.base import Communicator
+from commlib.transport.base import Closing, Communicator
 from commlib.vectors import partition
 
 Bytes = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Traffic:
         return Traffic(self.sent - other.sent, self.received - other.received)
 
 
-class Topology:
+class Topology(Closing):
     """The ranks of ``world`` by node, and the communicators of this rank.
 
     Nodes are discovered by host name, or emulated with ``ranks_per_node``: the arguments of
@@ -77,13 +77,6 @@ class Topology:
         self.flags: Callable[[], int] = lambda: 0
         is_neighbour = np.array([node == self.node_index for node in node_of_rank])
         self._links = np.array([is_neighbour, ~is_neighbour], np.int64)  # of each rank: intra, inter
-
-    def __enter__(self) -> "Topology":
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self.close()
 
     def close(self) -> None:
         """Free the communicators of the node and of the stream, on all ranks together.

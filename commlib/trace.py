@@ -29,7 +29,7 @@ class Span:
 class Recorder:
     """The spans of one rank, by its transport's clock (``Communicator.now``), in the order of their ends.
 
-    The thread that makes it is the loop; spans of any other are those of the engine. See
+    Spans of the thread that makes the recorder belong to the loop, all others to the engine. See
     :meth:`commlib.Reducer.record`.
     """
 

@@ -62,7 +62,7 @@ def partition(size: int, parts: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class SparseVector:
-    """A vector of ``size`` float32 entries; those without an index are zero.
+    """A vector of ``size`` float32 entries; entries without an index are zero.
 
     ``indices`` are sorted and unique (int32, or int64 past 2³¹ − 1), one for each of ``values``;
     ``indices=None`` means that the vector is dense: ``values`` holds all its entries.
@@ -250,7 +250,7 @@ def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
 
 
 def is_one_non_finite(vectors: Sequence[SparseVector]) -> bool:
-    """Return whether one of some vectors is that of ``non_finite``; all others are finite."""
+    """Return whether one of the vectors is ``non_finite``'s; all others are finite."""
     return bool(np.isnan(np.concatenate([vector.values[:1] for vector in vectors])).any())
 
 
@@ -284,7 +284,7 @@ def sum_sparse(
     Without ``dense`` and ``allocate`` the arrays are new. ``dense(size)`` returns the array for a dense sum,
     which may be the array of the first vector. ``allocate(name, length, dtype)`` returns the arrays for a
     sparse sum, as ``Workspace.get`` does: the sum is valid until the next call with the same workspace.
-    Sparse vectors are in host memory; :func:`commlib.kernels.kernels_of` has the sum of those on a GPU.
+    Sparse vectors are in host memory; :func:`commlib.kernels.kernels_of` has the sum of vectors on a GPU.
 
     >>> a = SparseVector(9, np.array([1, 4], np.int32), np.array([2.0, 3.0], np.float32))
     >>> sum_sparse([a, a]).values

@@ -1,10 +1,23 @@
-"""The closed forms, against numbers worked out by hand and identities that need no code."""
+"""The closed forms of bytes, against numbers worked out by hand; of seconds, against the virtual clock."""
 
+import numpy as np
 import pytest
 
-from commlib import REDUCERS, LinkBytes, bytes_sent
-from commlib.cost import sparse_bytes
+from commlib import (
+    REDUCERS,
+    InvalidArgument,
+    Link,
+    LinkBytes,
+    Network,
+    Topology,
+    UnknownName,
+    bytes_sent,
+    make_reducer,
+    predict,
+)
+from commlib.cost import Speeds, sparse_bytes
 from commlib.network import node_of_ranks
+from commlib.transport import simulated
 
 
 def layout(world_size, ranks_per_node):
@@ -108,7 +121,191 @@ def test_with_uneven_nodes_hitopk_leaves_out_the_ranks_beyond_the_smallest_node(
     assert bytes_sent("hitopk", nodes, 3, 1000, density=0.01) == LinkBytes(4 * 500 + 8 * 10, 8 * 5)
 
 
+# ------------------------------------------------------------- seconds
+
+NETWORK = Network(Link.of(microseconds=7, gbit_per_second=300), Link.of(microseconds=40, gbit_per_second=10))
+DENSITY = 0.01
+STEPS = 3
+
+# The papers' cases: every message has one known length, and P is a power of two.
+EXACT = ["dense", "torus2d", "gtopk"]
+
+
+def simulated_seconds(name, world_size, ranks_per_node, size, **options):
+    """Seconds of a step after the first, on the slowest rank: the mean of some, on independent gradients."""
+
+    def body(comm):
+        density = {"density": DENSITY} if REDUCERS[name].sparse else {}
+        reducer = make_reducer(name, Topology(comm), size, **density, **options)
+        seconds = []
+        for step in range(STEPS):
+            # New each step, and much larger each time: what earlier steps left back is never selected.
+            gradient = 1e3**step * np.random.default_rng([comm.rank, step]).standard_normal(size)
+            comm.barrier()
+            start = comm.now()
+            reducer.reduce(gradient.astype(np.float32))
+            seconds.append(comm.now() - start)
+        return seconds[1:]
+
+    return np.mean(np.max(simulated.run(body, world_size, ranks_per_node, NETWORK), axis=0))
+
+
+def predicted(name, world_size, ranks_per_node, size, **options):
+    density = DENSITY if REDUCERS[name].sparse else None
+    nodes = layout(world_size, ranks_per_node or world_size)
+    return predict(name, nodes, size, density, NETWORK, **options)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
+@pytest.mark.parametrize("name", EXACT)
+def test_where_every_length_is_known_the_closed_form_is_the_virtual_time(name, world_size, ranks_per_node):
+    size = 4096 * world_size
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # sums of a few hundred products, in another order
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "world_size, ranks_per_node", [(2, 2), (3, 1), (4, 1), (6, 2), (7, 1), (8, 4), (12, 4), (16, 8)]
+)
+@pytest.mark.parametrize("name", sorted(set(REDUCERS) - {"oktopk", "hioktopk"}))
+def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, world_size, ranks_per_node):
+    size = 40_001
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # Sums of random selections vary by some percent, and where P is no power of two some ranks need not wait.
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (16, 8)])
+def test_a_torus_that_rounds_is_near_the_virtual_time(world_size, ranks_per_node):
+    size, rounds = 400_001, {"values": "qsgd8"}
+    expected = simulated_seconds("torus2d", world_size, ranks_per_node, size, **rounds)
+    found = predicted("torus2d", world_size, ranks_per_node, size, **rounds).seconds
+    # the slices are not all equally long, and the streams of a node do not begin at the same time
+    assert found == pytest.approx(expected, rel=0.1)
+    assert found < predicted("torus2d", world_size, ranks_per_node, size).seconds
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(4, 1), (6, 2), (8, 4), (8, 1)])
+@pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
+def test_ok_topk_is_near_its_average_step(name, world_size, ranks_per_node):
+    """Here every step re-evaluates both thresholds: gradients that grow a thousandfold defeat their reuse."""
+    size = 40_001
+    expected = simulated_seconds(name, world_size, ranks_per_node, size)
+    # re-evaluating costs an exchange of magnitudes, and saves one of counts
+    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.4)
+
+
+def test_a_step_takes_no_less_than_the_comparison_of_settings():
+    seconds = predicted("ssar_doubling", 16, 8, 1000).seconds
+    assert seconds == pytest.approx(simulated_seconds("ssar_doubling", 16, 8, 1000), rel=1e-9)
+    assert seconds == NETWORK.inter.agreement_seconds(16, 1)
+
+
 @pytest.mark.parametrize("name", REDUCERS)
-def test_one_rank_alone_sends_nothing(name):
-    density = {"density": 0.01} if REDUCERS[name].sparse else {}
-    assert bytes_sent(name, [[0]], 0, 1000, **density) == LinkBytes()
+def test_uneven_nodes_cost_about_what_the_larger_one_does(name):
+    # two nodes of three: a ring of five hops, where it has four
+    assert predicted(name, 5, [3, 2], 40_001).seconds == pytest.approx(
+        simulated_seconds(name, 5, [3, 2], 40_001), rel=0.6 if "oktopk" in name else 0.26
+    )
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_one_rank_takes_no_time_and_sends_nothing(name):
+    prediction = predicted(name, 1, 1, 1000)
+    assert (prediction.seconds, prediction.sent.intra, prediction.sent.inter) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_time_is_spent_between_nodes_only_where_there_are_several(name):
+    together = predicted(name, 4, 4, 10_000)
+    assert together.inter == 0 < together.intra
+    apart = predicted(name, 4, 1, 10_000)
+    assert apart.inter > 0
+    is_hierarchical = name in ("torus2d", "hitopk", "hioktopk")
+    assert apart.intra == 0 or (is_hierarchical and apart.intra < 1e-9)
+
+
+def test_the_papers_order_of_algorithms_holds_on_its_cluster():
+    """HiTopKComm's figure 7, 16 nodes of 8 at 25 Gbit/s, 25 M entries: hierarchical sparse beats the rest."""
+    nodes = layout(128, 8)
+    density = {name: 0.01 if REDUCERS[name].sparse else None for name in REDUCERS}
+    seconds = {name: predict(name, nodes, 25_000_000, density[name]).seconds for name in REDUCERS}
+    assert seconds["hitopk"] < seconds["torus2d"] < seconds["dense"]
+    assert seconds["hitopk"] < seconds["allgather"]
+    assert seconds["hioktopk"] < seconds["oktopk"] < seconds["allgather"]
+
+
+def test_hierarchical_ok_topk_does_not_grow_with_the_nodes_where_hitopk_does():
+    """At a density at which bytes count more than messages."""
+    few, many = [layout(8 * nodes, 8) for nodes in (4, 64)]
+    growth = {
+        name: predict(name, many, 25_000_000, 0.01).inter / predict(name, few, 25_000_000, 0.01).inter
+        for name in ("hitopk", "hioktopk")
+    }
+    assert growth["hitopk"] > 10
+    assert growth["hioktopk"] < growth["hitopk"] / 2
+
+
+def test_an_unknown_reducer_is_named():
+    with pytest.raises(UnknownName, match='unknown reducer "hitop"'):
+        predict("hitop", layout(2, 1), 10, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hitopk", layout(4, 2), 10, 2), "density: expected a number in (0, 1], got 2"),
+        (("dense", layout(4, 2), 10, 0.1), "density: dense has no such option (its options: none)"),
+        (("dense", layout(4, 2), 0), "size: expected at least 1 entry, got 0"),
+        (("dense", [], 10), "nodes: expected the ranks of one node or more, got []"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(arguments, message):
+    with pytest.raises(InvalidArgument) as caught:
+        predict(*arguments)
+    assert str(caught.value) == message
+
+
+def test_codecs_that_are_unknown_or_without_effect_are_refused():
+    with pytest.raises(UnknownName, match='unknown codec "fp7"'):
+        predict("dsar_split", layout(4, 2), 10, 0.1, sums="fp7")
+    with pytest.raises(InvalidArgument, match="sums: gtopk has no such option"):
+        predict("gtopk", layout(4, 2), 10, 0.1, sums="fp16")
+
+
+def test_fewer_bytes_an_entry_take_less_time_where_there_are_many():
+    plain, packed = (
+        predict("hitopk", layout(16, 4), 25_000_000, 0.01, wire=wire) for wire in ("fp32", "gap+fp16")
+    )
+    assert packed.inter < 0.5 * plain.inter
+    assert packed.sent.inter < 0.4 * plain.sent.inter
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("allgather", 8 * 400),
+        ("gtopk", 3 * 2 * 400),  # levels of the tree
+        ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4))),  # sums of so many
+        ("ssar_split", 400),
+        ("dsar_split", 400),
+        ("oktopk", 3 * 400),
+        ("hitopk", 2 * 100),  # of the shard, from each node
+        ("hioktopk", 3 * 100),
+    ],
+)
+def test_entries_that_are_added_up_take_their_time(name, entries):
+    speeds = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=1e-9, code={"fp32": 0})
+    found = predict(name, layout(8, 4), 40_000, density=DENSITY, network=NETWORK, speeds=speeds)
+    assert found.computing == pytest.approx(1e-9 * entries)
+
+
+@pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])
+def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
+    speeds = Speeds(add=1e-9, fill=0, select=2e-9, keep=0, place=0, entry=0, code={"fp32": 0})
+    given = {"density": DENSITY, "network": NETWORK, "speeds": speeds}
+    kept, decayed = (predict(name, layout(8, 4), 40_000, **given, decay=decay) for decay in (1.0, 0.5))
+    entries = 10_000 if name in ("hitopk", "hioktopk") else 40_000
+    assert decayed.computing - kept.computing == pytest.approx(1e-9 * entries)
+    assert decayed.sent == kept.sent

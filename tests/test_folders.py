@@ -20,9 +20,7 @@ def test_a_missing_home_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatc
     if home is not None:
         monkeypatch.setenv("HOME", home)
     for call in (user_cache, lambda: expanded("~/samples")):
-        with pytest.raises(
-            InvalidArgument, match="HOME: expected the path of the user's home folder"
-        ) as raised:
+        with pytest.raises(InvalidArgument, match="HOME: expected the path of the user's home") as raised:
             call()
         assert "\n" not in str(raised.value)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")

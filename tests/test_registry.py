@@ -256,9 +256,7 @@ def test_what_a_reducer_declares_is_what_is_predicted_and_accounted(name):
 
 
 def test_a_reducer_that_declares_no_cost_cannot_be_predicted():
-    with pytest.raises(
-        InvalidArgument, match=r"^reducer: expected one that declares what it costs, everything does not$"
-    ):
+    with pytest.raises(InvalidArgument, match="^reducer: expected one that declares what it costs"):
         predict("everything", NODES, 1000)
 
 

@@ -93,13 +93,6 @@ def test_every_kernel_and_codec_has_a_speed():
     assert min(*speeds.code.values(), speeds.add, speeds.fill, speeds.place, speeds.entry) > 0
 
 
-def test_a_profile_says_where_it_belongs():
-    job = measured(Network(), 4, 2).job
-    assert job.hosts == ("node0", "node1")
-    assert job.ranks_of_nodes == (2, 2)
-    assert str(job) == "4 ranks on 2 nodes of node0, node1"
-
-
 # ------------------------------------------------------------------- choosing
 
 
@@ -360,9 +353,7 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, damaged):
     path = tmp_path / "profile.json"
     profile(1).save(path)
     path.write_text(damaged(path.read_text()))
-    with pytest.raises(
-        InvalidArgument, match=r"profile\.json: expected a profile of format 2, got something"
-    ):
+    with pytest.raises(InvalidArgument, match=r"profile\.json: expected a profile of format 2, got"):
         Profile.load(path)
 
 
@@ -418,12 +409,6 @@ def test_no_candidate_needs_fewer_local_steps_and_of_those_with_as_many_the_choi
     for other in every_candidate(nodes):
         assert other > (choice.local_steps - 1) * bytes_per_step or choice.local_steps == 1
         assert other <= sent or other > choice.local_steps * bytes_per_step
-
-
-def test_a_budget_with_room_for_all_entries_in_every_step_has_no_local_steps():
-    choice = tuner.choose_within(10**9, EIGHT_NODES, BUDGET_SIZE, DENSITY)
-    assert choice.local_steps == 1
-    assert not REDUCERS[choice.reducer].sparse
 
 
 def test_the_reason_names_choice_and_budget():

@@ -411,9 +411,7 @@ def test_ranks_with_other_wrappers_are_named_before_a_step(ranks):
         make_reducer("hitopk", Topology(comm), 10, wrappers=[record])
 
     if ranks.size > 1:
-        with pytest.raises(
-            RanksDisagree, match=r"MomentumCorrection is .*0\.5.* on ranks .*0\.25.* on ranks"
-        ):
+        with pytest.raises(RanksDisagree, match=r"MomentumCorrection is .*0\.5.* on ranks .*0\.25.* on"):
             ranks.run(body)
 
 

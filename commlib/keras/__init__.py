@@ -1,9 +1,9 @@
 """``model.fit`` on all ranks: an optimizer and its callbacks. Imports TensorFlow and Keras."""
 
-from commlib.keras.backup import BackupAndRestore
 from commlib.keras.callbacks import (
     AverageMetrics,
     AverageMovingStatistics,
+    BackupAndRestore,
     BroadcastVariables,
     LearningRateSchedule,
     LearningRateWarmup,

@@ -3,14 +3,18 @@
 Each is given to ``fit`` on all ranks, in the same order.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import keras
 import numpy as np
 
 from commlib.agreement import differences
+from commlib.arrays import to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.keras.optimizer import DistributedOptimizer
 from commlib.keras.ranks import Ranks
@@ -56,9 +60,9 @@ class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
 
 
 class BroadcastVariables(DistributedCallback):
-    """Gives all ranks the weights of rank 0, and its optimizer's state, before the first step.
+    """Gives all ranks the weights and the optimizer's state of rank 0, before the first step.
 
-    Not the states of random generators: with a seed of its own, each rank draws its own dropout.
+    States of random generators are not broadcast: each rank draws its own dropout.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -70,8 +74,8 @@ class BroadcastVariables(DistributedCallback):
 class SynchronizeEpochs(DistributedCallback):
     """Refuses unequal numbers of steps before an epoch begins, and ranks that end ``fit`` alone.
 
-    The number is known of arrays, of data sets with a ``cardinality``, and by ``steps_per_epoch``. Where it
-    is not, a rank that makes more steps than others waits until the optimizer's ``timeout``.
+    The number of steps is known for arrays, for data sets with a ``cardinality``, and with
+    ``steps_per_epoch``. Else a rank with more steps than the others waits until the optimizer's ``timeout``.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -91,7 +95,7 @@ class SynchronizeEpochs(DistributedCallback):
 
 
 class AverageMetrics(DistributedCallback):
-    """Averages what ``fit`` reports of an epoch over the ranks, weighted by the samples of each.
+    """Averages the metrics of an epoch over the ranks, weighted by the samples of each.
 
     Callbacks after it, such as ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint``, then see
     the same on all ranks. What some ranks alone report (validation on rank 0) is given to all.
@@ -125,7 +129,7 @@ class AverageMetrics(DistributedCallback):
             logs[name] = _weighted_mean(name, everywhere)
 
     def _counted(self) -> float:
-        """Return the samples that the loss was averaged over; 0 where nobody counts them."""
+        """Return the samples that the loss was averaged over; 0 if they are not counted."""
         for metric in self.model.metrics:
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
                 return float(metric.count)
@@ -139,10 +143,10 @@ def _weighted_mean(name: str, everywhere: list[tuple[Mapping[str, float], Mappin
 
 
 class AverageMovingStatistics(DistributedCallback):
-    """Averages over ranks what layers gather from their own batches, as BatchNormalization's moving averages.
+    """Averages the statistics that layers gather from batches over the ranks, as of BatchNormalization.
 
-    It does so after the last step of an epoch, so before its validation where the number of steps is known,
-    and at its end. The averages of one rank alone describe its part of the data.
+    After the last step of an epoch, if the number of steps is known (that is before the validation), and at
+    the end of the epoch. The statistics of one rank describe its part of the data alone.
     """
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -167,7 +171,7 @@ class AverageMovingStatistics(DistributedCallback):
 
 
 class _LearningRate(DistributedCallback):
-    """Base of those that set the learning rate, which they count steps for where ``_counts_steps``."""
+    """Base of callbacks that set the learning rate; ``_counts_steps``: they need the steps of an epoch."""
 
     _counts_steps = True
 
@@ -179,7 +183,7 @@ class _LearningRate(DistributedCallback):
         self._steps, self._epoch = steps_per_epoch, 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Refuse what has no steps to count, and a schedule."""
+        """Refuse a data set without a number of steps, and an optimizer with a schedule."""
         self._steps = self._given_steps or (self.params or {}).get("steps")  # each fit has its own
         if self._steps is None and self._counts_steps:
             raise InvalidArgument(
@@ -199,11 +203,11 @@ class _LearningRate(DistributedCallback):
 
 
 class LearningRateWarmup(_LearningRate):
-    """Lets the learning rate rise with every step, over some epochs, from what is right for one rank.
+    """Raises the learning rate with every step, over some epochs, from the rate of one rank.
 
     It begins at ``learning_rate/P`` and reaches ``learning_rate``, usually ``P`` times that of one rank
-    (Goyal et al. 2017, section 2.2), after ``epochs``; then it is left to others. ``steps_per_epoch`` where
-    ``fit`` does not know it.
+    (Goyal et al. 2017, section 2.2), after ``epochs``; later epochs are left to other callbacks.
+    ``steps_per_epoch``: needed where ``fit`` does not know it.
     """
 
     def __init__(self, learning_rate: float, epochs: float = 5, steps_per_epoch: int | None = None) -> None:
@@ -265,8 +269,76 @@ class LearningRateSchedule(_LearningRate):
             self.model.optimizer.learning_rate = self._rate * factor
 
 
+class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]  # Keras has no types
+    """Keras' callback of that name, with the reducer's residual.
+
+    Rank 0 writes and restores the model and the epoch, and gives them to the others; every rank keeps its own
+    residual in a file of its own in ``backup_dir``, a folder on its machine or one that all share. A residual
+    that is missing, or of another step than the model, is zero, and that is said. Before or in place of
+    ``BroadcastVariables``; ``options``: those of Keras' callback.
+    """
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Restore the backup, if there is one; all ranks together."""
+        optimizer = built_optimizer_of(self.model)
+        ranks = optimizer.ranks
+        is_there = ranks.rank == 0 and Path(self._weights_path).exists()
+        if ranks.rank == 0:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "optimizer: its state was loaded")
+                super().on_train_begin(logs)
+        is_there, epoch = ranks.gather("a backup", (is_there, self.model._initial_epoch))[0]
+        if is_there:
+            self.model._initial_epoch = epoch
+            ranks.broadcast([*self.model.weights, *optimizer.variables])
+            self._restore_residual()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Remove the files where Keras does so."""
+        ranks = optimizer_of(self.model).ranks
+        if self.delete_checkpoint:
+            self._residual_path.unlink(missing_ok=True)
+        ranks.gather("the end of backups", None)
+        if ranks.rank == 0:
+            super().on_train_end(logs)
+
+    @property
+    def _residual_path(self) -> Path:
+        ranks = optimizer_of(self.model).ranks
+        return Path(self.backup_dir) / f"residual-{ranks.rank}-of-{ranks.size}.npz"
+
+    def _save_model(self) -> None:
+        optimizer = optimizer_of(self.model)
+        if optimizer.ranks.rank == 0:
+            super()._save_model()
+        assert optimizer.gradients is not None
+        self._residual_path.parent.mkdir(parents=True, exist_ok=True)
+        aside = self._residual_path.with_suffix(".new")
+        with aside.open("wb") as file:
+            residual = optimizer.gradients.exchange.residual
+            np.savez(file, residual=to_host(residual), step=int(optimizer.iterations))
+        os.replace(aside, self._residual_path)
+
+    def _restore_residual(self) -> None:
+        optimizer = optimizer_of(self.model)
+        assert optimizer.gradients is not None
+        try:
+            with np.load(self._residual_path) as kept:
+                residual, step = kept["residual"], int(kept["step"])
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
+            self._say_that_it_is_lost(str(error))
+            return
+        if step != int(optimizer.iterations):
+            self._say_that_it_is_lost(f"it is of step {step}, the model of {int(optimizer.iterations)}")
+            return
+        optimizer.gradients.exchange.add_residual(residual)
+
+    def _say_that_it_is_lost(self, why: str) -> None:
+        warnings.warn(f"residual: {self._residual_path} is not used, it begins at zero: {why}", stacklevel=3)
+
+
 def default_callbacks() -> list[DistributedCallback]:
-    """Return those that every ``fit`` on many ranks should have, to be put before others.
+    """Return the callbacks that every ``fit`` on many ranks needs, to be put before others.
 
     ``[BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]``
     """

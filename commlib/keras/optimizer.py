@@ -27,12 +27,12 @@ class DistributedOptimizer:
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
     :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.
     ``timeout``: the seconds that a rank waits for the others in a step before it ends the job and names them;
-    ``None``: for ever. The first step includes what others compile. ``bucket_bytes`` and ``overlap``: also as
+    ``None``: for ever. The first step includes compiling. ``bucket_bytes`` and ``overlap``: also as
     there; ``fit`` then exchanges a bucket of the gradient while it computes others.
 
-    To Keras it *is* the optimizer: all attributes and methods but ``build`` and ``apply`` are of that one,
-    and its class is what ``isinstance`` and a saved model see. So a model is saved with the optimizer inside,
-    and can be loaded where there is no commlib; :func:`load_model` makes it distributed again.
+    Keras sees the class, attributes and methods of ``optimizer``, except ``build`` and ``apply``. So a model
+    is saved with the optimizer inside, and can be loaded where commlib is missing; :func:`load_model` makes
+    it distributed again.
 
     A step that is skipped on any rank changes no weight on all of them. Under the global dtype policy
     ``mixed_float16`` the optimizer gets a loss scale (``keras.optimizers.LossScaleOptimizer``), equal on all
@@ -41,7 +41,7 @@ class DistributedOptimizer:
     checked in the first step. XLA compiles no such step: ``model.compile(jit_compile=False)``.
     """
 
-    # These are its own; Keras sets all others on the optimizer inside.
+    # Own attributes; all others are set on the optimizer inside.
     __slots__ = (
         "__weakref__",
         "_buckets",
@@ -84,7 +84,7 @@ class DistributedOptimizer:
 
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
-        """That of the optimizer inside: Keras looks here for what to save."""
+        """The class of the optimizer inside, which Keras saves."""
         return type(self._optimizer)
 
     def __getattr__(self, name: str) -> Any:
@@ -221,7 +221,7 @@ class DistributedOptimizer:
         if not _has_loss_scale(self._optimizer):
             tf.cond(finite, lambda: self._apply_means(means, variables), lambda: tf.constant(False))
             return
-        # It divides by the scale again, a power of two, and takes NaN for the overflow that it is.
+        # The loss scale optimizer divides by the scale again, a power of two, and takes NaN for an overflow.
         factor = tf.where(finite, self._optimizer.dynamic_scale.value, float("nan"))
         self._optimizer.apply([mean * factor for mean in means], variables)
 
@@ -242,7 +242,7 @@ def load_model(
 ) -> Any:
     """Return the model that ``model.save`` wrote at ``path``, with its optimizer distributed again.
 
-    The optimizer's state is that of the file, the residual is zero. ``timeout``, ``bucket_bytes`` and
+    The optimizer's state comes from the file, the residual is zero. ``timeout``, ``bucket_bytes`` and
     ``overlap``: as for :class:`DistributedOptimizer`. ``options``: those of ``keras.models.load_model``.
     All ranks call it together.
     """

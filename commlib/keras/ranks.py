@@ -10,12 +10,12 @@ import numpy.typing as npt
 from commlib.agreement import differences, digest
 from commlib.errors import RanksDisagree
 from commlib.topology import Topology
-from commlib.transport.base import Communicator
+from commlib.transport.base import Closing, Communicator
 from commlib.transport.watchdog import Watchdog
 
 
-class Ranks:
-    """All ranks of ``world``, by a communicator of its own, apart from that of the gradients.
+class Ranks(Closing):
+    """All ranks of ``world``, by a communicator of its own, apart from the gradients'.
 
     All ranks make it together. Ranks that come to different exchanges raise ``RanksDisagree``. ``seconds``
     bounds how long a rank waits for the others; ``None``: without bound. ``close`` frees the communicator.
@@ -33,15 +33,6 @@ class Ranks:
     def close(self) -> None:
         """Free the communicator; all ranks call it together."""
         self._comm.close()
-
-    def __enter__(self) -> "Ranks":
-        """Return it, to be closed at the end of the block."""
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Free the communicator."""
-        if kind is None:  # else the other ranks may not come here
-            self.close()
 
     def gather(self, place: str, value: Any) -> list[Any]:
         """Return every rank's picklable ``value``; ``RanksDisagree`` where they are not all at ``place``."""

@@ -13,7 +13,7 @@ from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
 from commlib.reducers.oktopk import OkTopK
 from commlib.reducers.report import Outcome, Report, StageSeconds
-from commlib.reducers.sparse import SelectingReducer, SparseOptions, SparseReducer, State
+from commlib.reducers.sparse import SelectingReducer, SparseOptions, State
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
@@ -54,7 +54,6 @@ __all__ = [
     "SelectingReducer",
     "Shards",
     "SparseOptions",
-    "SparseReducer",
     "StageSeconds",
     "State",
     "check_reducer_options",

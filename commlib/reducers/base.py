@@ -32,7 +32,7 @@ from commlib.reducers.mean import AnyMeanBuffer, MeanBuffer, MeanBuffers, Sparse
 from commlib.reducers.report import Forgotten, Outcome, Report, StageSeconds, Stopwatch
 from commlib.topology import Topology
 from commlib.trace import Recorder
-from commlib.vectors import Float32, Index, SparseVector, is_finite, non_finite
+from commlib.vectors import Float32, Index, SparseVector, is_finite
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Reducer(ABC):
 
     A subclass defines ``sparse`` and ``_reduce``, and with state of its own ``_commit`` and ``_discard``; see
     docs/own_parts.md for an example. Its options are keyword-only parameters of its constructor, which
-    passes those of its base class on as ``**options``: ``make_reducer`` and configurations check options by
+    passes its base class's options on as ``**options``: ``make_reducer`` and configurations check options by
     this signature. It stores them as a frozen dataclass, ``options``, which is compared between ranks. The
     constructor sends nothing: ``synchronize`` does, once.
 
@@ -122,26 +122,51 @@ class Reducer(ABC):
         For a gradient in several parts, each with a reducer, whose step counts only if all parts are finite.
         A step with ``report.finite`` false is discarded already.
         """
-        if isinstance(gradient, SparseVector):
-            if out is not None:
-                raise InvalidArgument("out: the mean of a SparseVector is one, expected none, got an array")
-            return self._propose_entries(as_entries(gradient, self.size, self.arrays))
-        return self._propose_dense(as_gradient(gradient, self.size, self.arrays, self.workspace), out)
+        vector, buffer = self._taken(gradient, out)
+        if not self._is_synchronized:
+            self.synchronize()
+        topology, before = self.topology, self.topology.traffic
+        self._stopwatch.restart()
+        # NaNs and infinities: the ranks agree to skip such a step instead.
+        with np.errstate(invalid="ignore", over="ignore"), memory_errors(self):
+            if self._carried is not None:
+                vector = _sum_of(vector, self._carried)
+            if topology.world.size == 1:
+                outcome = self._alone(vector, buffer)
+            else:  # meanwhile the ranks compare settings and exchange flags
+                own = with_flags(self._digest(), topology.flags())
+                self._comparison = topology.world.start_allgather_ints([own])
+                outcome = self._reduce(vector, buffer)
+                self.wait_for_comparison()
+        self.steps += 1
+        finite = outcome.mean is not None
+        if not finite:
+            self.discard()
+        report = Report(
+            finite,
+            outcome.selected,
+            outcome.applied,
+            traffic=topology.traffic - before,
+            seconds=self._stopwatch.seconds,
+            flags=self._flags,
+            forgotten=outcome.forgotten if finite else Forgotten(),
+        )
+        mean: Any = buffer.result(outcome.mean, out)
+        if isinstance(gradient, SparseVector) and not isinstance(mean, SparseVector):
+            mean = SparseVector.trusted(self.size, None, mean)
+        return mean, report
 
-    def _propose_dense(self, vector: Float32, out: Float32 | None) -> tuple[Float32, Report]:
-        buffer = self._means.take() if out is None else MeanBuffer(checked_out(out, vector, self.arrays))
-        mean, report = self._step(vector, buffer)
-        assert not isinstance(mean, SparseVector)
-        return buffer.result(mean, out), report
-
-    def _propose_entries(self, vector: SparseVector) -> tuple[SparseVector, Report]:
-        if not self.takes_entries:
-            dense, report = self._propose_dense(vector.to_dense(), None)
-            return SparseVector.trusted(self.size, None, dense), report
-        buffer = SparseMeanBuffer(self._means.take)
-        mean, report = self._step(vector, buffer)
-        assert mean is None or isinstance(mean, SparseVector)
-        return non_finite(self.size, self.arrays) if mean is None else buffer.result(mean), report
+    def _taken(self, gradient: Any, out: Float32 | None) -> tuple[Any, Any]:
+        """Return a gradient as ``_reduce`` takes it, and the buffer for its mean."""
+        if not isinstance(gradient, SparseVector):
+            vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
+            return vector, self._means.take() if out is None else MeanBuffer(
+                checked_out(out, vector, self.arrays)
+            )
+        entries = as_entries(gradient, self.size, self.arrays, out)
+        if self.takes_entries:
+            return entries, SparseMeanBuffer(self._means)
+        return entries.to_dense(), self._means.take()
 
     def commit(self) -> None:
         """Apply the change of state of the proposed step; once, after a finite ``propose``."""
@@ -154,30 +179,6 @@ class Reducer(ABC):
         if self.topology.world.size > 1:
             self._discard()
 
-    def _step(self, vector: Any, buffer: AnyMeanBuffer) -> tuple[Float32 | SparseVector | None, Report]:
-        """Return the mean, ``None`` where the step is skipped, and the report of a proposed step."""
-        if not self._is_synchronized:
-            self.synchronize()
-        before = self.topology.traffic
-        self._stopwatch.restart()
-        # NaNs and infinities: the ranks agree to skip such a step instead.
-        with np.errstate(invalid="ignore", over="ignore"), memory_errors(self):
-            if self._carried is not None:
-                vector = _sum_of(vector, self._carried)
-            run = self._alone if self.topology.world.size == 1 else self._together
-            outcome = run(vector, buffer)
-        self.steps += 1
-        finite = outcome.mean is not None
-        if not finite:
-            self.discard()
-        traffic = self.topology.traffic - before
-        seconds, flags = self._stopwatch.seconds, self._flags
-        forgotten = outcome.forgotten if finite else Forgotten()
-        report = Report(
-            finite, outcome.selected, outcome.applied, traffic, seconds, flags=flags, forgotten=forgotten
-        )
-        return outcome.mean, report
-
     def measure(self, stage: str) -> AbstractContextManager[None]:
         """Add the time of the body to ``stage`` of the report, without stages measured inside the body."""
         return self._stopwatch.measure(stage)
@@ -185,14 +186,6 @@ class Reducer(ABC):
     def record(self, recorder: Recorder | None) -> None:
         """Record a span of each stage in ``recorder`` from the next step on, or stop recording."""
         self._stopwatch.recorder = recorder
-
-    def _together(self, gradient: Any, buffer: Any) -> Outcome:
-        """Run the algorithm on two ranks or more; meanwhile compare settings, and exchange flags."""
-        own = with_flags(self._digest(), self.topology.flags())
-        self._comparison = self.topology.world.start_allgather_ints([own])
-        outcome = self._reduce(gradient, buffer)
-        self.wait_for_comparison()
-        return outcome
 
     @abstractmethod
     def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
@@ -228,7 +221,7 @@ class Reducer(ABC):
     def sent_indices(self, mean: Float32) -> Index:
         """Return the indices of the gradient whose entries left this rank in the latest step.
 
-        ``mean`` is what that step returned.
+        ``mean``: the result of that step.
         """
         return np.flatnonzero(mean)
 
@@ -263,7 +256,7 @@ class Reducer(ABC):
         self._carried = None if carried is None else self.arrays.array(carried, np.float32)
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal on all ranks, by name."""
+        """Return the settings that must be equal on all ranks, by name."""
         own = {"reducer": type(self).__name__, "size": self.size, "nodes": self.topology.nodes}
         return own | asdict(self.options)
 
@@ -357,8 +350,10 @@ def as_gradient(
         return converted
 
 
-def as_entries(vector: SparseVector, size: int, arrays: ModuleType = np) -> SparseVector:
+def as_entries(vector: SparseVector, size: int, arrays: ModuleType, out: object) -> SparseVector:
     """Return a gradient that is a ``SparseVector`` of ``size`` with contiguous arrays of ``arrays``."""
+    if out is not None:
+        raise InvalidArgument("out: the mean of a SparseVector is one, expected none, got an array")
     expect_module("gradient", vector.values, arrays)
     if vector.size != size:
         raise InvalidArgument(f"gradient: expected a SparseVector of size {size}, got one of {vector.size}")

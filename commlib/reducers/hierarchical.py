@@ -17,9 +17,9 @@ class Shards(Flat):
     """Reduce-scatter in the node, select from the shard, combine on the stream, all-gather in the node.
 
     Local rank ``j`` of every node owns shard ``j``, ``d/n`` entries, and its residual: a node adds up before
-    it selects, so what is dropped stays with the shard's owner. Uneven nodes share as many shards as the
-    smallest node has ranks; the ranks beyond contribute and receive, and own nothing. A gradient that is a
-    ``SparseVector`` stays sparse if all entries are sent; else it is made dense.
+    it selects, so dropped entries stay with the shard's owner. Uneven nodes share as many shards as the
+    smallest node has ranks; the other ranks contribute and receive, and own no shard. A ``SparseVector``
+    stays sparse if all entries are sent; else it is made dense.
     """
 
     of_node: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class Shards(Flat):
     def _add_up_entries(self, reducer: SelectingReducer, gradient: SparseVector) -> SparseVector:
         """Return the shard's entries, added up in the order of the node's ranks.
 
-        They lie in arrays of their own: the sums of the algorithm are made while they are read.
+        The sum has arrays of its own, since the algorithm's sums are computed while it is read.
         """
         node, workspace, shards = reducer.topology.node, reducer.workspace, pairwise(self.bounds.tolist())
         if node.size == 1:

@@ -12,8 +12,8 @@ from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES
 from commlib.wire import Message
 
-# Of k entries. A ring waits for each of its hops, which takes longer than such a message does; longer ones
-# would lose packets where several nodes send to one card at a time.
+# Longest message of k entries that goes straight to all nodes: a ring's hops take longer. Longer ones go
+# round a ring: if several nodes send to one card at the same time, packets are lost.
 DIRECT_BYTES = 1 << 14
 
 
@@ -71,7 +71,7 @@ class HiTopK(AllGather):
     def _gather(self, message: Message) -> list[Message]:
         """See :meth:`AllGather._gather`: each rank's message goes straight to all others if they are short.
 
-        It depends on the density of the step before, in which all ranks have found theirs equal.
+        The decision follows the density of the previous step, which all ranks have compared.
         """
         is_direct, self._is_direct = self._is_direct, self._sends_little()
         if is_on_gpu(message) or not is_direct:

@@ -1,14 +1,14 @@
-"""Buffers for the mean of a step, used again when nobody refers to the mean of an earlier step."""
+"""Buffers for the mean of a step, used again when no array refers to an earlier step's mean."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
 
 from commlib.arrays import empty
 from commlib.entries import clear_at
-from commlib.vectors import Float32, SparseVector, concatenate, index_dtype
+from commlib.vectors import Float32, SparseVector, concatenate, index_dtype, non_finite
 
 MOST_MEANS = 2
 ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
@@ -62,7 +62,7 @@ class MeanBuffer:
         return self.array
 
     def result(self, mean: Float32 | None, out: Float32 | None) -> Float32:
-        """Return what ``reduce`` returns for a step's ``mean``, all NaN for none: ``out``, or this array.
+        """Return the result of ``reduce`` for a step's ``mean`` (all NaN for none): ``out``, or this array.
 
         An algorithm may have made the mean in an array of its own. In host memory, a view of this array is
         read-only.
@@ -81,14 +81,39 @@ class MeanBuffer:
         return view
 
 
+class MeanBuffers:
+    """Up to two buffers of ``size`` entries: the caller holds one mean while the next one is computed.
+
+    On a GPU each buffer is new: CuPy keeps freed memory by itself.
+    """
+
+    def __init__(self, size: int, arrays: ModuleType = np) -> None:
+        self.size, self.arrays = size, arrays
+        self._made: list[tuple[MeanBuffer, int]] = []  # with the reference count of a free one
+
+    def take(self) -> MeanBuffer:
+        """Return an earlier buffer whose memory no array or tensor refers to, or a new buffer."""
+        for mean, references in self._made:
+            if sys.getrefcount(mean.array.base) == references:
+                return mean
+        mean = MeanBuffer(empty(self.size, self.arrays))
+        if self.arrays is np:
+            self._made = [*self._made, (mean, sys.getrefcount(mean.array.base))][-MOST_MEANS:]
+        return mean
+
+    def array(self) -> Float32:
+        """Return the array of a free buffer, uninitialized; it is the caller's while the caller holds it."""
+        return self.take().dense()[:]
+
+
 class SparseMeanBuffer:
     """The buffer of a step whose gradient, and so whose mean, is a ``SparseVector``.
 
-    ``take`` returns the :class:`MeanBuffer` for a mean that turns out dense; it is called only then.
+    A :class:`MeanBuffer` is taken from ``means`` only for a mean that turns out dense.
     """
 
-    def __init__(self, take: Callable[[], MeanBuffer]) -> None:
-        self._take = take
+    def __init__(self, means: MeanBuffers) -> None:
+        self._means = means
         self._taken: MeanBuffer | None = None
 
     def dense(self) -> Float32:
@@ -97,11 +122,11 @@ class SparseMeanBuffer:
 
     def _buffer(self) -> MeanBuffer:
         if self._taken is None:
-            self._taken = self._take()
+            self._taken = self._means.take()
         return self._taken
 
     def scatter(self, parts: Sequence[tuple[int, SparseVector]]) -> SparseVector:
-        """Return the vector of the entries of ``parts``, as of :meth:`MeanBuffer.scatter`.
+        """Return the vector of the entries of ``parts``, see :meth:`MeanBuffer.scatter`.
 
         Its arrays are copies; if a part is dense, the vector is dense, in a buffer.
         """
@@ -110,36 +135,13 @@ class SparseMeanBuffer:
         array = self._buffer().scatter(parts)
         return SparseVector.trusted(len(array), None, array)
 
-    def result(self, mean: SparseVector) -> SparseVector:
-        """Return what ``reduce`` returns for a step's ``mean``: in host memory, a dense one is read-only."""
+    def result(self, mean: SparseVector | None, out: None = None) -> SparseVector:
+        """Return the mean of ``reduce``, a NaN for none; in host memory, a dense mean is read-only."""
+        if mean is None:
+            return non_finite(self._means.size, self._means.arrays)
         if self._taken is None or not mean.is_dense:
             return mean
         return SparseVector.trusted(mean.size, None, self._taken.result(mean.values, None))
 
 
 AnyMeanBuffer = MeanBuffer | SparseMeanBuffer
-
-
-class MeanBuffers:
-    """Up to two buffers of ``size`` entries: the caller holds one mean while the next one is computed.
-
-    On a GPU each buffer is new: CuPy keeps freed memory by itself.
-    """
-
-    def __init__(self, size: int, arrays: ModuleType = np) -> None:
-        self._size, self._arrays = size, arrays
-        self._made: list[tuple[MeanBuffer, int]] = []  # with the reference count of a free one
-
-    def take(self) -> MeanBuffer:
-        """Return an earlier buffer whose memory no array or tensor refers to, or a new buffer."""
-        for mean, references in self._made:
-            if sys.getrefcount(mean.array.base) == references:
-                return mean
-        mean = MeanBuffer(empty(self._size, self._arrays))
-        if self._arrays is np:
-            self._made = [*self._made, (mean, sys.getrefcount(mean.array.base))][-MOST_MEANS:]
-        return mean
-
-    def array(self) -> Float32:
-        """Return the array of a free buffer, uninitialized; it is the caller's while the caller holds it."""
-        return self.take().dense()[:]

@@ -26,8 +26,8 @@ def gather_messages(
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
-    That of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; the own one
-    may be the same array.
+    The message of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; this
+    rank's own message may be returned as it is.
     """
     if not is_on_gpu(message):
         ring = Ring(comm, range(comm.size))
@@ -50,7 +50,7 @@ def message_buffer(workspace: Workspace, rank: int, length: int) -> Message:
 def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Workspace) -> list[Message]:
     """Send ``outgoing[r]`` to every rank ``r`` of ``comm``; return what each of them sent here.
 
-    They lie in the workspace, that of this rank is the same array: the next exchange overwrites them.
+    The messages lie in the workspace, which the next exchange overwrites; this rank's own is the same array.
     """
     messages = {comm.rank: outgoing[comm.rank]}
     for bucket in swap_in_buckets(comm, outgoing, workspace, comm.size):
@@ -61,10 +61,10 @@ def swap_messages(comm: Communicator, outgoing: Sequence[Message], workspace: Wo
 def swap_in_buckets(
     comm: Communicator, outgoing: Sequence[Message], workspace: Workspace, ranks: int
 ) -> Iterator[dict[int, Message]]:
-    """Send ``outgoing[r]`` to every other rank ``r``; yield what they sent here, in buckets of so many ranks.
+    """Send ``outgoing[r]`` to every other rank ``r``; yield the messages received, in buckets of ``ranks``.
 
-    Each rank starts with its right neighbour and goes round. Before a bucket has arrived, what the one before
-    it has brought is yielded; before the first, nothing.
+    Each rank starts with its right neighbour and goes round. While a bucket is under way, the messages of the
+    previous bucket are yielded (of the first bucket: none).
     """
     incoming: list[Message] | None = None
     if is_on_gpu(outgoing[comm.rank]):
@@ -127,8 +127,8 @@ def _buffers_on_gpu(lengths: npt.NDArray[np.int64], own: Message, rank: int) -> 
 def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
     """Move entries between ranks until all hold equal shares, in the order of the ranks.
 
-    ``held``: arrays of ``counts[comm.rank]`` entries each. Who sends what to whom follows from the counts
-    that all ranks know, so nothing is asked.
+    ``held``: arrays of ``counts[comm.rank]`` entries each. All ranks know all counts, and so who sends which
+    entries to whom.
     """
     ends = np.concatenate([[0], counts.cumsum()])
     wanted = partition(int(ends[-1]), comm.size)

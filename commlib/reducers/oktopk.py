@@ -136,7 +136,7 @@ class OkTopK(SelectingReducer):
         self.state = OkTopKState(0, 0.0, partition(self.length, self.comm.size))
 
     def set_density(self, density: float) -> None:
-        """See :meth:`SparseReducer.set_density`; the global threshold is found again in the next step."""
+        """See :meth:`SelectingReducer.set_density`; the global threshold is found again in the next step."""
         super().set_density(density)
         self.state = replace(self.state, global_threshold=float("inf"))
 
@@ -174,7 +174,7 @@ class OkTopK(SelectingReducer):
             inner = [int(places[len(places) * region // comm.size]) for region in range(1, comm.size)]
         else:
             inner = [int(bound) for bound in partition(self.length, comm.size)[1:-1]]
-        # Rank r averages the r-th bound of all ranks; then all learn all of them.
+        # Rank r averages the r-th bound of all ranks; then all ranks gather the averages.
         of_this_region = comm.alltoall_ints([0, *inner])
         averages = comm.allgather_ints([int(of_this_region.sum()) // comm.size])[:, 0]
         return np.array([0, *averages[1:], self.length], np.int64)

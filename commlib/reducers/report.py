@@ -1,10 +1,12 @@
 """The report of one call of ``reduce``: entries, bytes, and the seconds of each stage."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from commlib.topology import Traffic
 from commlib.trace import Recorder
@@ -61,11 +63,29 @@ class Report:
     forgotten: Forgotten = Forgotten()
 
 
+def merged(reports: Sequence[Report]) -> Report:
+    """Return the report of a step from the reports of its buckets."""
+    seconds = StageSeconds()
+    for each in reports:
+        for stage in fields(seconds):
+            setattr(seconds, stage.name, getattr(seconds, stage.name) + getattr(each.seconds, stage.name))
+    finite = all(each.finite for each in reports)
+    return Report(
+        finite=finite,
+        selected=sum(each.selected for each in reports),
+        applied=sum(each.applied for each in reports),
+        traffic=sum((each.traffic for each in reports), Traffic()),
+        seconds=seconds,
+        flags=int(np.bitwise_or.reduce([each.flags for each in reports])),
+        forgotten=sum((each.forgotten for each in reports if finite), Forgotten()),
+    )
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an algorithm returns: the mean, or ``None`` for a skipped step.
 
-    If the gradient was a ``SparseVector``, the mean is what ``buffer.scatter`` returned.
+    If the gradient was a ``SparseVector``, the mean is the result of ``buffer.scatter``.
     """
 
     mean: Float32 | SparseVector | None

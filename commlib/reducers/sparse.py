@@ -36,91 +36,6 @@ class SparseOptions(Options):
     decay: float
 
 
-class SparseReducer(Reducer):
-    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual.
-
-    The residual is multiplied by ``decay`` before a gradient is added; what it loses by that is reported.
-    With the selector ``all`` it sends all entries that are not 0, and keeps no residual: ``sends_all``.
-    """
-
-    sparse: ClassVar[bool] = True
-    options: SparseOptions
-
-    def __init__(
-        self,
-        topology: Topology,
-        size: int,
-        *,
-        density: float = 0.01,
-        selector: GivenSelector = "mstopk",
-        wire: str = "fp32",
-        decay: float = 1.0,
-    ) -> None:
-        super().__init__(topology, size)
-        self.options = SparseOptions(check_density(density), selector, wire, check_density(decay, "decay"))
-        self.kernels = kernels_of(self.arrays)
-        self.sends_all = selector == EVERYTHING
-        self.selector = self._make_selector()
-        self.codec = self.kernels.make_codec(wire)
-        self._check_all_is_sent(self.density)
-        # Sums that are final travel without loss: there is no rank left to keep what would be rounded away.
-        self.lossless = self.kernels.make_codec("fp32")
-
-    @property
-    def density(self) -> float:
-        """The density of the next step."""
-        return self.options.density
-
-    def _make_selector(self) -> Selector:
-        """Return a new selector, unused if ``sends_all``."""
-        return self.kernels.make_selector("exact" if self.sends_all else self.options.selector)
-
-    def _check_all_is_sent(self, density: float) -> None:
-        """Raise ``InvalidArgument`` for options that contradict the selector ``all``."""
-        if self.sends_all and density != 1:
-            raise InvalidArgument(f"density: expected 1.0 with selector {EVERYTHING}, got {density!r}")
-        self.check_loses_nothing("wire", self.options.wire, self.codec)
-        if self.sends_all and self.options.decay != 1:
-            expected = f"expected 1.0 with selector {EVERYTHING}, which keeps no residual"
-            raise InvalidArgument(f"decay: {expected}, got {self.options.decay!r}")
-
-    def check_loses_nothing(self, option: str, name: str, codec: Codec) -> None:
-        """Raise ``InvalidArgument`` for a lossy codec if there is no residual to keep the rounding error."""
-        if self.sends_all and not codec.lossless:
-            expected = f"expected one without loss with selector {EVERYTHING}"
-            raise InvalidArgument(f"{option}: {expected}, got {name}")
-
-    def set_density(self, density: float) -> None:
-        """Select another share of the entries from the next step on; the residual stays as it is.
-
-        All ranks call it between the same two steps; a rank that did not is found in the next one.
-        """
-        self._check_all_is_sent(check_density(density))
-        self.options = replace(self.options, density=check_density(density))
-        # The old selector may remember a threshold for another k.
-        self.selector = self._make_selector()
-        self._shared = None
-
-    def select(
-        self, gradient: Float32 | SparseVector, residual: Float32, k: int, out: Float32
-    ) -> SparseVector:
-        """Write ``gradient + residual`` to ``out``; return ``k`` entries, or a NaN for a non-finite sum."""
-        with self.measure("select"):
-            try:
-                if isinstance(gradient, SparseVector):
-                    out[...] = residual
-                    gradient.add_to(out)
-                    return self.selector.select(out, k)
-                return self.selector.select_sum(gradient, residual, k, out)
-            except NonFiniteInput:
-                return non_finite(len(out), self.arrays)
-
-    def select_all(self, gradient: Float32 | SparseVector) -> SparseVector:
-        """Return all stored entries of a sparse gradient, or the non-zero entries of a dense one."""
-        with self.measure("select"):
-            return gradient if isinstance(gradient, SparseVector) else SparseVector.from_dense(gradient)
-
-
 class Flat:
     """The flat layout: every rank selects from its whole gradient, and all ranks combine their selections.
 
@@ -159,24 +74,46 @@ class State:
     """State of an algorithm besides residual and selector; an algorithm with state derives a class."""
 
 
-class SelectingReducer(SparseReducer):
-    """A sparse reducer in four steps, of which an algorithm is the third, ``_combine``.
+class SelectingReducer(Reducer):
+    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual, in four steps.
 
-    Collect what this rank selects from; add the residual and select; combine with the selections of the ranks
-    of ``comm``; spread the sum to all. ``layout`` says which entries and ranks these are: every rank's own
-    gradient and the world, or with :class:`commlib.reducers.hierarchical.Shards` shards of the node's sum and
-    the owners of each.
+    Collect the entries that this rank selects from; add the residual and select; combine with the selections
+    of the ranks of ``comm``; spread the sum to all. An algorithm is the third step, ``_combine``. ``layout``
+    says which entries and ranks these are: every rank's own gradient and the world, or with
+    :class:`commlib.reducers.hierarchical.Shards` shards of the node's sum and the owners of each.
 
-    ``comm``, ``link``, ``length``: of the layout, see :class:`Flat`.
-    ``k``: entries that are selected. ``state``: what ``_combine`` replaces by a new value when a step
-    changes it; after a skipped step it is the one before.
+    The residual is multiplied by ``decay`` before a gradient is added; the loss is reported. With the
+    selector ``all`` the reducer sends all entries that are not 0, and keeps no residual: ``sends_all``.
+
+    ``comm``, ``link``, ``length``: of the layout, see :class:`Flat`. ``k``: entries that are selected.
+    ``state``: ``_combine`` replaces it by a new value when a step changes it; a skipped step restores it. The
+    class has more methods than others: the services that algorithms use, and a reducer's state.
     """
 
+    sparse: ClassVar[bool] = True
     layout_type: ClassVar[type[Flat]] = Flat
+    options: SparseOptions
     state: Any = State()
 
-    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
-        super().__init__(topology, size, **options)
+    def __init__(
+        self,
+        topology: Topology,
+        size: int,
+        *,
+        density: float = 0.01,
+        selector: GivenSelector = "mstopk",
+        wire: str = "fp32",
+        decay: float = 1.0,
+    ) -> None:
+        super().__init__(topology, size)
+        self.options = SparseOptions(check_density(density), selector, wire, check_density(decay, "decay"))
+        self.kernels = kernels_of(self.arrays)
+        self.sends_all = selector == EVERYTHING
+        self.selector = self._make_selector()
+        self.codec = self.kernels.make_codec(wire)
+        self._check_all_is_sent(self.density)
+        # Final sums travel without loss: no rank could keep the rounding errors.
+        self.lossless = self.kernels.make_codec("fp32")
         layout = self.layout = self.layout_type(topology, self.size)
         self.comm, self.link, self.length = layout.comm, layout.link, layout.length
         self.k = entries(self.density, self.length)
@@ -190,9 +127,40 @@ class SelectingReducer(SparseReducer):
             self._residual = self.arrays.zeros(kept, np.float32)
             self._spare = self.arrays.empty(kept, np.float32)  # the next residual is made in it
 
+    @property
+    def density(self) -> float:
+        """The density of the next step."""
+        return self.options.density
+
+    def _make_selector(self) -> Selector:
+        """Return a new selector, unused if ``sends_all``."""
+        return self.kernels.make_selector("exact" if self.sends_all else self.options.selector)
+
+    def _check_all_is_sent(self, density: float) -> None:
+        """Raise ``InvalidArgument`` for options that contradict the selector ``all``."""
+        if self.sends_all and density != 1:
+            raise InvalidArgument(f"density: expected 1.0 with selector {EVERYTHING}, got {density!r}")
+        self.check_loses_nothing("wire", self.options.wire, self.codec)
+        if self.sends_all and self.options.decay != 1:
+            expected = f"expected 1.0 with selector {EVERYTHING}, which keeps no residual"
+            raise InvalidArgument(f"decay: {expected}, got {self.options.decay!r}")
+
+    def check_loses_nothing(self, option: str, name: str, codec: Codec) -> None:
+        """Raise ``InvalidArgument`` for a lossy codec if there is no residual to keep the rounding error."""
+        if self.sends_all and not codec.lossless:
+            expected = f"expected one without loss with selector {EVERYTHING}"
+            raise InvalidArgument(f"{option}: {expected}, got {name}")
+
     def set_density(self, density: float) -> None:
-        """See :meth:`SparseReducer.set_density`."""
-        super().set_density(density)
+        """Select another share of the entries from the next step on; the residual stays as it is.
+
+        All ranks call it between the same two steps; a rank that did not is found in the next one.
+        """
+        self._check_all_is_sent(check_density(density))
+        self.options = replace(self.options, density=check_density(density))
+        # The old selector may remember a threshold for another k.
+        self.selector = self._make_selector()
+        self._shared = None
         self.k = entries(self.density, self.length)
 
     def sent_indices(self, mean: Float32) -> Index:
@@ -224,10 +192,22 @@ class SelectingReducer(SparseReducer):
 
     def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
         """Return the entries that this rank sends, removed from its next residual, or a NaN."""
-        if self.sends_all:
-            return self.select_all(self.layout.collect(self, gradient))
         collected, accumulated = self.layout.collect(self, gradient), self._spare
-        selected = self.select(collected, self._decayed(), self.k, out=accumulated)
+        if self.sends_all:
+            with self.measure("select"):
+                is_sparse = isinstance(collected, SparseVector)
+                return collected if is_sparse else SparseVector.from_dense(collected)
+        residual = self._decayed()
+        with self.measure("select"):
+            try:
+                if isinstance(collected, SparseVector):
+                    accumulated[...] = residual
+                    collected.add_to(accumulated)
+                    selected = self.selector.select(accumulated, self.k)
+                else:
+                    selected = self.selector.select_sum(collected, residual, self.k, accumulated)
+            except NonFiniteInput:
+                selected = non_finite(len(accumulated), self.arrays)
         with self.measure("combine"):
             selected.subtract_from(accumulated)
         return selected
@@ -251,7 +231,7 @@ class SelectingReducer(SparseReducer):
 
     @abstractmethod
     def _combine(self, selected: SparseVector) -> SparseVector:
-        """Return the sum of what the ranks of ``comm`` selected.
+        """Return the sum of the selections of the ranks of ``comm``.
 
         A rank whose vector is not finite has selected a NaN, and the sum has to hold one, at any index.
         Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
@@ -285,7 +265,7 @@ class SelectingReducer(SparseReducer):
         vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
 
     def take_off(self, vector: SparseVector, at: int = 0) -> None:
-        """Subtract entries that others apply from what ``drop`` keeps."""
+        """Subtract entries that other ranks apply from the entries that ``drop`` keeps."""
         vector.subtract_from(self._spare[at : at + vector.size])
 
     def encode(
@@ -322,7 +302,7 @@ class SelectingReducer(SparseReducer):
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Reducer.state_dict`."""
-        # The residual is that of entries low … low + length − 1.
+        # The residual has the entries low … low + length − 1.
         own = {"low": self.layout.low, "residual": to_host(self._residual.copy())}
         return super().state_dict() | {"selector": self.selector.state_dict()} | asdict(self.state) | own
 

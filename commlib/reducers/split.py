@@ -100,7 +100,7 @@ class SplitReducer(SelectingReducer):
     def _gather_ranges(self, message: Message, codec: Codec) -> SparseVector:
         """Return the vector of which every rank sends its range.
 
-        Where one of them is dense, so is the vector, and plain float32 arrive in their place in it.
+        If one range is dense, the vector is dense, and plain float32 values arrive in their place in it.
         """
         sizes = [high - low for low, high in self._ranges]
         dense = cache(lambda: self.part_of_mean(0, self.length))

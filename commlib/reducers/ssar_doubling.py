@@ -113,7 +113,7 @@ class SSARDoubling(SelectingReducer):
     def _round(self, combined: SparseVector, distance: int) -> SparseVector:
         """Return the sum of the two groups of ``distance`` ranks that meet in this round."""
         comm = self.comm
-        # All ranks of a group encode the same sum: one of them keeps what is rounded away.
+        # All ranks of a group encode the same sum: one of them keeps the rounding error.
         own = self.encode(combined, keeps=comm.rank % distance == 0)
         return self._add(own, exchange_message(comm, own, comm.rank ^ distance, self.workspace))
 

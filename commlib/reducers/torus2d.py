@@ -72,7 +72,7 @@ def _seconds(step: Step) -> LinkSeconds:
 def _work(step: Step) -> Work:
     """Add up the node's shards, then what ``dense`` does on the stream.
 
-    Rounding takes passes over the shard: add the residual, encode, decode what is sent and all that comes.
+    Rounding takes passes over the shard: add the residual, encode, decode sent and received messages.
     """
     nodes = step.world.nodes
     passes = (nodes + 1) / nodes if _codec(step).lossless else 6 + 2 / nodes
@@ -85,7 +85,7 @@ class Torus2D(Reducer):
     Between nodes ``2·(d/n)·(m − 1)/m`` values a rank, where ``dense`` sends about ``n`` times as many. Uneven
     nodes share as many shards as the smallest node has ranks.
 
-    ``values``: the codec of what goes between nodes. With ``fp32`` a shard goes round a ring. With one that
+    ``values``: the codec between nodes. With ``fp32`` a shard goes round a ring. With a codec that
     rounds, each slice is rounded and sent to its owner, which adds up, rounds the sum and sends it to all.
     The rounding error is the residual of the rank that rounds. On a single node nothing is rounded.
     """
@@ -180,7 +180,7 @@ class Torus2D(Reducer):
 
     @property
     def residual(self) -> Float32:
-        """See :attr:`Reducer.residual`: with a codec that rounds, that of the own shard."""
+        """See :attr:`Reducer.residual`: with a codec that rounds, the own shard's."""
         residual = super().residual
         if self._rounds:
             residual[self._low : self._low + self._length] += self._residual

@@ -22,15 +22,15 @@ import numpy as np
 from commlib.agreement import check_settings
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Options, Reducer
+from commlib.reducers.base import Options, Reducer, as_entries, as_gradient
 from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome, Report
 from commlib.trace import Recorder
-from commlib.vectors import Float32, Index
+from commlib.vectors import Float32, Index, SparseVector
 
 
 class ReducerWrapper(Reducer):
-    """A reducer around a sparse ``reducer``, with the residual, report, settings and state of that reducer.
+    """A reducer around a sparse ``reducer``, with that reducer's residual, report, settings and state.
 
     Subclasses override ``_before``, and ``_after`` to update their state after a step that counts. A reducer
     has at most one wrapper of each kind. Wrappers make a ``SparseVector`` dense.
@@ -58,13 +58,18 @@ class ReducerWrapper(Reducer):
         reducer = self.reducer
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
-    def _propose_dense(self, vector: Float32, out: Float32 | None) -> tuple[Float32, Report]:
+    def propose(self, gradient: Any, out: Float32 | None = None) -> tuple[Any, Report]:
+        """See :meth:`commlib.Reducer.propose`."""
+        is_sparse = isinstance(gradient, SparseVector)
+        if is_sparse:
+            gradient = as_entries(gradient, self.size, self.arrays, out).to_dense()
+        vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
         if not self._is_synchronized:
             self.synchronize()
         mean, report = self.reducer.propose(self._before(vector), out)
         self.steps = self.reducer.steps
         self._proposed = mean if report.finite else None
-        return mean, report
+        return SparseVector.trusted(self.size, None, mean) if is_sparse else mean, report
 
     def commit(self) -> None:
         """See :meth:`commlib.Reducer.commit`."""
@@ -170,7 +175,7 @@ class LocalClipping(ReducerWrapper):
 
     def _before(self, gradient: Float32) -> Float32:
         largest = max(float(gradient.max()), -float(gradient.min()))
-        if not 0 < largest < float("inf"):  # what is not finite skips the step
+        if not 0 < largest < float("inf"):  # a non-finite gradient skips the step
             return gradient
         # Squares of float32 overflow at 2e19: those of the gradient over its largest entry do not.
         scaled = np.divide(gradient, np.float32(largest), out=self.workspace.get("scaled", self.size))
@@ -198,7 +203,7 @@ class MomentumCorrection(ReducerWrapper):
 
     The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
     entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
-    The reducer then loses no velocity, where it otherwise loses no gradient.
+    With momentum correction, velocities instead of gradients are never lost.
     """
 
     def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:
@@ -211,7 +216,7 @@ class MomentumCorrection(ReducerWrapper):
 
     def _before(self, gradient: Float32) -> Float32:
         velocity: Float32 = self._spare
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite skips the step
+        with np.errstate(over="ignore", invalid="ignore"):  # a non-finite velocity skips the step
             np.multiply(np.float32(self.options.momentum), self._velocity, out=velocity)
             velocity += gradient
         return velocity

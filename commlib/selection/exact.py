@@ -5,8 +5,6 @@ largest block maximum is a lower threshold as in the paper: few more than ``k`` 
 in about ``k`` blocks, so that the second pass leaves most of the vector unread.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -39,37 +37,6 @@ class Exact(BlockSelector):
             )
         assert candidates is not None, "k + spare entries at most, and the ties of one block"
         return keep_largest(candidates, k)
-
-
-def paper_search(
-    vector: Float32, k: int, samplings: int = 30, *, arrays: Any = np
-) -> tuple[float, float, int, int]:
-    """Return the paper's two thresholds and their counts (HiTopKComm, algorithm 1, lines 1–24).
-
-    ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
-    the search found none and ``upper`` is 0 with ``above_upper`` 0. The reference that tests and benchmarks
-    compare with; it bisects between the mean and the largest magnitude, so the lower threshold stays 0 (and
-    counts everything) where the k-th value lies below the mean. ``arrays``: NumPy, or the
-    vector's own module.
-    """
-    magnitudes = arrays.abs(vector)
-    mean, largest = float(magnitudes.mean(dtype=arrays.float32)), float(magnitudes.max())
-    low, high = 0.0, 1.0
-    upper, lower = 0.0, 0.0
-    above_upper, above_lower = 0, len(vector)
-    for _ in range(samplings):
-        ratio = low + (high - low) / 2
-        threshold = mean + ratio * (largest - mean)
-        count = int(arrays.count_nonzero(magnitudes >= threshold))
-        if count <= k:
-            high = ratio
-            if count > above_upper:
-                above_upper, upper = count, threshold
-        else:
-            low = ratio
-            if count < above_lower:
-                above_lower, lower = count, threshold
-    return upper, lower, above_upper, above_lower
 
 
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa

@@ -16,18 +16,18 @@ import numpy as np
 
 from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
-from commlib.exchange import BucketExchange, Exchange, bucket_bounds, check_variables
-from commlib.exchange.exchange import ALL_ROWS
+from commlib.exchange import ALL_ROWS, BucketExchange, Exchange, bucket_bounds, check_variables
 from commlib.reducers import Report
-from commlib.sparse_gradients import entries_of_rows, rows_of_entries
 from commlib.tensorflow.tensors import (
     array_of,
     as_slices,
     check_gradients,
     cut_up,
+    entries_of_rows,
     inputs_of,
     made_dense,
     order_of,
+    rows_of_entries,
     tensor_of,
     tensorflow_device,
 )
@@ -78,7 +78,7 @@ class DistributedGradients(Exchange):
 
     ``variables``: tf.Variables or Keras variables of static shape, the same in the same order on all ranks.
     ``config``: the name of a reducer and its options, ``{"name": "hitopk", "density": 0.01}``. ``size``: the
-    entries of all variables; ``sizes``: those of each. ``exchange``: the :class:`BucketExchange` below.
+    entries of all variables; ``sizes``: the entries of each. ``exchange``: the :class:`BucketExchange` below.
 
     ``bucket_bytes``: the gradient is reduced in buckets of at most so many bytes, see
     :func:`commlib.exchange.bucket_bounds`; by default it is one bucket. ``overlap``: each bucket is exchanged
@@ -184,11 +184,9 @@ class DistributedGradients(Exchange):
         if self._gpu is not None:
             with tf.device(self._device):
                 found = tf.py_function(self._exchange_on_gpu, self._inputs(tensors), results)
-        elif self.overlaps:
-            submitted = self._submit_in_graph(tensors)
-            found = tf.numpy_function(self._wait_in_graph, submitted, results, stateful=True)
         else:
-            found = tf.numpy_function(self._exchange, self._inputs(tensors), results, stateful=True)
+            given = self._submit_in_graph(tensors) if self.overlaps else self._inputs(tensors)
+            found = tf.numpy_function(self._exchange, given, results, stateful=True)
         mean, finite, *rows = found
         mean.set_shape([self.size])
         finite.set_shape([])
@@ -200,7 +198,7 @@ class DistributedGradients(Exchange):
         ], finite
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return what ``submit_inputs`` takes: of each bucket a float32 vector, or rows and values."""
+        """Return the arguments of ``submit_inputs``: a float32 vector a bucket, or rows and values."""
         return self._inputs(self._tensors(gradients))
 
     def submit_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
@@ -211,7 +209,7 @@ class DistributedGradients(Exchange):
         return self._submit_in_graph(self._tensors(gradients))
 
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients as dense tensors, and those of tables as IndexedSlices."""
+        """Return the gradients of tables as IndexedSlices, all others as dense tensors."""
         check_gradients(gradients, self._names)
         return [
             as_slices(gradient, name, shape) if table else made_dense(gradient, shape)
@@ -282,7 +280,7 @@ class DistributedGradients(Exchange):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Let graphs run without an exchange: what they submit is dropped."""
+        """Let graphs run without an exchange: submitted gradients are dropped."""
         self._is_rehearsing = True
         try:
             yield
@@ -290,10 +288,6 @@ class DistributedGradients(Exchange):
             self._is_rehearsing = False
 
     # ------------------------------------------------------------------- bodies of operations
-
-    def _exchange(self, *arrays: Array) -> list[Any]:
-        self.submit_inputs(arrays)
-        return self._wait_in_graph()
 
     def _submit(self, number: int, *arrays: Array) -> np.int64:
         """Submit a bucket, on a thread of TensorFlow's; an array keeps TensorFlow's memory in use."""
@@ -303,7 +297,10 @@ class DistributedGradients(Exchange):
                 self.exchange.submit(number, gradient)
         return np.int64(number)
 
-    def _wait_in_graph(self, *submitted: np.int64) -> list[Any]:
+    def _exchange(self, *given: Any) -> list[Any]:
+        """Exchange the gradient ``given``, or the buckets of these numbers, which were submitted already."""
+        if not self.overlaps:
+            self.submit_inputs(given)
         mean, entries, report = self.exchange.wait_sparse()
         rows = [
             array
@@ -319,7 +316,7 @@ class DistributedGradients(Exchange):
             return tensor_of(mean), tf.constant(report.finite)
 
     def _gradient(self, bucket: Bucket, *arrays: Array) -> Any:
-        return arrays[0] if bucket.table is None else entries_of_rows(*arrays, bucket.table)
+        return arrays[0] if bucket.table is None else entries_of_rows(arrays[0], arrays[1], bucket.table)
 
 
 def _taken(values: Iterator[Any], bucket: Bucket) -> list[Any]:

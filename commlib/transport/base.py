@@ -22,7 +22,7 @@ from commlib.kernels import kernels_of
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32
 
-Own = TypeVar("Own", bound="Communicator")
+Own = TypeVar("Own", bound="Closing")
 Integers = npt.NDArray[np.int64]
 
 
@@ -56,16 +56,30 @@ class Requests(Request):
             request.wait()
 
 
-class Communicator(ABC):
+class Closing:
+    """A context manager that closes itself at the end of the block.
+
+    An exception that leaves the block closes nothing, since the other ranks may not come to ``close``.
+    """
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free what it holds; all ranks call it together."""
+
+
+class Communicator(Closing, ABC):
     """An ordered group of ranks that exchange arrays.
 
     ``rank`` and ``size`` are this rank's number and the number of ranks; ``host`` names its machine.
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
-
-    A context manager that closes it at the end of the block. An exception that leaves the block closes
-    nothing, since the other ranks may not come to ``close``.
     """
 
     arrays: ModuleType = np
@@ -77,13 +91,6 @@ class Communicator(ABC):
         self.sent_bytes = np.zeros(size, np.int64)
         self.received_bytes = np.zeros(size, np.int64)
         self._is_closed = False
-
-    def __enter__(self: Own) -> Own:
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self.close()
 
     def close(self) -> None:
         """Free the communicator; every later exchange over it raises ``UseAfterClose``.
@@ -120,7 +127,7 @@ class Communicator(ABC):
         """Start ``allgather_ints``; the call that is returned waits for its result and returns that.
 
         Other messages may travel meanwhile. All ranks start their exchanges of integers over a communicator
-        in the same order. A transport that has no way to start one waits for it here.
+        in the same order. A transport without such exchanges waits here.
         """
         rows = self.allgather_ints(values)
         return lambda: rows
@@ -266,6 +273,62 @@ class Communicator(ABC):
         Ring(self, range(self.size)).allgather(parts)
 
 
+class ForwardingCommunicator(Communicator):
+    """The ranks of another communicator, ``inner``, which makes the exchanges that no subclass defines.
+
+    Closing it closes ``inner``. Every forwarded exchange calls ``start`` first.
+    """
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner.rank, inner.size, inner.host)
+        self.arrays, self._inner = inner.arrays, inner
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def start(self) -> None:  # noqa: B027 - not every subclass queues messages
+        """Start the messages that are queued."""
+
+    def _free(self) -> None:
+        self._inner.close()
+
+    def now(self) -> float:
+        """See :meth:`Communicator.now`."""
+        return self._inner.now()
+
+    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
+        """See :meth:`Communicator.start_thread`."""
+        return self._inner.start_thread(body)
+
+    def condition(self) -> threading.Condition:
+        """See :meth:`Communicator.condition`."""
+        return self._inner.condition()
+
+    def watchdog(self, seconds: float) -> Watchdog:
+        """See :meth:`Communicator.watchdog`."""
+        return self._inner.watchdog(seconds)
+
+    def allgather_ints(self, values: Sequence[int]) -> Integers:
+        """See :meth:`Communicator.allgather_ints`."""
+        self.start()
+        return self._inner.allgather_ints(values)
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
+        """See :meth:`Communicator.start_allgather_ints`."""
+        self.start()
+        return self._inner.start_allgather_ints(values)
+
+    def alltoall_ints(self, values: Sequence[int]) -> Integers:
+        """See :meth:`Communicator.alltoall_ints`."""
+        self.start()
+        return self._inner.alltoall_ints(values)
+
+    def allgather_objects(self, value: Any) -> list[Any]:
+        """See :meth:`Communicator.allgather_objects`."""
+        self.start()
+        return self._inner.allgather_objects(value)
+
+
 class Ring:
     """The ranks of ``comm`` in a ring, in the order ``order``.
 
@@ -276,7 +339,7 @@ class Ring:
     def __init__(self, comm: Communicator, order: Sequence[int]) -> None:
         self._comm = comm
         position = order.index(comm.rank)
-        # This rank, its left neighbour, the left neighbour of that, … its right neighbour.
+        # This rank, its left neighbour, the left neighbour's left neighbour, … its right neighbour.
         self._leftwards = [order[position - step] for step in range(comm.size)]
 
     def reduce_scatter(self, given: Sequence[Float32], sums: Sequence[Float32]) -> None:
@@ -297,7 +360,7 @@ class Ring:
         Requests(sent).wait()
 
     def allgather(self, parts: Sequence[Array]) -> None:
-        """Fill every ``parts[r]`` with that of rank ``r``, in ``P − 1`` hops; all ranks know all lengths."""
+        """Fill every ``parts[r]`` with rank ``r``'s, in ``P − 1`` hops; all ranks know all lengths."""
         outgoing = [parts[rank] for rank in self._leftwards]
         sent = list[Request]()
         for own, receipt in zip(outgoing[:-1], self._receipts(outgoing[1:]), strict=True):
@@ -320,7 +383,7 @@ class Ring:
     def _send(self, array: Array) -> Request:
         """Start sending to the right neighbour; an empty array is not sent.
 
-        Nobody waits for that before the last hop: else each hop would wait for both neighbours.
+        The ring waits for sends after the last hop only: else each hop would wait for both neighbours.
         """
         return self._comm.send(array, self._leftwards[-1]) if array.size else Requests([])
 

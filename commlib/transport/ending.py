@@ -48,7 +48,8 @@ HAS_ENDED, WAITS = 1, 2  # tags of the reports
 class _Wait:
     """A thread waits for ``ranks`` of the world in an exchange over ``comm``, inside its block.
 
-    ``waits``: those that are not over, by thread. No generator's context: a step has a dozen of them.
+    ``waits``: all unfinished waits, by thread. A class, since a step has a dozen waits and contexts made of
+    generators are slow.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Action = Callable[[], None]
 
 
 class Task:
-    """A thread of a rank, as the clock sees it. Nobody waits for the end of one ``in_background``."""
+    """A thread of a rank, as the clock sees it. The run does not wait for threads ``in_background``."""
 
     def __init__(self, rank: int, *, in_background: bool = False) -> None:
         self.rank, self.in_background = rank, in_background
@@ -30,8 +30,8 @@ class Task:
 class Clock:
     """The scheduler of ``size`` ranks, each a thread, or more. ``time``: seconds since the run began.
 
-    A thread runs until it waits or ends, and the clock stops meanwhile: so the one that runs, and the event
-    that happens, is always the earliest one. Computing that takes virtual time is a wait for its end.
+    A thread runs until it waits or ends, while the clock stands still: the earliest thread runs, and the
+    earliest event happens. Computing that takes virtual time waits for its end.
     """
 
     def __init__(self, size: int) -> None:
@@ -165,9 +165,8 @@ class Cluster:
         self._network, self._record = network, record
         self._lines: defaultdict[tuple[str, bool, int], Line] = defaultdict(Line)
         self._taken_in: defaultdict[tuple[bool, int], float] = defaultdict(float)
-        self._heading_for: defaultdict[tuple[bool, int], Counter[int]] = defaultdict(
-            Counter
-        )  # messages leaving cards
+        # Messages that have left cards, by destination and source.
+        self._heading_for: defaultdict[tuple[bool, int], Counter[int]] = defaultdict(Counter)
 
     def transfer(self, source: int, destination: int, size: int, on_left: Action, on_arrived: Action) -> None:
         """Send ``size`` bytes now: ``on_left`` happens when the sender is done, then ``on_arrived``."""

@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
 # and the rank that it waits for computes at a fraction of the speed: better to sleep between polls. So does a
-# thread other than the main one, such as that of an exchange with ``overlap``.
+# thread other than the main one, such as the thread of an exchange with ``overlap``.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
@@ -44,7 +44,7 @@ WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HORO
 OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun without --mpi=pmix", "HOROVOD_SIZE": "horovodrun --gloo"}
 
 
-class _Sent(Request):
+class _MPISent(Request):
     def __init__(self, comm: "MPICommunicator", requests: "list[MPI.Request]", destination: int) -> None:
         self._comm, self._requests, self._destination = comm, requests, destination
 
@@ -53,7 +53,7 @@ class _Sent(Request):
             self._comm.wait_for(request, self._destination)
 
 
-class _Receipt(Request):
+class _MPIReceipt(Request):
     def __init__(
         self, comm: "MPICommunicator", requests: "list[MPI.Request]", pieces: list[Array], source: int
     ) -> None:
@@ -190,19 +190,19 @@ class MPICommunicator(Communicator):
 
     def _send(self, array: Array, destination: int) -> Request:
         requests = [self._comm.Isend(piece, destination) for piece in _pieces(array)]
-        return _Sent(self, requests, destination)
+        return _MPISent(self, requests, destination)
 
     def _receive(self, array: Array, source: int) -> Request:
         pieces = _pieces(array)
         requests = [self._comm.Irecv(piece, source) for piece in pieces]
-        return _Receipt(self, requests, pieces, source)
+        return _MPIReceipt(self, requests, pieces, source)
 
     def _send_message(self, message: Array, destination: int) -> Request:
         # The last piece is shorter than a whole one, or empty: so the receiver knows that it is the last.
         pieces = [*_pieces(message)]
         if message.nbytes % PIECE_BYTES == 0:
             pieces.append(np.empty(0, np.uint8))
-        return _Sent(self, [self._comm.Isend(piece, destination) for piece in pieces], destination)
+        return _MPISent(self, [self._comm.Isend(piece, destination) for piece in pieces], destination)
 
     def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         def room_for_piece(length: int) -> Array:

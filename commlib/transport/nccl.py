@@ -25,13 +25,11 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.arrays import Array, is_on_gpu
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.transport import mpi
-from commlib.transport.base import Communicator, Integers, Request
-from commlib.transport.watchdog import Watchdog
+from commlib.transport.base import Communicator, ForwardingCommunicator, Request
 
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
 
@@ -54,7 +52,7 @@ class _Posted(Request):
         self._comm.arrays.cuda.get_current_stream().wait_event(self.done)
 
 
-class GPUCommunicator(Communicator):
+class GPUCommunicator(ForwardingCommunicator):
     """Ranks that have a GPU each; ``control`` moves everything that is not on a GPU.
 
     ``device``: this rank's GPU. All calls come from threads whose current CUDA device it is. ``between``:
@@ -62,10 +60,10 @@ class GPUCommunicator(Communicator):
     """
 
     def __init__(self, control: Communicator, between: str) -> None:
-        super().__init__(control.rank, control.size, control.host)
+        super().__init__(control)
         self.arrays = _cupy()
         self.device = self.arrays.cuda.Device()
-        self._control, self.between = control, between
+        self.between = between
         self._stream = self.arrays.cuda.Stream(non_blocking=True)
         self._posted: list[_Posted] = []
 
@@ -74,48 +72,20 @@ class GPUCommunicator(Communicator):
 
     def _free(self) -> None:
         self._stream.synchronize()
-        self._control.close()
+        super()._free()
 
     def split(self, color: int) -> "GPUCommunicator":
         """See :meth:`Communicator.split`."""
         self.start()
-        return _communicator(self._control.split(color), self.between)
-
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.allgather_ints`."""
-        self.start()
-        return self._control.allgather_ints(values)
-
-    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        """See :meth:`Communicator.start_allgather_ints`."""
-        self.start()
-        return self._control.start_allgather_ints(values)
-
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.alltoall_ints`."""
-        self.start()
-        return self._control.alltoall_ints(values)
-
-    def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
-        self.start()
-        return self._control.allgather_objects(value)
-
-    def watchdog(self, seconds: float) -> Watchdog:
-        """See :meth:`Communicator.watchdog`."""
-        return self._control.watchdog(seconds)
-
-    def now(self) -> float:
-        """See :meth:`Communicator.now`; the host's, which does not wait for the GPU."""
-        return self._control.now()
+        return _communicator(self._inner.split(color), self.between)
 
     def _send(self, array: Array, destination: int) -> Request:
-        return self._post(array, destination) if is_on_gpu(array) else self._control.send(array, destination)
+        return self._post(array, destination) if is_on_gpu(array) else self._inner.send(array, destination)
 
     def _receive(self, array: Array, source: int) -> Request:
         if is_on_gpu(array):
             return self._post(array, source, sends=False)
-        return self._control.receive(array, source)
+        return self._inner.receive(array, source)
 
     def _post(self, array: GPUArray, peer: int, *, sends: bool = True) -> Request:
         self._expect_open()
@@ -167,7 +137,7 @@ class NCCLCommunicator(GPUCommunicator):
     def _connect(self) -> Any:
         nccl = self.arrays.cuda.nccl
         made = nccl.get_unique_id() if self.rank == 0 else None
-        identity = self._control.allgather_objects(made)[0]
+        identity = self._inner.allgather_objects(made)[0]
         with _nccl_errors(self, "connecting", InvalidArgument):
             return nccl.NcclCommunicator(self.size, identity, self.rank)
 
@@ -238,7 +208,7 @@ class StagedCommunicator(GPUCommunicator):
         self._staged: list[Array] = []  # alive until the copies out of them are done
 
     def _move(self, messages: Sequence[_Posted]) -> None:
-        stream, control = self._stream, self._control
+        stream, control = self._stream, self._inner
         buffers = [self._pinned(message.array.nbytes) for message in messages]
         for message, buffer in zip(messages, buffers, strict=True):
             if message.sends:
@@ -265,7 +235,7 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
     """Return a communicator of all ranks of the MPI job, each with a GPU of its machine.
 
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
-    this thread. ``between``: how communicators that span machines move what is on GPUs, by ``nccl`` or, in
+    this thread. ``between``: how communicators that span machines move arrays on GPUs, by ``nccl`` or, in
     host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
     and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: NCCL sees
     each of these on a machine of its own.
@@ -276,7 +246,7 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
 
 
 def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
-    """Return what :func:`world` does, of the ranks of ``control``, which moves what is in host memory.
+    """Return the communicator of :func:`world` of ``control``'s ranks; ``control`` moves host memory.
 
     Closing the result closes ``control``.
     """

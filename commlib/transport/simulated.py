@@ -35,7 +35,7 @@ class _Job:
         self.background: dict[int, Task] = {}  # by the identifiers of their threads
 
     def task(self, rank: int) -> Task:
-        """Return what the clock knows of this thread: any that is not in the background is the rank's own."""
+        """Return the clock's task of this thread: the rank's own, unless the thread is in the background."""
         return self.background.get(threading.get_ident()) or self.clock.own(rank)
 
 
@@ -123,7 +123,7 @@ class _Condition(threading.Condition):
         self._comm = comm
 
     def __enter__(self) -> bool:
-        self._comm.now()  # charges what was computed, which may take virtual time
+        self._comm.now()  # charges the computing so far, which may take virtual time
         return super().__enter__()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
@@ -156,7 +156,7 @@ class _Background(threading.Thread):
             job.processors.begin(task)
         try:
             self._body()
-            self._comm.now()  # charges what was computed last
+            self._comm.now()  # charges the last computing
         except BaseException as error:  # noqa: BLE001 - raised again where the ranks were started
             job.clock.fail(error)
             return
@@ -193,7 +193,7 @@ class SimulatedCommunicator(Communicator):
             self._job.clock.wait(self._job.task(self._world_rank), is_over, f"{self}, {what}")
 
     def compute(self, seconds: float) -> None:
-        """Let so much virtual time pass for this thread: computing of known length, on a GPU of its own."""
+        """Let ``seconds`` of virtual time pass for this thread, as for computing on a GPU of its own."""
         if not 0 <= seconds < float("inf"):
             raise InvalidArgument(f"seconds: expected a number from 0, got {seconds!r}")
         clock, end = self._job.clock, self.now() + seconds
@@ -208,7 +208,7 @@ class SimulatedCommunicator(Communicator):
         return thread
 
     def condition(self) -> threading.Condition:
-        """See :meth:`Communicator.condition`; who waits for it waits in virtual time."""
+        """See :meth:`Communicator.condition`; waiting takes virtual time."""
         return _Condition(self)
 
     def _transport(self) -> AbstractContextManager[None]:
@@ -339,9 +339,9 @@ def run(
     ``network``: the links that ``comm.now()`` and the seconds in reports are predicted for. ``record``: a
     list that is filled with every message. One rank runs at a time; runs repeat exactly.
 
-    Computing takes no virtual time, but for what ``comm.compute(seconds)`` stands for, unless ``cores`` sets
-    how many cores all ranks share: then it takes as much virtual time as processor time here, and runs repeat
-    except for that. An exchange with ``overlap`` exchanges in virtual time while its rank computes.
+    Computing takes no virtual time, except ``comm.compute(seconds)``. With ``cores``, the number of cores
+    that all ranks share, computing takes as much virtual time as processor time on this machine, and only
+    these times differ between runs. With ``overlap``, exchanges run while their rank computes.
 
     ``arrays``: the module whose arrays gradients are. With ``cupy`` all ranks share the current GPU, and its
     default stream.

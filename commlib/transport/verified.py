@@ -4,18 +4,12 @@ TCP's own checksum has 16 bits and ends at the network card. Here a digest of 64
 message; the sender computes it and the receiver compares it with the digest of what arrived.
 """
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from commlib.arrays import Array, to_host
 from commlib.errors import PeerFailed
-from commlib.transport.base import Communicator, Integers, Request, Requests
-from commlib.transport.watchdog import Watchdog
+from commlib.transport.base import Communicator, ForwardingCommunicator, Request, Requests
 
 VERIFY = "CLOUDTRAIN_VERIFY"
 
@@ -37,69 +31,25 @@ class _Checked(Requests):
             )
 
 
-class VerifiedCommunicator(Communicator):
+class VerifiedCommunicator(ForwardingCommunicator):
     """Ranks that check every message from one rank to another, over another communicator.
 
-    The few bytes of ``allgather_ints``, ``alltoall_ints`` and exchanges of objects have no digest.
-
-    A corrupted message raises :class:`commlib.errors.PeerFailed`, which names both ranks.
-    The digests do not count as payload. Arrays on GPUs are copied to host memory to be checked. Closing it
-    closes the other communicator.
+    A corrupted message raises :class:`commlib.errors.PeerFailed`, which names both ranks. The few bytes of
+    ``allgather_ints``, ``alltoall_ints`` and exchanges of objects have no digest. Digests do not count as
+    payload. Arrays on GPUs are copied to host memory to be checked.
     """
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__(comm.rank, comm.size, comm.host)
-        self.arrays, self._comm = comm.arrays, comm
-
-    def __str__(self) -> str:
-        return str(self._comm)
-
-    def _free(self) -> None:
-        self._comm.close()
-
-    def now(self) -> float:
-        """See :meth:`Communicator.now`."""
-        return self._comm.now()
 
     def split(self, color: int) -> "VerifiedCommunicator":
         """See :meth:`Communicator.split`."""
-        return VerifiedCommunicator(self._comm.split(color))
-
-    def start_thread(self, body: Callable[[], None]) -> threading.Thread:
-        """See :meth:`Communicator.start_thread`."""
-        return self._comm.start_thread(body)
-
-    def condition(self) -> threading.Condition:
-        """See :meth:`Communicator.condition`."""
-        return self._comm.condition()
-
-    def watchdog(self, seconds: float) -> Watchdog:
-        """See :meth:`Communicator.watchdog`."""
-        return self._comm.watchdog(seconds)
-
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.allgather_ints`."""
-        return self._comm.allgather_ints(values)
-
-    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        """See :meth:`Communicator.start_allgather_ints`."""
-        return self._comm.start_allgather_ints(values)
-
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.alltoall_ints`."""
-        return self._comm.alltoall_ints(values)
-
-    def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
-        return self._comm.allgather_objects(value)
+        return VerifiedCommunicator(self._inner.split(color))
 
     def _send(self, array: Array, destination: int) -> Request:
         digest = np.array([_digest(array)], np.uint64)
-        return Requests([self._comm.send(array, destination), self._comm.send_header(digest, destination)])
+        return Requests([self._inner.send(array, destination), self._inner.send_header(digest, destination)])
 
     def _receive(self, array: Array, source: int) -> Request:
         sent = np.empty(1, np.uint64)
-        message, digest = self._comm.receive(array, source), self._comm.receive_header(sent, source)
+        message, digest = self._inner.receive(array, source), self._inner.receive_header(sent, source)
         what = f"rank {self.rank} of {self.size} on {self.host}, receiving from rank {source}"
         return _Checked(message, digest, array, sent, what)
 

@@ -38,7 +38,7 @@ class Watchdog:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class _BoundedWait:
     place: str
     since: float
 
@@ -47,7 +47,7 @@ class _Wait:
 class Stall:
     """Where the ranks are, as one that has waited for ``seconds`` at ``place`` knows it.
 
-    ``elsewhere``: the places of those that wait, too, but not here; ``missing``: those that do not wait.
+    ``elsewhere``: the places of ranks that wait elsewhere; ``missing``: ranks that do not wait.
     """
 
     seconds: float
@@ -78,7 +78,7 @@ class MPIWatchdog(Watchdog):
     def __init__(self, comm: "MPI.Comm", seconds: float, waiting_since: Callable[[], float | None]) -> None:
         self._comm, self._seconds, self._waiting_since = comm, seconds, waiting_since
         self._interval = min(LONGEST_INTERVAL_SECONDS, seconds / 10)
-        self._wait: _Wait | None = None
+        self._wait: _BoundedWait | None = None
         self._latest = ""  # place
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
@@ -90,7 +90,7 @@ class MPIWatchdog(Watchdog):
         if self._thread is None and self._comm.Get_size() > 1:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
-        around, self._wait, self._latest = self._wait, _Wait(place, time.monotonic()), place
+        around, self._wait, self._latest = self._wait, _BoundedWait(place, time.monotonic()), place
         try:
             yield
         finally:
@@ -109,14 +109,14 @@ class MPIWatchdog(Watchdog):
             if wait is not None and time.monotonic() - wait.since > self._interval:
                 self._inspect(wait)
 
-    def _current(self) -> _Wait | None:
-        """Return the wait of the body that is under way, else that of an exchange outside of any."""
+    def _current(self) -> _BoundedWait | None:
+        """Return the wait of the body that is under way, or of an exchange outside of any body."""
         if (wait := self._wait) is not None:
             return wait
         since = self._waiting_since()
-        return None if since is None else _Wait(f"an exchange after {self._latest}", since)
+        return None if since is None else _BoundedWait(f"an exchange after {self._latest}", since)
 
-    def _inspect(self, wait: _Wait) -> None:
+    def _inspect(self, wait: _BoundedWait) -> None:
         """Exchange places with the others that wait, until this wait is over or has to end."""
         self._received()  # discard reports of earlier waits
         reports: dict[int, tuple[str, float]] = {}
@@ -135,7 +135,7 @@ class MPIWatchdog(Watchdog):
                 self._abort(str(stall))
             time.sleep(self._interval / 4)
 
-    def _stall(self, wait: _Wait, now: float, places: Mapping[int, str]) -> Stall:
+    def _stall(self, wait: _BoundedWait, now: float, places: Mapping[int, str]) -> Stall:
         others = [rank for rank in range(self._comm.Get_size()) if rank != self._comm.Get_rank()]
         elsewhere = {rank: place for rank, place in places.items() if place != wait.place}
         missing = [rank for rank in others if rank not in places]

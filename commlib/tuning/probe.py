@@ -6,7 +6,7 @@ All ranks measure at the same time: they share cards, memory and perhaps cores i
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from commlib.vectors import Float32, SparseVector
 from commlib.wire import Codec
 
 FORMAT = 2  # of the file
-LARGEST = 1 << 63  # bound of all numbers in a profile
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
 
@@ -93,7 +92,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path) -> "Profile":
-        """Return what ``save`` wrote; ``InvalidArgument`` names the file that is none, in one line."""
+        """Return what ``save`` wrote; ``InvalidArgument`` names a missing or damaged file, in one line."""
         try:
             return cls._of(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -109,14 +108,8 @@ class Profile:
         if content["format"] != FORMAT:
             raise ValueError(f"format {shown(content['format'])}")
         job = Job(**{key: tuple(value) for key, value in content["job"].items()})
-        _check("job.hosts", job.hosts, str)
-        _check("job.processors", job.processors, str)
-        _check("job.ranks_of_nodes", job.ranks_of_nodes, int)
-        network = Network(**{name: _checked_link(name, link) for name, link in content["network"].items()})
+        network = Network(**{name: Link(**link) for name, link in content["network"].items()})
         speeds = Speeds(**content["speeds"])
-        _check("speeds.code", [speeds.code], dict)
-        named = {name: seconds for name, seconds in asdict(speeds).items() if name != "code"}
-        _check("speeds", [*named.values(), *speeds.code.values()], float, int)
         if missing := [wire for wire in WIRES if wire not in speeds.code]:
             raise ValueError(f"speeds.code: expected {', '.join(WIRES)}, got no {missing[0]}")
         return cls(job, network, speeds, tuple(map(_trial, content["trials"])))
@@ -129,30 +122,11 @@ class Profile:
             )
 
 
-def _check(key: str, values: Sequence[Any], *kinds: type) -> None:
-    """Raise ``ValueError`` for a value of another type, and for a number out of range."""
-    for value in values:
-        if type(value) not in kinds or (type(value) in (int, float) and not 0 <= value < LARGEST):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{key}: expected {names} from 0, got {shown(value)}")
-
-
-def _checked_link(name: str, content: Mapping[str, Any]) -> Link:
-    _check(f"network.{shown(name)[1:-1]}", list(content.values()), float, int)
-    return Link(**content)
-
-
 def _trial(content: Mapping[str, Any]) -> Trial:
     """Return a trial, whose reducer and wire may be unknown: predicting it then raises an error."""
     trial = Trial(**{**content, "candidate": Candidate(**content["candidate"])})
-    _check("trials.size", [trial.size], int)
-    _check("trials.density, seconds", [trial.density, trial.seconds], float, int)
-    _check("trials.candidate", [trial.candidate.reducer], str)
-    _check("trials.candidate.wire", [trial.candidate.wire], str, type(None))
     if not (trial.size > 0 and 0 < trial.density <= 1 and trial.seconds > 0):
-        raise ValueError(
-            f"trials: expected a size, a density up to 1 and seconds above 0, got {shown(content)}"
-        )
+        raise ValueError(f"trials: expected a size, a density and seconds above 0, got {shown(content)}")
     return trial
 
 

@@ -26,7 +26,7 @@ ALONE = "dense: one rank has no other to exchange with"
 class Choice:
     """A reducer for gradients of one size and density, and why.
 
-    ``options``: what :func:`commlib.make_reducer` takes besides density. ``seconds``: expected for one step;
+    ``options``: for :func:`commlib.make_reducer`, besides density. ``seconds``: expected for one step;
     ``dense_seconds``: of ``dense``. ``local_steps``: to an exchange, where a budget of bytes asks for them.
     """
 
@@ -53,9 +53,9 @@ class Case:
 
 
 def candidates(wires: Sequence[str] = WIRES) -> list[Candidate]:
-    """Return all reducers that declare what they cost, the sparse ones with each of ``wires``.
+    """Return all reducers that declare their cost, the sparse ones with each of ``wires``.
 
-    They are those of ``REDUCERS`` and of the installed packages' entry points.
+    The reducers of ``REDUCERS`` and of the installed packages' entry points.
     """
     return [
         Candidate(name, wire)
@@ -101,7 +101,7 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
 
 
 def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[str, Any]) -> int:
-    """Return into how many buckets a gradient is cut, a power of two: as many as hardly cost anything.
+    """Return the number of buckets to cut a gradient into, a power of two: as many as hardly add to its cost.
 
     Each bucket costs its latency, and the more there are the earlier the first is on its way: together they
     are predicted to take at most ``MOST_LONGER`` times as long as one. A reducer that declares no cost: 1.
@@ -129,8 +129,8 @@ def tried(profile: Profile, case: Case) -> list[Candidate]:
 def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """Return the seconds that a step is expected to take with each candidate.
 
-    That is what the cost model predicts, times the ratio of measured to predicted seconds in those trials
-    of the candidate that are nearest to this case in size and density; without any, in those of others.
+    The cost model's prediction, times the ratio of measured to predicted seconds in the candidate's trials
+    that are nearest to this case in size and density (if it has none, in the trials of other candidates).
     """
     predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in profile.trials}
     ratios = {trial: trial.seconds / seconds for trial, seconds in predicted.items()}
@@ -148,7 +148,7 @@ def _case_of(trial: Trial, case: Case) -> Case:
 
 
 def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
-    """Return the trials whose size and density are nearest to those of ``case``."""
+    """Return the trials that are nearest to ``case`` in size and density."""
 
     def distance(trial: Trial) -> float:
         return abs(log(trial.size / case.size)) + abs(log(trial.density / case.density))
@@ -169,7 +169,7 @@ def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
-    """Return one line: the best candidate, the best of the other kind, the case, and what was left out."""
+    """Return one line: the best candidate, the best of the other kind, the case, and reducers left out."""
     if sum(map(len, case.nodes)) == 1:
         return ALONE
     is_sparse, measured = reducer_class(best.reducer).sparse, tried(profile, case)
@@ -254,15 +254,6 @@ def _with_trial(
 SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a budget of bytes
 
 
-@dataclass(frozen=True)
-class _Within:
-    """A candidate that meets a budget: the bytes of an exchange, and the local steps that it then needs."""
-
-    candidate: Candidate
-    sent: float
-    local_steps: int
-
-
 def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
     """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
 
@@ -276,25 +267,25 @@ def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: i
     ('hioktopk', {'wire': 'gap+lloyd2'}, 14)
     """
     case = Case(nodes, size, check_density(density))
-    found = [_within(bytes_per_step, case, each) for each in candidates(SHORT_WIRES)]
-    best = min(found, key=lambda each: (each.local_steps, -each.sent))
-    wire = best.candidate.wire
-    exchange = f"{best.sent / 1e3:.3g} kB a rank and exchange, one every {best.local_steps} steps"
+    sent = {each: _bytes_of_rank(case, each) for each in candidates(SHORT_WIRES)}
+    steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
+    best = min(sent, key=lambda each: (steps[each], -sent[each]))
+    exchange = f"{sent[best] / 1e3:.3g} kB a rank and exchange, one every {steps[best]} steps"
     return Choice(
-        reducer=best.candidate.reducer,
-        options={"wire": wire} if wire else {},
+        reducer=best.reducer,
+        options={"wire": best.wire} if best.wire else {},
         seconds=0.0,
         dense_seconds=0.0,
-        reason=f"{best.candidate}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
-        local_steps=best.local_steps,
+        reason=f"{best}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
+        local_steps=steps[best],
     )
 
 
-def _within(bytes_per_step: float, case: Case, candidate: Candidate) -> _Within:
+def _bytes_of_rank(case: Case, candidate: Candidate) -> float:
+    """Return the bytes that a rank of the busiest node sends in an exchange, over the slowest link."""
     sent = bytes_of_nodes(candidate.reducer, case.nodes, case.size, **settings(case, candidate))
     several = len(case.nodes) > 1
-    of_rank = max(
+    return max(
         (each.inter if several else each.intra) / len(node)
         for each, node in zip(sent, case.nodes, strict=True)
     )
-    return _Within(candidate, of_rank, max(1, ceil(of_rank / bytes_per_step)))

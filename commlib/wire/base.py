@@ -34,7 +34,7 @@ class IndexCodec(ABC):
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
         """Return the indices at the start of ``message``, and the rest, the bytes of the values.
 
-        ``value_bytes(n)`` is what ``n`` values take. The message may be damaged: ``InvalidArgument`` is
+        ``value_bytes(n)``: the bytes of ``n`` values. The message may be damaged: ``InvalidArgument`` is
         raised where no indices can be read; the caller checks that they are sorted, in range and as many as
         the values.
         """

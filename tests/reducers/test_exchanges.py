@@ -268,3 +268,37 @@ def test_whoever_has_a_bad_number_all_ranks_skip_the_step_and_go_on_as_before(na
         return finite, reducer.residual.tobytes() == twin.residual.tobytes()
 
     assert simulated.run(body, 5, ranks_per_node) == [([False] * 10, True)] * 5
+
+
+def test_ranks_whose_loops_meet_in_the_wrong_order_are_told_what_happened_and_what_to_do():
+    def body(comm):
+        reducer = make_reducer("dense", Topology(comm), size=5)
+        if comm.rank == 0:
+            reducer.synchronize_step(True)
+        else:  # as another loop does that is at the same step, and whose reducer has the same settings
+            comm.allgather_ints([True, 0])
+            comm.allgather_objects(reducer.settings() | {"step": 0})
+
+    with pytest.raises(RanksDisagree, match="threads share a topology; give each loop a topology of its own"):
+        simulated.run(body, 2)
+
+
+@pytest.mark.parametrize("name", ["torus2d", "hitopk", "hioktopk"])
+def test_a_reducer_does_not_care_in_which_order_the_nodes_ranks_come(name):
+    # The messages of a node that has nothing to say are shorter in this codec than those of the other.
+    options = {} if name == "torus2d" else {"density": 0.1, "wire": "gap"}
+    size = 4000
+    given = {"a": np.arange(size, dtype=np.float32) * (np.arange(size) % 7 == 0), "b": np.zeros(size)}
+
+    def body(comm, hosts):
+        comm.host = hosts[comm.rank]
+        topology = Topology(comm)
+        return topology.nodes, make_reducer(name, topology, size, **options).reduce(given[comm.host])
+
+    neighbours = simulated.run(lambda comm: body(comm, "aabb"), 4)
+    # Here the second rank of the second node comes before the second rank of the first.
+    interleaved = simulated.run(lambda comm: body(comm, "abba"), 4)
+    assert interleaved[0][0] == ((0, 3), (1, 2))
+    for (_, mean), (_, expected) in zip(interleaved, neighbours, strict=True):
+        assert mean.any()
+        np.testing.assert_array_equal(mean, expected)

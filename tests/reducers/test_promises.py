@@ -310,33 +310,20 @@ def test_a_restored_reducer_continues_bitwise(ranks, way):
 
 
 @pytest.mark.world_sizes(3)
-def test_a_state_of_other_settings_is_refused_and_changes_nothing(ranks, kind):
-    name, options = kind
-
-    def body(comm):
-        topology = Topology(comm, ranks_per_node=2)
-        reducer = make_reducer(name, topology, size=100, **options)
-        other = make_reducer(name, topology, size=101, **options)
-        reducer.reduce(gradient(100, comm.rank, 0))
-        before = reducer.residual.tobytes()
-        with pytest.raises(commlib.InvalidArgument, match="state: "):
-            reducer.load_state_dict(other.state_dict())
-        return reducer.residual.tobytes() == before and reducer.steps == 1
-
-    assert all(ranks.run(body))
-
-
-@pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("bad", [np.full(10, np.nan), np.zeros(9)], ids=["nan", "shape"])
-def test_a_residual_that_cannot_be_flushed_is_refused(ranks, kind, bad):
+@pytest.mark.parametrize(
+    "bad",
+    [np.full(10, np.nan), np.zeros(9), np.full(10, 3e38, np.float32), np.full(10, 1e39)],
+    ids=["nan", "shape", "overflows-in-the-sum", "overflows"],
+)
+def test_a_residual_that_cannot_be_flushed_is_refused_and_changes_nothing(ranks, kind, bad):
     name, options = kind
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm), size=10, **options)
+        reducer.add_residual(np.full(10, 3e38))  # float64 is taken, and becomes float32
         with pytest.raises(commlib.InvalidArgument, match="residual: expected"):
             reducer.add_residual(bad)
-        reducer.add_residual(np.ones(10))  # float64 is taken, and becomes float32
-        return reducer.residual.dtype == np.float32 and bool((reducer.residual == 1).all())
+        return reducer.residual.dtype == np.float32 and bool((reducer.residual == np.float32(3e38)).all())
 
     assert all(ranks.run(body))
 
@@ -378,19 +365,6 @@ def test_half_precision_is_added_in_float32(ranks, kind):
     assert (applied == expected).all()
 
 
-@pytest.mark.world_sizes(3)
-def test_a_wrong_shape_is_refused(ranks, kind):
-    name, options = kind
-
-    def body(comm):
-        reducer = make_reducer(name, Topology(comm), size=10, **options)
-        with pytest.raises(commlib.InvalidArgument, match=r"expected shape \(10,\), got \(9,\)"):
-            reducer.reduce(np.zeros(9, np.float32))
-        return True
-
-    assert all(ranks.run(body))
-
-
 def test_ranks_with_different_settings_are_named(ranks):
     def body(comm):
         density = 0.5 if comm.rank == comm.size - 1 else 0.25
@@ -429,22 +403,7 @@ def test_a_rank_that_is_at_another_step_is_named_on_every_rank(ranks, way):
 
 
 @pytest.mark.world_sizes(3)
-def test_a_residual_that_would_overflow_is_refused_and_changes_nothing(ranks, kind):
-    name, options = kind
-
-    def body(comm):
-        reducer = make_reducer(name, Topology(comm), size=10, **options)
-        reducer.add_residual(np.full(10, 3e38, np.float32))
-        for much in (np.full(10, 3e38, np.float32), np.full(10, 1e39)):
-            with pytest.raises(commlib.InvalidArgument, match="residual: expected what adds up to finite"):
-                reducer.add_residual(much)
-        return bool((reducer.residual == np.float32(3e38)).all())
-
-    assert all(ranks.run(body))
-
-
-@pytest.mark.world_sizes(3)
-def test_a_state_of_another_reducer_or_world_is_refused(ranks, kind):
+def test_a_state_of_another_reducer_size_or_world_is_refused_and_changes_nothing(ranks, kind):
     name, options = kind
 
     def body(comm):
@@ -452,26 +411,29 @@ def test_a_state_of_another_reducer_or_world_is_refused(ranks, kind):
         other = make_reducer("torus2d" if name == "dense" else "dense", Topology(comm), size=10)
         alone = make_reducer(name, Topology(comm.split(comm.rank)), size=10, **options)
         regrouped = make_reducer(name, Topology(comm, ranks_per_node=2), size=10, **options)
-        for state in [other.state_dict(), *([alone.state_dict(), regrouped.state_dict()] * (comm.size > 1))]:
+        longer = make_reducer(name, Topology(comm), size=11, **options)
+        reducer.reduce(gradient(10, comm.rank, 0))
+        before = reducer.residual.tobytes()
+        for each in (other, longer, *([alone, regrouped] * (comm.size > 1))):
             with pytest.raises(commlib.InvalidArgument, match="state: "):
-                reducer.load_state_dict(state)
-        return reducer.steps
+                reducer.load_state_dict(each.state_dict())
+        return reducer.residual.tobytes() == before and reducer.steps == 1
 
-    assert ranks.run(body) == [0] * ranks.size
+    assert all(ranks.run(body))
 
 
 @pytest.mark.world_sizes(3)
 @pytest.mark.parametrize(
-    "bad", [np.ones(10, bool), np.ones(10, complex), np.array(["1"] * 10), np.array([None] * 10)], ids=str
+    "bad",
+    [np.ones(10, bool), np.ones(10, complex), np.array(["1"] * 10), np.array([None] * 10), np.zeros(9)],
+    ids=str,
 )
-def test_a_wrong_dtype_is_refused(ranks, kind, bad):
+def test_a_wrong_dtype_or_shape_is_refused(ranks, kind, bad):
     name, options = kind
 
     def body(comm):
         reducer = make_reducer(name, Topology(comm), size=10, **options)
-        with pytest.raises(
-            commlib.InvalidArgument, match=f"gradient: expected real numbers, got {bad.dtype}"
-        ):
+        with pytest.raises(commlib.InvalidArgument, match="gradient: expected"):
             reducer.reduce(bad)
         return reducer.steps
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.gpu import paper_search
 from commlib import select
 from commlib.selection import exact
 
@@ -63,7 +64,7 @@ def test_it_is_searched_once_more_where_the_large_entries_crowd_in_few_blocks(se
 
 def paper_selection(vector, k):
     """What the paper selects: all that reach its upper threshold, then a run of those between the two."""
-    upper, lower, above_upper, _ = exact.paper_search(vector, k)
+    upper, lower, above_upper, _ = paper_search(vector, k)
     magnitudes = np.abs(vector)
     # With no threshold found that k entries or fewer reach, the search leaves ``upper`` at 0 and counts none.
     surely = np.flatnonzero(magnitudes >= upper) if above_upper else np.empty(0, np.int64)
@@ -94,21 +95,10 @@ def test_exact_agrees_with_the_paper_on_gaussian_input(seed):
 )
 def test_exact_selects_all_that_reach_the_papers_upper_threshold(vector):
     for k in (30, 300, 3000):
-        upper, _, above_upper, _ = exact.paper_search(vector, k)
+        upper, _, above_upper, _ = paper_search(vector, k)
         surely = np.flatnonzero(np.abs(vector) >= upper) if above_upper else np.empty(0, np.int64)
         assert len(surely) == above_upper <= k
         assert np.isin(surely, select("exact", vector, k).indices).all()
-
-
-def test_the_papers_counts_are_those_of_its_thresholds_and_enclose_k():
-    vector = normal(9)
-    magnitudes = np.abs(vector)
-    upper, lower, above_upper, above_lower = exact.paper_search(vector, 300, samplings=5)
-    assert lower < upper
-    assert (above_upper, above_lower) == ((magnitudes >= upper).sum(), (magnitudes >= lower).sum())
-    assert above_upper <= 300 < above_lower
-    # with all thirty, the two enclose the gap between the 300th and the 301st, and nothing else
-    assert exact.paper_search(vector, 300)[2:] == (300, 301)
 
 
 def test_one_outlier_defeats_the_papers_search_but_not_exact():

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from benchmarks.pictures import generate
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
-from commlib.reducers import Outcome, SparseReducer
+from commlib.reducers import Outcome, SelectingReducer
 from commlib.selection import Selector
 from tests.launching import mpirun, tail
 from training.bench import record as records
@@ -181,13 +181,19 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
 
 
-class Wrong(SparseReducer):
+class Wrong(SelectingReducer):
     """Sums gradients in the clear, with what a test wants to go wrong."""
 
     def _reduce(self, gradient, buffer):
         world = self.topology.world
         mean = np.sum(world.allgather_objects(gradient), axis=0) / np.float32(world.size)
         return Outcome(self.spoil(mean.astype(np.float32)), self.size, self.size)
+
+    def _combine(self, selected):
+        raise NotImplementedError
+
+    def _commit(self):
+        """Keep no residual."""
 
     def spoil(self, mean):
         return mean

@@ -292,15 +292,6 @@ def test_the_decoded_vector_is_dense_where_indices_would_not_make_it_shorter(nam
         assert decoded.is_dense == travels_dense(name, vector)
 
 
-def test_the_entries_of_a_sparse_message_come_back_as_they_are(name):
-    vector = drawn(1000, 30)
-    codec = make_codec(name)
-    decoded = codec.decode(codec.encode(vector), 1000)
-    assert decoded.indices.dtype == np.int32
-    assert decoded.indices.tobytes() == vector.indices.tobytes()
-    assert decoded.values.tobytes() == rounded(name, vector).values.tobytes()
-
-
 @pytest.mark.parametrize("size", [2**31 - 1, 2**33])
 @pytest.mark.parametrize("name", [name for name in CASES if "bitmap" not in name])  # 256 MiB and more
 def test_beyond_32_bits_indices_come_back_whole(name, size):

@@ -1,9 +1,22 @@
-"""The exchange of a step: buckets are submitted, and the mean of the gradient is waited for.
+"""The exchange of a gradient: frameworks submit buckets, and wait for the mean over all ranks.
 
-Without ``overlap`` the exchange happens in ``wait``. With ``overlap`` a background thread exchanges each
-bucket as soon as it is submitted, while the caller computes others.
+A bucket is a contiguous part of the gradient with its own reducer. Without ``overlap`` the exchange happens
+in ``wait``. With ``overlap`` a background thread exchanges each bucket as soon as it is submitted, while the
+caller computes others.
+
+>>> import numpy as np
+>>> from commlib import Topology, transport
+>>> def step(comm):
+...     with BucketExchange(Topology(comm), [2, 4], {"name": "dense"}) as exchange:
+...         exchange.submit(1, np.arange(4.0) * comm.rank)
+...         exchange.submit(0, np.arange(2.0))
+...         mean, report = exchange.wait()
+...         return mean.tolist(), report.finite
+>>> transport.simulated.run(step, world_size=2)[0]
+([0.0, 1.0, 0.0, 0.5, 1.0, 1.5], True)
 """
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,26 +28,25 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commlib.agreement import check_settings
-from commlib.errors import InvalidArgument, UseAfterClose
-from commlib.exchange.buckets import merged
+from commlib.agreement import check_settings, differences, differing, digest
+from commlib.errors import InvalidArgument, RanksDisagree, UseAfterClose
 from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper
 from commlib.reducers.base import added_residual
 from commlib.reducers.mean import MeanBuffers
+from commlib.reducers.report import merged
 from commlib.topology import Topology
 from commlib.trace import Recorder
-from commlib.vectors import Float32, Index, SparseVector, non_finite
+from commlib.transport.base import Closing, Communicator
+from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
 Found = TypeVar("Found")
 
+NUMBER_OF_A_LAYER = re.compile(r"_\d+(?=/|:|$)")
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
 
 
-class Exchange(ABC):
-    """Averages the gradient of each step over all ranks. ``guard``: a context in which ranks wait.
-
-    A context manager, which closes the exchange unless an exception leaves the block.
-    """
+class Exchange(Closing, ABC):
+    """Averages the gradient of each step over all ranks. ``guard``: a context in which ranks wait."""
 
     guard: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
 
@@ -53,18 +65,6 @@ class Exchange(ABC):
         The mean is all NaN where the step is skipped (``report.finite`` is false). The caller may write to
         it; its memory is used again when nobody refers to it.
         """
-
-    def close(self) -> None:  # noqa: B027 - not every exchange has something to close
-        """Free what the exchange has made; all ranks call it together, between two steps."""
-
-    def __enter__(self) -> Any:
-        """Return the exchange, to be closed at the end of the block."""
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Close the exchange; after an exception the other ranks may not come here."""
-        if kind is None:
-            self.close()
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class BucketExchange(Exchange):
         return True
 
     def _gradient_of(self, number: int) -> Any:
-        """Return what was submitted for a bucket; the thread waits for it until the exchange is closed."""
+        """Return the gradient of a bucket; the thread waits for it until the exchange is closed."""
         if self.overlaps:
             return self._wait_until(lambda: self._submitted.get(number))
         if number not in self._submitted:
@@ -370,12 +370,12 @@ class BucketExchange(Exchange):
         return np.concatenate([reducer.sent_indices(mean[part]) + part.start for reducer, part in pairs])
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal on all ranks, by name; of each bucket in ``buckets``."""
+        """Return the settings that must be equal on all ranks, by name; each bucket's in ``buckets``."""
         own = {"reducer": "Buckets", "size": self.size, "nodes": self.topology.nodes}
         return own | {"buckets": [reducer.settings() for reducer in self.reducers]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the reducers: that of the only one, or of several in ``buckets``."""
+        """Return the state of the only reducer, or the states of several in ``buckets``."""
         states = [reducer.state_dict() for reducer in self.reducers]
         if len(states) == 1:
             return states[0]
@@ -389,6 +389,44 @@ class BucketExchange(Exchange):
         check_settings(state["settings"], self.settings())
         for reducer, each in zip(self.reducers, state["buckets"], strict=True):
             reducer.load_state_dict(each)
+
+
+def bucket_bounds(sizes: Sequence[int], most_bytes: int) -> list[int]:
+    """Return the bounds, in entries, of the buckets of variables of ``sizes`` entries.
+
+    Backpropagation yields the gradients of the last variables first, so buckets are filled from the end. A
+    bucket has at most ``most_bytes`` of float32 values, unless a single variable has more.
+
+    >>> bucket_bounds([10, 20, 30, 5], most_bytes=4 * 40)
+    [0, 30, 65]
+    """
+    if most_bytes < 1:
+        raise InvalidArgument(f"bucket_bytes: expected at least 1, got {most_bytes!r}")
+    ends = np.cumsum([0, *sizes]).tolist()
+    bounds = [ends[-1]]
+    for low, variable_low in zip(ends[-2::-1], ends[-3::-1] + [0], strict=False):
+        if low < bounds[0] and VALUE_BYTES * (bounds[0] - variable_low) > most_bytes:
+            bounds.insert(0, low)
+    return bounds if bounds[0] == 0 else [0, *bounds]
+
+
+def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ``RanksDisagree``, on all ranks, unless all have the same variables in the same order.
+
+    The numbers that Keras appends to the names of a process' second layer of a kind are not compared.
+    """
+    plain = [NUMBER_OF_A_LAYER.sub("", name) for name in names]
+    own = [f"{name} of shape {shape}" for name, shape in zip(plain, shapes, strict=True)]
+    if not differing(world.allgather_ints([digest([repr(own).encode()])])[:, 0]):
+        return
+    everywhere = world.allgather_objects(own)
+    most = max(map(len, everywhere))
+    settings = [
+        {f"number {place}": each[place] if place < len(each) else "none" for place in range(most)}
+        for each in everywhere
+    ]
+    first = differences(settings).split("; ")[0]
+    raise RanksDisagree(f"variables: expected the same on all ranks, in the same order: {first}")
 
 
 def _make(config: Mapping[str, Any], topology: Topology, size: int) -> Reducer:
