@@ -14,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.launching import DIGITS, ENVIRONMENT, launch, tail
+from training.commands.help import check_program
 from training.commands.main import app
 from training.process import start_rank
-from training.process.hosts import Ranks
-from training.process.launch import cloudtrain, command_line, environment_of, mpirun_of, words_of
-from training.process.program import check_program
+from training.process.hosts import Ranks, common
+from training.process.launch import cloudtrain, command_line, environment_of
+from training.process.launch import launch as launch_job
 from training.process.start_rank import PRELOAD, PRELOADED
 
 BOUND_SECONDS = 120
@@ -30,30 +31,49 @@ WORDS = [
 ]
 
 
-def test_on_one_machine_there_may_be_more_ranks_than_cores_and_on_several_the_slots_count():
-    assert "--binding-args=--bind-to none --map-by slot:OVERSUBSCRIBE" in command_line(Ranks(4), ["true"])
-    command = command_line(Ranks(4, "a:2,b:2", "eth0"), cloudtrain("train", "x.yaml"))
-    assert "--binding-args=--bind-to none --map-by slot" in command
-    assert command[command.index("-H") + 1] == "a:2,b:2"
-    assert json.loads(command[-1]) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x.yaml"]
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (Ranks(4, None, "lo"), "-np 4 --bind-to none --map-by slot:OVERSUBSCRIBE"),
+        (Ranks(4, "a:2,b:2", "eth0"), "-np 4 -H a:2,b:2 --bind-to none --map-by slot"),
+    ],
+    ids=["more ranks than cores", "slots count"],
+)
+def test_the_mpirun_command_names_the_variables_of_the_environment_without_their_values(job, expected):
+    environment = {"KEY": "secret", "OLDPWD": "/", "CUDA_VISIBLE_DEVICES": "1", "BASH_FUNC_f%%": "() {}"}
+    *options, python, isolated, program, words = command_line(job, cloudtrain("train", "x"), environment)
+    start = f"mpirun --allow-run-as-root --tag-output {expected} --mca pml ob1"
+    assert options == [*start.split(), "--mca", "btl_tcp_if_include", job.interface, "-x", "KEY"]
+    assert (python, isolated, program) == (sys.executable, "-I", start_rank.__file__)
+    assert json.loads(words) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x"]
 
 
-def test_the_mpirun_command_is_that_of_the_process_that_horovodrun_has_become():
-    mpirun = ["mpirun", "-np", "2", "-x", "A B", "python"]
-    assert mpirun_of(["/bin/sh", "-c", "mpirun -np 2 -x 'A B' python '[\"train\"]'"]) == mpirun
-    assert (
-        mpirun_of(["/usr/bin/prterun", *mpirun[1:], '["train"]']) == mpirun
-    )  # where the shell has become it
-    assert mpirun_of([sys.executable, "/usr/bin/horovodrun", "-np", "2", '["train"]']) is None
+def test_on_many_hosts_mpirun_starts_all_daemons_itself():
+    hosts = ",".join(f"host{number}:1" for number in range(64))
+    command = command_line(Ranks(64, hosts), ["true"], {})
+    at = command.index("plm_ssh_no_tree_spawn")
+    assert command[at + 1 : at + 4] == ["1", "--prtemca", "plm_ssh_num_concurrent"]
+    assert "--prtemca" not in command_line(Ranks(63, hosts.rpartition(",")[0]), ["true"], {})
 
 
-def test_a_process_that_has_ended_has_no_mpirun_command():
-    command = ["sh", "-c", "echo; read line"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"\n"  # Linux has no words of a program that it still loads
-    assert words_of(process.pid) == command
-    process.communicate()
-    assert mpirun_of(words_of(process.pid)) is None
+def test_the_interfaces_that_connect_hosts_are_those_with_an_address_of_their_own_on_each():
+    first = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "docker0": "172.17.0.1", "ib0": "10.1.0.1"}
+    second = {"lo": "127.0.0.1", "eth0": "10.0.0.2", "docker0": "172.17.0.1", "ib0": "10.1.0.2"}
+    assert common([first, second]) == "eth0,ib0"
+    assert common([first, first]) is None
+    assert common([first]) is None
+    assert common([first, {"ens3": "10.0.0.3"}]) is None
+
+
+def test_a_host_that_ssh_does_not_reach_ends_the_job_with_a_line_of_it(tmp_path, monkeypatch, capsys):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\n[ $9 = b ] || { echo hello; echo {}; exit; }\necho no route >&2; exit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch_job(Ranks(2, "a:1,b:1"), ["true"], lambda: None) == 1
+    signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "cloudtrain: ssh not successful for host b: no route\n"
 
 
 @pytest.mark.parametrize(

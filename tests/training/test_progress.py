@@ -7,7 +7,7 @@ from rich.console import Console
 
 from training.process import progress
 from training.process.job import log_error
-from training.process.launch import Output, Termination
+from training.process.output import Output
 
 
 @pytest.fixture
@@ -108,9 +108,7 @@ def test_lines_are_printed_whatever_the_encoding_of_the_output_is(monkeypatch):
 
 
 def test_the_launcher_takes_the_tags_of_ranks_away(capsys):
-    Output(Termination(0)).forward_output(
-        ["[1,0]<stdout>: epoch 1\n", "[1,0]<stdout>:   phase 1\n", "no tag\n"]
-    )
+    Output().forward_output(["[1,0]<stdout>: epoch 1\n", "[1,0]<stdout>:   phase 1\n", "no tag\n"])
     assert capsys.readouterr().out.splitlines() == ["epoch 1", "  phase 1", "no tag"]
 
 
@@ -120,20 +118,18 @@ def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(cap
     signal = "prterun noticed that process rank 1 exited on signal 9\n"
     lined = "[1,0]<stderr>: " + rule
     unreachable = "[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"
-    Output(Termination(0)).forward_errors(
-        [lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined]
-    )
+    Output().forward_errors([lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined])
     # a rank's own words
     assert capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
-    Output(Termination(0)).forward_errors(
+    Output().forward_errors(
         [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
         + [unreachable]
     )
     assert capsys.readouterr().err == ""
-    Output(Termination(0)).forward_errors(["[1,2]<stderr>: \0[1,0]<stderr>: \0[1,0]<stderr>: "])
+    Output().forward_errors(["[1,2]<stderr>: \0[1,0]<stderr>: \0[1,0]<stderr>: "])
     assert capsys.readouterr().err == ""
-    Output(Termination(0)).forward_errors([rule, unreachable, "[1,2]<stderr>: \0", account, rule])
+    Output().forward_errors([rule, unreachable, "[1,2]<stderr>: \0", account, rule])
     assert capsys.readouterr().err == ""
     failed, noise = "[1,2]<stderr>: rank 2 failed\n", "E0 Unable to register cuDNN factory\n"
-    Output(Termination(0)).forward_errors([failed, rule, account, rule, rule, signal, rule, noise])
+    Output().forward_errors([failed, rule, account, rule, rule, signal, rule, noise])
     assert capsys.readouterr().err == f"rank 2 failed\n{rule}{signal}{rule}"

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import threading
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +19,7 @@ from training.commands.tune import Request
 from training.config.config import load
 from training.process.devices import gpus_here
 from training.process.hosts import Ranks
-from training.process.launch import cloudtrain, command_line
+from training.process.launch import cloudtrain
 from training.run import autotune
 from training.run.autotune import choose_reducers, default_path, profile_for
 
@@ -303,17 +302,6 @@ def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
         ),
         (Ranks(3), cloudtrain("tune", "--ranks-per-node", "2,1")),
     ]
-
-
-def test_the_job_is_started_by_horovodrun():
-    command = command_line(Ranks(4, "a:2,b:2", "eth0"), cloudtrain("tune", "--profile", "p.json"))
-    assert command[:8] == [
-        *("horovodrun", "--mpi", "--disable-cache", "-np", "4", "-H", "a:2,b:2"),
-        "--network-interfaces",
-    ]
-    program, *words = json.loads(command[-1])
-    assert Path(program).name == "cloudtrain"
-    assert words == ["tune", "--profile", "p.json"]
 
 
 @pytest.mark.parametrize(

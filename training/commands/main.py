@@ -9,8 +9,7 @@ from typer import Argument, Option
 
 from commlib.version import __version__
 from training.commands.bench import benches
-from training.commands.help import Group
-from training.process.program import PROGRAM, ProgramCommand, check_program
+from training.commands.help import PROGRAM, Group, ProgramCommand, check_program
 
 app = typer.Typer(
     cls=Group,
@@ -110,22 +109,20 @@ def launch(
     host_failures: HostFailures = 2,
     grace: Grace = 30,
 ) -> None:
-    """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
-    from training.commands.linear import check as check_linear
-    from training.config.config import is_linear, load_with_warnings
+    """Start `cloudtrain train`, or any program behind `--`, on many ranks with mpirun."""
+    from training.commands.train import load_any
     from training.process.hosts import Ranks
-    from training.process.launch import Care, cloudtrain
+    from training.process.launch import RestartPolicy, cloudtrain
     from training.process.launch import launch as run
     from training.process.supervisor import check_restarts
-    from training.run.dry_run import generated
 
-    arguments, change = _with_port(overrides, metrics_port), generated if dry_run else dict
+    arguments = _with_port(overrides, metrics_port)
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
-    care = Care(restarts, grace, goes_on=program is None, host_failures=host_failures)
+    policy = RestartPolicy(restarts, grace, resumes=program is None, host_failures=host_failures)
     if program is not None:
         others = [*([config] if config else []), *arguments, *flags]
-        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), care=care))
+        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), policy=policy))
     if config is None:
         raise typer.BadParameter(
             "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
@@ -133,12 +130,10 @@ def launch(
     command = cloudtrain("train", config, *arguments, *flags)
 
     def check() -> None:
-        if is_linear(config, arguments):
-            check_linear(config, arguments, restarts)
-            return
-        check_restarts(restarts, load_with_warnings(config, arguments, change).config, is_dry=dry_run)
+        _, loaded = load_any(config, arguments, dry_run=dry_run)
+        check_restarts(restarts, loaded.config, is_dry=dry_run)
 
-    raise typer.Exit(run(there, command, check=check, care=care))
+    raise typer.Exit(run(there, command, check=check, policy=policy))
 
 
 @app.command()
@@ -147,7 +142,7 @@ def tune(
         str | None, Argument(metavar="CONFIG", help="for whose phases to pick [some examples]")
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
@@ -252,7 +247,7 @@ def verify_receipt(run: RunPath) -> None:
 def replay_receipt(
     run: RunPath,
     steps: Annotated[str, Option(metavar="A:B", help="compare the weights after steps A to B: 100:300")],
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:

@@ -279,15 +279,13 @@ def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration with every phase's reducer written out, and a line for each setting without effect."""
+    """A checked configuration, and a line for each setting without effect.
 
-    config: Config
+    ``config``: a ``Config`` with every phase's reducer written out, or a record of another kind of run.
+    """
+
+    config: Any
     warnings: list[str]
-
-
-def is_linear(path: str | Path, overrides: Sequence[str]) -> bool:
-    """Return whether a configuration is one of :mod:`training.linear.config`."""
-    return bool(read_keys(path, overrides).get("task") == LINEAR)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -303,7 +301,13 @@ def load_with_warnings(
     ``overrides``: see :func:`training.config.reading.read_keys`. ``change`` maps the given keys and values to
     those that are checked.
     """
-    given = read_keys(path, overrides)
+    return load_keys(path, read_keys(path, overrides), change)
+
+
+def load_keys(
+    path: str | Path, given: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> Loaded:
+    """Return what ``load_with_warnings`` does, of the keys that a file and overrides give."""
     if given.get("task") == LINEAR:
         raise ConfigurationError(f"{path}: task: {LINEAR} is for the commands train and launch")
     with problems_in_one_line(path):

@@ -1,6 +1,6 @@
 """Configurations of ``task: linear``: rows, a linear model, and how it is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -128,6 +128,10 @@ class LinearConfig(Settings):
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> LinearConfig:
     """Return a configuration of ``task: linear``; raise ``ConfigurationError``, of one line."""
-    given = read_keys(path, overrides)
+    return load_keys(path, read_keys(path, overrides))
+
+
+def load_keys(path: str | Path, given: Mapping[str, Any]) -> LinearConfig:
+    """Return the configuration of the keys that a file and overrides give; raise as ``load`` does."""
     with problems_in_one_line(path):
         return LinearConfig.model_validate(given)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from commlib.trace import Recorder
 from commlib.transport.mpi import world
 from datacache import Batch
 from training.callbacks.callback import Callback, Event
-from training.config.config import Config, load
-from training.process.backend import prepare_tensorflow
+from training.config.config import Config
 from training.process.compile_kernels import announce_compiling
-from training.process.devices import with_gpus
+from training.process.devices import prepare_tensorflow, with_gpus
 from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
 from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
@@ -26,7 +25,7 @@ from training.run.build import Build, build
 from training.run.checkpointing import Checkpointer, LoopState
 from training.run.data import Data, load_data
 from training.run.evaluation import NOT_TESTED, add_up, evaluate
-from training.run.parts import import_parts
+from training.run.parts import import_parts, load_together
 from training.run.phases import PhaseRun
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
@@ -54,8 +53,12 @@ class Trainer:
         data: Data | None = None,
         build: Build = build,
     ) -> None:
-        config = import_parts(config if isinstance(config, Config) else load(config))
         self._stack = ExitStack()
+        if isinstance(config, Config):
+            config = import_parts(config)
+        else:
+            comm = self._stack.enter_context(closing(world())) if topology is None else topology.world
+            config = load_together(comm, config)
         if topology is None:
             comm = world(verify=config.verify)
             topology = self._stack.enter_context(Topology(comm, ranks_per_node=config.ranks_per_node))
