@@ -30,27 +30,32 @@ LaunchedConfig = Annotated[
         help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
     ),
 ]
-Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: density=0.05")]
-Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="KEY=VALUE", help="overrides of the file: reducer.density=0.05")
+]
+Hosts = Annotated[str | None, Option("-H", help="hosts as host:slots,…; this machine by default")]
 Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
 ]
 HostFailures = Annotated[
-    int, Option("--host-failures", min=1, help="leave out a host with which the job failed so many times")
+    int, Option("--host-failures", min=1, help="leave out a host after so many failures of the job there")
 ]
 Grace = Annotated[float, Option("--grace", min=0, help="seconds that ranks have to end after SIGTERM")]
 Interface = Annotated[
-    str | None, Option(help="of the network that connects the hosts, such as eth0 [detected]")
+    str | None, Option(help="network interface that connects the hosts, such as eth0; detected by default")
 ]
 DryRun = Annotated[
     bool,
-    Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+    Option("--dry-run", help="build everything and take one step of each phase on generated data"),
 ]
 MetricsPort = Annotated[
     int | None,
     Option("--metrics-port", metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0"),
 ]
-CachedConfig = Annotated[str | None, Argument(metavar="CONFIG", help="whose cache folders [those of auto]")]
+CachedConfig = Annotated[
+    str | None,
+    Argument(metavar="CONFIG", help="the configuration with the cache folders; without it, those of auto"),
+]
 
 RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
 
@@ -139,20 +144,25 @@ def launch(
 @app.command()
 def tune(
     config: Annotated[
-        str | None, Argument(metavar="CONFIG", help="for whose phases to pick [some examples]")
+        str | None,
+        Argument(
+            metavar="CONFIG", help="the configuration whose phases get picks; without it, common sizes do"
+        ),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
-        str | None, Option(help="emulate nodes of so many ranks each, or 3,1 [by host name]")
+        str | None,
+        Option(help="emulate nodes of so many ranks each, or 3,1; by default nodes are host names"),
     ] = None,
     profile: Annotated[
-        str | None, Option(metavar="PATH", help="file to write [~/.cache/cloudtrain/profile-….json]")
+        str | None,
+        Option(metavar="PATH", help="file to write; by default ~/.cache/cloudtrain/profile-….json"),
     ] = None,
     transport: Annotated[
-        str | None, Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+        str | None, Option(help="nccl, nccl+mpi, mpi or auto, the default, as in a configuration")
     ] = None,
 ) -> None:
     """Measure links and kernels of a job's ranks, for `reducer: auto`.
@@ -196,7 +206,7 @@ def report(
         Path | None,
         Option(
             metavar="FILE",
-            help="page to write [report.html, in the folder of the run; of several runs, here]",
+            help="page to write; by default report.html in the run's folder, or here for several runs",
         ),
     ] = None,
 ) -> None:
@@ -211,13 +221,15 @@ def plan(
     config: ConfigPath,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, Option("-np", min=1, max=4096, help="number of ranks [all of the cluster or profile]")
+        int | None,
+        Option("-np", min=1, max=4096, help="number of ranks; by default all of the cluster or profile"),
     ] = None,
     cluster: Annotated[
         str | None, Option(metavar="FILE", help="a YAML file, or the name of one that ships: tencent_v100")
     ] = None,
     simulate: Annotated[
-        int | None, Option(metavar="RANKS", min=2, max=1024, help="run the reducers on simulated ranks, too")
+        int | None,
+        Option(metavar="RANKS", min=2, max=1024, help="also run the reducers on so many simulated ranks"),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="print one JSON object")] = False,
 ) -> None:
@@ -247,7 +259,7 @@ def verify_receipt(run: RunPath) -> None:
 def replay_receipt(
     run: RunPath,
     steps: Annotated[str, Option(metavar="A:B", help="compare the weights after steps A to B: 100:300")],
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:

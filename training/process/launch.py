@@ -30,7 +30,6 @@ from training.process.progress import FOLDER_VARIABLE, LIVE_VARIABLE
 from training.process.start_rank import PRELOAD, PRELOADED
 from training.process.supervisor import HOST_FAILURES, Ended, Supervisor, resumed
 
-PATIENCE_SECONDS = 10
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 NOT_EXPORTED = re.compile("BASH_FUNC_|OLDPWD$|.*CUDA_VISIBLE_DEVICES")  # of a shell, or of one machine
 # From so many hosts on, daemons of mpirun would start others; then each would need ssh to the others.
@@ -193,7 +192,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str], termination: Te
         status = output.follow(process)
     finally:
         termination.job = None
-        _stop(process)
+        if process.poll() is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has no effect
+            guarding.end(process.pid)
         guard.communicate(b"over")
     return Ended(_status(status, output), "".join(output.said), output.folder)
 
@@ -212,7 +213,7 @@ def environment_of(ranks: Ranks) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
     }
     if ranks.interface:
-        environment[NCCL_INTERFACE] = ranks.interface
+        environment.setdefault(NCCL_INTERFACE, ranks.interface)  # the value of the user wins
     if sys.stdout.isatty():
         environment[LIVE_VARIABLE] = "1"
     if not ranks.hosts:
@@ -247,20 +248,6 @@ def _loopback_library() -> str:
             raise OSError(f"{compiler} does not compile {LOOPBACK_SOURCE}: {result.stderr.strip()[-200:]}")
         os.replace(made, library)  # atomic: other launches may run at the same time
     return str(library)
-
-
-def _stop(process: "subprocess.Popen[str]") -> None:
-    """End the remaining processes of the job: SIGTERM, then SIGKILL; a second Ctrl-C has no effect."""
-    if process.poll() is None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
-            process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _beside_python(name: str) -> Path:
