@@ -317,7 +317,6 @@ def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
             ["-np", "2", DIGITS, "reducer.density=7"],
             f"{DIGITS}: reducer.density: expected a number in (0, 1], got 7",
         ),
-        (["-np", "2", "-H", "a:1"], "-H: expected slots for 2 ranks, got 1 in a:1"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_status_2(words, message):
