@@ -290,7 +290,8 @@ class Loaded:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
-    return load_with_warnings(path, overrides).config
+    config: Config = load_with_warnings(path, overrides).config
+    return config
 
 
 def load_with_warnings(

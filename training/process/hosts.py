@@ -109,8 +109,17 @@ def common(of_hosts: Sequence[Mapping[str, str]]) -> str | None:
 def _ask(hosts: Sequence[str]) -> list[dict[str, str]]:
     """Return the interfaces of other hosts, which are asked over ssh at the same time."""
     question = shlex.join([sys.executable, "-I", __file__])
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    asked = [subprocess.Popen([*SSH, host, question], text=True, errors="replace", **pipes) for host in hosts]
+    asked = [
+        subprocess.Popen(
+            [*SSH, host, question],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for host in hosts
+    ]
     found, problems = list[dict[str, str]](), list[str]()
     try:
         for host, process in zip(hosts, asked, strict=True):

@@ -62,12 +62,12 @@ class Trainer:
         if topology is None:
             comm = world(verify=config.verify)
             topology = self._stack.enter_context(Topology(comm, ranks_per_node=config.ranks_per_node))
-        comm = topology.world
+        given, comm = topology, topology.world
         if comm.rank == 0:
             announce_compiling()
-        data = data or all_or_raise(comm, lambda: load_data(config, topology), names_rank=True)
+        data = data or all_or_raise(comm, lambda: load_data(config, given), names_rank=True)
         prepare_tensorflow(config, comm, LocalRank.of(comm))
-        given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
+        topology, self._why_not_on_gpus = with_gpus(given, config.transport)
         if topology is not given:
             self._stack.enter_context(topology)
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
