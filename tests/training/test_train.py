@@ -139,7 +139,7 @@ def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
     result = mpirun(2, "cloudtrain", "train", DIGITS, "reducer.density=7", cwd=tmp_path)
     assert result.returncode != 0
     said = [line for line in result.stderr.splitlines() if "cloudtrain:" in line]
-    assert said == [f"cloudtrain: {DIGITS}: density: expected a number in (0, 1], got 7"]
+    assert said == [f"cloudtrain: {DIGITS}: reducer.density: expected a number in (0, 1], got 7"]
     assert "Traceback" not in result.stderr + result.stdout
     assert "Exit code:    2" in result.stderr  # mpirun's own account
     assert list(tmp_path.iterdir()) == []

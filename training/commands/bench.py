@@ -81,8 +81,10 @@ def bench_cache(
 
 @benches.command("train")
 def bench_train(
-    config: Annotated[str | None, Argument(help="file or shipped name; a ResNet-20 by default")] = None,
-    overrides: Annotated[list[str] | None, Argument(help="overrides as of cloudtrain train")] = None,
+    config: Annotated[str | None, Argument(help="file or shipped name [a ResNet-20]")] = None,
+    overrides: Annotated[
+        list[str] | None, Argument(metavar="KEY=VALUE", help="override the file, as of cloudtrain train")
+    ] = None,
     reducers: Annotated[
         list[str] | None,
         Option("--reducer", help="reducer to time, may be repeated; dense, hitopk, oktopk by default"),

@@ -31,9 +31,9 @@ LaunchedConfig = Annotated[
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, Argument(metavar="KEY=VALUE", help="overrides of the file: reducer.density=0.05")
+    list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: reducer.density=0.05")
 ]
-Hosts = Annotated[str | None, Option("-H", help="hosts as host:slots,…; this machine by default")]
+Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
 Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
 ]
